@@ -1,0 +1,1 @@
+"""Djinn: a remote accelerator as a local PyTorch device."""

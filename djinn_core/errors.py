@@ -1,0 +1,95 @@
+"""The one hierarchy of errors.
+
+Every error that Djinn raises on purpose derives from `DjinnError`. Its message says what happened, to which op, plugin
+or server, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class DjinnError(Exception):
+    """Base of every error that Djinn raises on purpose."""
+
+
+class ConfigurationError(DjinnError, ValueError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class PluginError(DjinnError):
+    """A plugin cannot be found, loaded, registered or used."""
+
+
+class UnsupportedOperation(DjinnError, NotImplementedError):  # noqa: N818 - named after the builtin it refines
+    """An op that the remote device cannot run, or that the allow-list excludes."""
+
+
+class InvalidStage(DjinnError):  # noqa: N818 - says what the value is
+    """A stage of the pipeline produced a result that breaks an invariant."""
+
+
+class ProtocolError(DjinnError):
+    """Bytes or messages that do not follow the wire format."""
+
+
+class TransportError(DjinnError, ConnectionError):
+    """A connection could not be made or broke."""
+
+
+class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happened
+    """The server did not accept the token, the ticket or the version."""
+
+
+class SessionLost(DjinnError, ConnectionError):  # noqa: N818 - the state that it names is what the user must know
+    """The remote state is gone: the executor died or the lease ran out."""
+
+
+class StartupError(DjinnError, RuntimeError):
+    """A server, an executor or the embedded default did not start."""
+
+
+class RemoteError(DjinnError, RuntimeError):
+    """An op failed on the executor.
+
+    Attributes:
+        op: overload name of the op that failed, such as `aten::index.Tensor`.
+        site: `file:line` of the user's code that issued it, or an empty string.
+    """
+
+    def __init__(self, message: str, op: str = "", site: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+        self.site = site
+
+
+class RemoteIndexError(RemoteError, IndexError):
+    """An op failed on the executor with an `IndexError`."""
+
+
+class RemoteValueError(RemoteError, ValueError):
+    """An op failed on the executor with a `ValueError`."""
+
+
+class RemoteTypeError(RemoteError, TypeError):
+    """An op failed on the executor with a `TypeError`."""
+
+
+class RemoteNotImplementedError(RemoteError, NotImplementedError):
+    """The executor's PyTorch has no kernel for an op."""
+
+
+class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch.OutOfMemoryError
+    """The executor's device had no memory left for an op."""
+
+
+_REMOTE_KINDS: dict[str, type[RemoteError]] = {
+    "IndexError": RemoteIndexError,
+    "ValueError": RemoteValueError,
+    "TypeError": RemoteTypeError,
+    "NotImplementedError": RemoteNotImplementedError,
+    "OutOfMemoryError": RemoteOutOfMemory,
+}
+
+
+def remote_error(kind: str, message: str, op: str = "", site: str = "") -> RemoteError:
+    """The local exception for a failure of type name `kind` on an executor; unknown kinds become `RemoteError`."""
+    return _REMOTE_KINDS.get(kind, RemoteError)(message, op, site)

@@ -1,0 +1,31 @@
+"""Stage 1, interception: how PyTorch programs become recorded instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+from djinn_core.hookspecs import hookspec
+
+
+@runtime_checkable
+class Interceptor(Protocol):
+    """A way to record what PyTorch code does on the remote device."""
+
+    name: str
+
+    def install(self) -> None:
+        """Start intercepting. Called once, before the first program is recorded."""
+
+    def uninstall(self) -> None:
+        """Stop intercepting; values that exist stay usable."""
+
+
+@hookspec
+def djinn_register_interceptors() -> Iterable[Interceptor]:
+    """Return the interceptors that this plugin offers.
+
+    Called once in the client process, when the plugins are first needed or configured anew. All interceptors are
+    installed in order of name. An exception disables the plugin and is reported by `djinn plugins`. Since API version 1.
+    """
+    raise NotImplementedError

@@ -1,0 +1,45 @@
+"""Observers: are told what happens, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+
+
+@attrs.frozen
+class Event:
+    """Something that happened.
+
+    Attributes:
+        name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `fell_back`.
+        seconds: `time.monotonic()` at the end of it.
+        fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
+    """
+
+    name: str
+    seconds: float
+    fields: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Is told of events. `name` is unique among observers."""
+
+    name: str
+
+    def observe(self, event: Event) -> None:
+        """Take note. Called on the thread that caused the event, so it must be quick."""
+
+
+@hookspec
+def djinn_register_observers() -> Iterable[Observer]:
+    """Return the observers that this plugin offers.
+
+    Called once in the client process, when the plugins are first needed or configured anew. Observers are called in
+    order of name, never per op. One that raises is dropped with a warning that names it. Since API version 1.
+    """
+    raise NotImplementedError

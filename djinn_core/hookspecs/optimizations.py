@@ -1,0 +1,68 @@
+"""Stage 4, optimize: optimizations rewrite the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.ir.costs import Costs, NetworkTopology
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
+from djinn_core.ir.profile import WorkloadProfile
+
+
+@attrs.frozen
+class OptimizationContext:
+    """Everything that an optimization may look at.
+
+    Attributes:
+        graph: the graph as recorded; values and nodes keep their ids through all rewrites.
+        profile: what the graph is about.
+        costs: what it costs.
+        topology: devices and links.
+        plan: what the optimizations before this one left.
+        kept: values that somebody still needs when the program ends.
+        placement: where nodes were placed, in the second pass after placement; None in the first.
+    """
+
+    graph: Graph
+    profile: WorkloadProfile
+    costs: Costs
+    topology: NetworkTopology
+    plan: OptimizationPlan
+    kept: frozenset[int]
+    placement: Placement | None = None
+
+
+@runtime_checkable
+class Optimization(Protocol):
+    """Rewrites a program without changing its results.
+
+    Attributes:
+        name: unique among optimizations.
+        before, after: names of optimizations that must run after or before this one; unknown names are ignored.
+        after_placement: whether it wants to run again, once, when placement is known.
+    """
+
+    name: str
+    before: frozenset[str]
+    after: frozenset[str]
+    after_placement: bool
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """A rewrite with the reason for it, or `applied=False` with the reason against."""
+
+
+@hookspec
+def djinn_register_optimizations() -> Iterable[Optimization]:
+    """Return the optimizations that this plugin offers.
+
+    Called once in the client process, when the plugins are first needed or configured anew. Optimizations run once per
+    new graph, in the order that `before` and `after` demand, ties by name. The driver verifies each rewrite; one that
+    raises or breaks an invariant is dropped with a warning that names it. Since API version 1.
+    """
+    raise NotImplementedError

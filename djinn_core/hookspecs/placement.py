@@ -1,0 +1,52 @@
+"""Stage 5, place: placement policies choose a device for every node and value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.ir.costs import Costs, NetworkTopology
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.profile import WorkloadProfile
+
+
+@attrs.frozen
+class PlacementContext:
+    """Everything that a placement policy may look at.
+
+    Attributes:
+        resident: device id by value, for the inputs that already live somewhere.
+    """
+
+    graph: Graph
+    profile: WorkloadProfile
+    plan: OptimizationPlan
+    costs: Costs
+    topology: NetworkTopology
+    resident: Mapping[int, str]
+
+
+@runtime_checkable
+class PlacementPolicy(Protocol):
+    """Chooses where things run. `name` is unique among policies."""
+
+    name: str
+
+    def place(self, context: PlacementContext) -> Placement:
+        """A device and a reason for every node of the plan, and a device for every value."""
+
+
+@hookspec
+def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
+    """Return the placement policies that this plugin offers.
+
+    Called once in the client process, when the plugins are first needed or configured anew. The setting
+    `placement_policy` names the one that is used (by default the built-in `single`). One that raises or breaks an
+    invariant is replaced by `single` for that graph, with a warning that names it. Since API version 1.
+    """
+    raise NotImplementedError

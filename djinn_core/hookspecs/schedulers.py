@@ -1,0 +1,49 @@
+"""Stage 6, schedule: schedulers order the work of every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.ir.costs import Costs, NetworkTopology
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.program import Program
+from djinn_core.ir.schedule import ExecutionSchedule
+
+
+@attrs.frozen
+class SchedulingContext:
+    """Everything that a scheduler may look at."""
+
+    program: Program
+    graph: Graph
+    plan: OptimizationPlan
+    placement: Placement
+    costs: Costs
+    topology: NetworkTopology
+
+
+@runtime_checkable
+class ScheduleMaker(Protocol):
+    """Turns a placement into steps. `name` is unique among schedulers."""
+
+    name: str
+
+    def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
+        """Groups and per-device steps that respect every edge of the graph."""
+
+
+@hookspec
+def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+    """Return the schedulers that this plugin offers.
+
+    Called once in the client process, when the plugins are first needed or configured anew. The setting `scheduler`
+    names the one that is used (by default the built-in `sequential`). One that raises or breaks an invariant is replaced
+    by `sequential` for that graph, with a warning that names it. Since API version 1.
+    """
+    raise NotImplementedError

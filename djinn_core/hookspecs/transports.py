@@ -1,0 +1,134 @@
+"""Transports move frames between a client and a server, and know nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+
+Buffer = memoryview | bytes | bytearray
+
+
+@attrs.frozen
+class Frame:
+    """One message with its tensor data, the unit that transports move.
+
+    Attributes:
+        head: the encoded message, at most `Limits.head` bytes.
+        body: raw buffers, moved without being looked at, together at most `Limits.body` bytes. Their lengths are kept.
+    """
+
+    head: bytes
+    body: Sequence[Buffer] = ()
+
+
+@attrs.frozen
+class Limits:
+    """What one frame may weigh, in bytes, and how many buffers it may carry."""
+
+    head: int = 64 << 20
+    body: int = 1 << 30
+    buffers: int = 65536
+
+
+@attrs.frozen
+class TransportCapabilities:
+    """What a transport can do.
+
+    Attributes:
+        zero_copy: buffers are sent from and received into tensor memory.
+        same_host: it only reaches servers on this machine.
+        relayed: the server's gateway passes its frames on; False where the executor listens itself.
+        speed: rank among transports; the fastest that both ends have is tried first.
+    """
+
+    zero_copy: bool
+    same_host: bool
+    relayed: bool
+    speed: int
+
+
+@runtime_checkable
+class Connection(Protocol):
+    """A two-way, ordered, reliable stream of frames. `send` and `receive` may be called from different threads.
+
+    Attributes:
+        bytes_sent, bytes_received: bytes that this end has put on and taken off the wire, framing included.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame; it may still be under way when this returns, but its buffers are the caller's again.
+
+        Raises:
+            TransportError: the connection is broken or closed.
+        """
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """The next frame, waiting at most `timeout` seconds (None: for ever).
+
+        Raises:
+            TimeoutError: nothing came in time; nothing is lost.
+            ProtocolError: the other end does not follow the format or exceeds the limits; the connection is closed.
+            TransportError: the connection is broken or closed.
+        """
+
+    def close(self) -> None:
+        """Close both directions; a `receive` that waits raises `TransportError`. Closing twice is fine."""
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """A listening endpoint. `url` is what a client passes to `connect`, with the actual port."""
+
+    url: str
+
+    def close(self) -> None:
+        """Stop accepting and release the address; connections that exist stay open."""
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Moves frames.
+
+    Attributes:
+        name: unique among transports.
+        schemes: URL schemes that it serves, such as `("tcp",)`; unique among transports.
+        capabilities: what it can do.
+    """
+
+    name: str
+    schemes: tuple[str, ...]
+    capabilities: TransportCapabilities
+
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        """Connect to a server, within `timeout` seconds.
+
+        Raises:
+            TransportError: nobody answers at `url`.
+        """
+
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        """Listen at `url` (port 0: any free one) and call `accept` in a thread of its own for each connection.
+
+        The connection is closed when `accept` returns or raises.
+
+        Raises:
+            TransportError: the address cannot be bound.
+        """
+
+
+@hookspec
+def djinn_register_transports() -> Iterable[Transport]:
+    """Return the transports that this plugin offers.
+
+    Called once in each client, gateway and executor process, when the plugins are first needed or configured anew. A
+    server listens with every transport that it is asked for by URL scheme; a client tries those that both ends have, in
+    order of `speed`, and says so when it falls back. An exception disables the plugin. Since API version 1.
+    """
+    raise NotImplementedError

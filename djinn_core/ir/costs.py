@@ -1,0 +1,106 @@
+"""What a program costs and what the hardware offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen
+class CostEstimate:
+    """Predicted cost of one node on one device.
+
+    Attributes:
+        flops: floating-point operations (a multiply-add counts as two).
+        bytes_read, bytes_written: memory traffic in bytes.
+        seconds: predicted time.
+        model: name of the cost model that said so.
+    """
+
+    flops: float
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    model: str = ""
+
+
+@attrs.frozen
+class DeviceCapabilities:
+    """A physical device behind a server.
+
+    Attributes:
+        id: `server/kind:index`, unique among the devices that a client knows.
+        kind: `cpu`, `cuda` or what a device plugin calls it.
+        name: what the hardware calls itself.
+        memory: bytes in total.
+        memory_free: bytes that were free when it was measured.
+        flops: peak floating-point operations a second (0: unknown).
+        bandwidth: memory bandwidth in bytes a second (0: unknown).
+        dtypes: names of the dtypes that it computes with; empty means all.
+    """
+
+    id: str
+    kind: str
+    name: str = ""
+    memory: int = 0
+    memory_free: int = 0
+    flops: float = 0.0
+    bandwidth: float = 0.0
+    dtypes: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class Link:
+    """A measured path from one device to another, or from the client (`client`)."""
+
+    source: str
+    target: str
+    bandwidth: float
+    latency: float
+
+    def transfer_seconds(self, size: int) -> float:
+        """Time to move `size` bytes."""
+        return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
+
+
+@attrs.frozen
+class NetworkTopology:
+    """Devices and the links between them."""
+
+    devices: tuple[DeviceCapabilities, ...]
+    links: tuple[Link, ...] = ()
+
+    def link(self, source: str, target: str) -> Link:
+        """The link between two devices; free within one device, unknown links cost nothing."""
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        return Link(source, target, 0.0, 0.0)
+
+    def device(self, device_id: str) -> DeviceCapabilities:
+        """The device of that id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for device in self.devices:
+            if device.id == device_id:
+                return device
+        raise KeyError(device_id)
+
+
+@attrs.frozen
+class Costs:
+    """Result of `estimate`: by device id one estimate per node."""
+
+    by_device: Mapping[str, tuple[CostEstimate, ...]]
+
+    def seconds(self, device: str) -> float:
+        """Time of the whole program on one device, one op after the other."""
+        return sum(e.seconds for e in self.by_device[device])
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the whole program."""
+        return sum(e.flops for e in next(iter(self.by_device.values()), ()))

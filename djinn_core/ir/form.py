@@ -1,0 +1,125 @@
+"""The form of a call: which op, and where its operands, scalars and constants go.
+
+A form holds everything about a call that does not change from one decode step to the next. Tensors are *operands*, taken
+from the program in order; numbers are *slots*, taken from the program's slot list in order. Forms go over the wire, so
+they are msgspec structs with a closed set of argument kinds: nothing in them can name a function or carry code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+
+class Operand(msgspec.Struct, frozen=True, tag="t"):
+    """The next tensor operand."""
+
+
+class SlotArg(msgspec.Struct, frozen=True, tag="s"):
+    """The next slot: an int or a float."""
+
+
+class ComplexSlot(msgspec.Struct, frozen=True, tag="c"):
+    """The next two slots: real and imaginary part of a complex number."""
+
+
+class ScalarTensor(msgspec.Struct, frozen=True, tag="k"):
+    """A 0-dim CPU tensor made from the next slot (two slots where `dtype` is complex)."""
+
+    dtype: str
+
+
+class Constant(msgspec.Struct, frozen=True, tag="b"):
+    """None, a bool or a string that the op takes as it is."""
+
+    value: bool | str | None
+
+
+class Enumerated(msgspec.Struct, frozen=True, tag="e"):
+    """A dtype, layout or memory format, by its name in `torch`."""
+
+    kind: Literal["dtype", "layout", "memory_format"]
+    name: str
+
+
+class SelfDevice(msgspec.Struct, frozen=True, tag="d"):
+    """The executor's own device (`cpu` where the program names the CPU)."""
+
+    cpu: bool = False
+
+
+class SessionGenerator(msgspec.Struct, frozen=True, tag="g"):
+    """The session's random generator on the executor's device."""
+
+
+class ListArg(msgspec.Struct, frozen=True, tag="l"):
+    """A list of arguments."""
+
+    items: tuple[Argument, ...]
+
+
+Argument = (
+    Operand | SlotArg | ComplexSlot | ScalarTensor | Constant | Enumerated | SelfDevice | SessionGenerator | ListArg
+)
+
+
+class Form(msgspec.Struct, frozen=True):
+    """One way to call an op.
+
+    Attributes:
+        op: overload name, such as `aten::add.Tensor`.
+        args: positional arguments.
+        kwargs: keyword arguments, in the order in which they take operands and slots.
+        results: for each result, `new` (a value of its own), `none` (nothing to keep: undefined, or the result is one of
+            the operands, written in place).
+        sequence: whether the op returns a list or tuple of results.
+    """
+
+    op: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    results: tuple[Literal["new", "none"], ...]
+    sequence: bool
+
+    def arguments(self) -> Iterator[Argument]:
+        """Every leaf argument in the order in which operands and slots are taken."""
+        for argument in self.args:
+            yield from _leaves(argument)
+        for _, argument in self.kwargs:
+            yield from _leaves(argument)
+
+    @property
+    def operand_count(self) -> int:
+        """How many tensors a call takes."""
+        return sum(isinstance(a, Operand) for a in self.arguments())
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots a call takes."""
+        return sum(slots_taken(a) for a in self.arguments())
+
+    @property
+    def new_count(self) -> int:
+        """How many values a call makes."""
+        return self.results.count("new")
+
+
+def _leaves(argument: Argument) -> Iterator[Argument]:
+    if isinstance(argument, ListArg):
+        for item in argument.items:
+            yield from _leaves(item)
+    else:
+        yield argument
+
+
+def slots_taken(argument: Argument) -> int:
+    """How many slots a leaf argument takes."""
+    if isinstance(argument, SlotArg):
+        return 1
+    if isinstance(argument, ComplexSlot):
+        return 2
+    if isinstance(argument, ScalarTensor):
+        return 2 if argument.dtype.startswith("complex") else 1
+    return 0

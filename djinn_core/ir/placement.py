@@ -1,0 +1,36 @@
+"""Where everything runs and lives, with a reason for each decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen
+class PlacementDecision:
+    """One node on one device, and why, in words that a person can check."""
+
+    node: int
+    device: str
+    reason: str
+
+
+@attrs.frozen
+class Placement:
+    """Result of `place`.
+
+    Attributes:
+        decisions: one per node that runs, in order.
+        values: device id by value, inputs included.
+        policy: name of the policy that decided.
+    """
+
+    decisions: tuple[PlacementDecision, ...]
+    values: Mapping[int, str]
+    policy: str = ""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Ids of the devices that are used, in order of first use."""
+        return tuple(dict.fromkeys([d.device for d in self.decisions] or self.values.values()))

@@ -1,0 +1,60 @@
+"""What will run: the program after the optimizations, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Rewrite:
+    """A change to the program, as data, so that the driver can apply, verify and undo it.
+
+    Attributes:
+        drop: nodes that need not run.
+        replace: values that another value stands for from now on (the key's node is dropped).
+        hints: facts for placement and scheduling, such as `{"colocate": [(...), ...]}` with value ids.
+        equal_slots: pairs of positions in the program's slot list; the rewrite holds only while both are equal. Programs
+            of one template differ in slots, so a rewrite that compared scalars must list the comparisons here.
+    """
+
+    drop: frozenset[int] = frozenset()
+    replace: Mapping[int, int] = attrs.field(factory=dict)
+    hints: Mapping[str, Any] = attrs.field(factory=dict)
+    equal_slots: tuple[tuple[int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.drop or self.replace or self.hints)
+
+
+@attrs.frozen
+class OptimizationResult:
+    """What one optimization did, or why it did nothing."""
+
+    optimization: str
+    applied: bool
+    reason: str
+    rewrite: Rewrite = Rewrite()
+    seconds_before: float = 0.0
+    seconds_after: float = 0.0
+
+
+@attrs.frozen
+class OptimizationPlan:
+    """Result of `optimize`.
+
+    Attributes:
+        nodes: ids of the nodes that run, in order.
+        replace: values that another value stands for; complete, so one look-up is enough.
+        results: what each optimization did, in the order in which they ran.
+        hints: hints of all applied rewrites and of all patterns, by name.
+        equal_slots: conditions on the slots under which the plan holds.
+    """
+
+    nodes: tuple[int, ...]
+    replace: Mapping[int, int] = attrs.field(factory=dict)
+    results: tuple[OptimizationResult, ...] = ()
+    hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    equal_slots: tuple[tuple[int, int], ...] = ()

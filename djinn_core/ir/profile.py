@@ -1,0 +1,141 @@
+"""What a program is about: phases, residency, modality, patterns. Side tables keyed by node and by value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+
+class ExecutionPhase(str, Enum):
+    """The part of a workload that an op belongs to."""
+
+    UNKNOWN = "unknown"
+    FORWARD = "forward"
+    LLM_PREFILL = "llm_prefill"
+    LLM_DECODE = "llm_decode"
+    VISION_ENCODING = "vision_encoding"
+    VISION_DECODING = "vision_decoding"
+    MULTIMODAL_FUSION = "multimodal_fusion"
+    TRAINING = "training"
+
+
+class DataResidency(str, Enum):
+    """How long a value lives and why."""
+
+    EPHEMERAL_ACTIVATION = "ephemeral_activation"
+    PERSISTENT_WEIGHT = "persistent_weight"
+    STATEFUL_KV_CACHE = "stateful_kv_cache"
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    INPUT = "input"
+
+
+class Modality(str, Enum):
+    """The kind of data that an op works on."""
+
+    UNKNOWN = "unknown"
+    TEXT = "text"
+    VISION = "vision"
+    AUDIO = "audio"
+    MULTIMODAL_FUSION = "fusion"
+
+
+class WorkloadType(str, Enum):
+    """What a whole program is."""
+
+    GENERIC = "generic"
+    LLM = "llm"
+    VISION = "vision"
+    MULTIMODAL = "multimodal"
+    AUDIO = "audio"
+    RECOMMENDER = "recommender"
+    DIFFUSION = "diffusion"
+    TRAINING = "training"
+
+
+@attrs.frozen
+class PatternMatch:
+    """A subgraph that a pattern recognised.
+
+    Attributes:
+        pattern: name of the pattern, such as `attention`.
+        nodes: ids of the nodes that it covers, in order.
+        confidence: how sure the pattern is, from 0 to 1: of matches given 0.9, nine in ten are right.
+        reason: one sentence that a person can check against the graph.
+        hints: what follows for placement and scheduling, such as `{"colocate": (...)}` with value ids.
+        residency: values whose residency the match reveals.
+        phase: phase that the match reveals for its nodes, or None.
+        modality: modality that the match reveals for its nodes, or None.
+        details: facts about the match, such as `{"heads": 12, "causal": True}`.
+    """
+
+    pattern: str
+    nodes: tuple[int, ...]
+    confidence: float = attrs.field(validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)])
+    reason: str
+    hints: Mapping[str, Any] = attrs.field(factory=dict)
+    residency: Mapping[int, DataResidency] = attrs.field(factory=dict)
+    phase: ExecutionPhase | None = None
+    modality: Modality | None = None
+    details: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class SemanticMetadata:
+    """Everything that is known of one node, joined from the graph and the side tables."""
+
+    node: int
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    device: int
+    module: str
+    role: str
+    phase: ExecutionPhase
+    modality: Modality
+    residency: tuple[DataResidency, ...]
+    patterns: tuple[str, ...]
+    confidence: float
+    depth: int
+    inputs: tuple[int, ...]
+    random: bool
+    mutates: bool
+    synchronises: bool = False
+
+
+@attrs.frozen
+class WorkloadProfile:
+    """Result of `annotate`: what the program is, as a whole and node by node.
+
+    Attributes:
+        workload: what the whole program is.
+        phases: one per node.
+        modalities: one per node.
+        residency: by value; values not listed are activations.
+        roles: by node, such as `attention`; nodes not listed have none.
+        patterns: all matches, the surest first among those that overlap.
+        reasons: sentences that say how the workload type was found.
+    """
+
+    workload: WorkloadType
+    phases: tuple[ExecutionPhase, ...]
+    modalities: tuple[Modality, ...]
+    residency: Mapping[int, DataResidency]
+    roles: Mapping[int, str]
+    patterns: tuple[PatternMatch, ...]
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def phase(self) -> ExecutionPhase:
+        """The phase of most nodes."""
+        return max(set(self.phases), key=self.phases.count, default=ExecutionPhase.UNKNOWN)
+
+    def pattern_counts(self) -> dict[str, int]:
+        """Number of matches by pattern."""
+        counts: dict[str, int] = {}
+        for match in self.patterns:
+            counts[match.pattern] = counts.get(match.pattern, 0) + 1
+        return counts

@@ -1,0 +1,133 @@
+"""The program: instructions in the order in which the user's code issued them.
+
+Storage is flat, because a program is recorded on the hot path: one `Call` per instruction, and for all instructions
+together one list of value handles and one of slots. `Program.instructions()` is the readable view.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import CodeType
+
+import attrs
+
+from djinn_core.ir.form import Form
+from djinn_core.ir.values import TensorMeta
+
+Slot = int | float
+_signature_ids = itertools.count()
+
+
+@attrs.define(eq=False)
+class Signature:
+    """A form together with the class of each operand: rank, dtype, order of strides, which sizes are 0 or 1.
+
+    Calls of one signature differ in sizes and scalars only. Analysis is cached by signature; whether the executor lays
+    results out as the client predicted (`layout_trusted`) is learnt by signature.
+    """
+
+    form: Form
+    operand_classes: tuple[object, ...]
+    layout_trusted: bool = False
+    id: int = attrs.field(init=False, factory=lambda: next(_signature_ids))
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """What is known of an instruction once its op, the metadata of its operands and its scalars are known.
+
+    Attributes:
+        signature: form and operand classes.
+        operands: metadata of each tensor operand.
+        results: metadata of each result; `None` where the op returns nothing there.
+        aliases: for each result the operand that it shares memory with, or -1.
+        inplace: for each result the operand that it *is*, or -1.
+        writes: the operands that the op writes into.
+        random: whether the op reads and advances the random state.
+    """
+
+    signature: Signature
+    operands: tuple[TensorMeta, ...]
+    results: tuple[TensorMeta | None, ...]
+    aliases: tuple[int, ...]
+    inplace: tuple[int, ...]
+    writes: tuple[int, ...]
+    random: bool
+    operand_count: int
+    slot_count: int
+    new_count: int
+
+    @property
+    def op(self) -> str:
+        """Overload name, such as `aten::mm`."""
+        return self.signature.form.op
+
+
+@attrs.frozen
+class Instruction:
+    """One op of a program, unpacked: handles of its inputs and new outputs, and its scalars."""
+
+    index: int
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+    @property
+    def op(self) -> str:
+        """Overload name, such as `aten::mm`."""
+        return self.call.op
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Handles of the values that the op writes into."""
+        return tuple(self.inputs[i] for i in self.call.writes)
+
+
+@attrs.frozen
+class Site:
+    """Where in the user's code an instruction was issued; resolved to a line only when somebody asks."""
+
+    code: CodeType
+    offset: int
+
+    def __str__(self) -> str:
+        positions = next(itertools.islice(self.code.co_positions(), self.offset // 2, None), None)
+        line = positions[0] if positions and positions[0] is not None else self.code.co_firstlineno
+        return f"{self.code.co_filename}:{line} in {self.code.co_name}"
+
+
+@attrs.frozen(eq=False)
+class Program:
+    """Instructions in program order.
+
+    Attributes:
+        calls: one per instruction.
+        operands: per instruction the handles of its inputs, then of its new outputs, all in one tuple.
+        slots: per instruction its scalars, all in one tuple.
+        dead: handles that nobody holds any more when the program ends.
+        sites: one per instruction, or empty where sites are not recorded.
+    """
+
+    calls: tuple[Call, ...]
+    operands: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    dead: frozenset[int] = frozenset()
+    sites: tuple[Site, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def instructions(self) -> Iterator[Instruction]:
+        """The instructions, unpacked one after the other."""
+        at = slot = 0
+        for index, call in enumerate(self.calls):
+            middle, end = at + call.operand_count, at + call.operand_count + call.new_count
+            slots = self.slots[slot : slot + call.slot_count]
+            yield Instruction(index, call, self.operands[at:middle], self.operands[middle:end], slots)
+            at, slot = end, slot + call.slot_count
+
+    def site(self, index: int) -> str:
+        """The user's line that issued instruction `index`, or an empty string."""
+        return str(self.sites[index]) if index < len(self.sites) else ""

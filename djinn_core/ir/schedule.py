@@ -1,0 +1,109 @@
+"""When everything happens: per device a list of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import attrs
+
+from djinn_core.ir.program import Program
+
+
+class SchedulingStrategy(str, Enum):
+    """How stages follow each other."""
+
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+    PIPELINE = "pipeline"
+    PRIORITY = "priority"
+    DYNAMIC = "dynamic"
+
+
+@attrs.frozen
+class Upload:
+    """Bytes travel from the client to the device and become `value`."""
+
+    value: int
+
+
+@attrs.frozen
+class Run:
+    """The device runs these nodes one after the other."""
+
+    nodes: tuple[int, ...]
+
+
+@attrs.frozen
+class Send:
+    """The device sends `value` to another device."""
+
+    value: int
+    target: str
+
+
+@attrs.frozen
+class Receive:
+    """The device waits for `value` from another device."""
+
+    value: int
+    source: str
+
+
+@attrs.frozen
+class Free:
+    """The device forgets `values`."""
+
+    values: tuple[int, ...]
+
+
+@attrs.frozen
+class Fetch:
+    """`value` travels back to the client."""
+
+    value: int
+
+
+Step = Upload | Run | Send | Receive | Free | Fetch
+
+
+@attrs.frozen
+class SchedulingGroup:
+    """Nodes that run together on one device, at one stage.
+
+    Attributes:
+        stage: number of the stage; stages run in order, groups of one stage may run at the same time.
+        device: device id.
+        nodes: node ids in order.
+        strategy: how the group runs.
+        priority: larger runs first within a stage.
+    """
+
+    stage: int
+    device: str
+    nodes: tuple[int, ...]
+    strategy: SchedulingStrategy = SchedulingStrategy.SEQUENTIAL
+    priority: int = 0
+
+
+@attrs.frozen
+class ExecutionSchedule:
+    """Result of `schedule`.
+
+    Attributes:
+        program: what is executed.
+        groups: stages and groups in order.
+        steps: by device id the steps in order.
+        replace: values that another value stands for.
+        equal_slots: conditions on the slots under which the schedule holds.
+        scheduler: name of the scheduler that made it.
+        reasons: what it decided and why; a fallback names what failed.
+    """
+
+    program: Program
+    groups: tuple[SchedulingGroup, ...]
+    steps: Mapping[str, tuple[Step, ...]]
+    replace: Mapping[int, int] = attrs.field(factory=dict)
+    equal_slots: tuple[tuple[int, int], ...] = ()
+    scheduler: str = ""
+    reasons: tuple[str, ...] = ()

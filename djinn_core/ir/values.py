@@ -1,0 +1,112 @@
+"""What is known of a remote tensor without asking anyone: its handle and its metadata."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Final
+
+import attrs
+import torch
+
+VIEW_BITS: Final = 32
+
+
+def make_handle(storage: int, view: int) -> int:
+    """The handle of the `view`-th tensor over storage `storage`. Tensors that share memory share `storage_of`."""
+    return storage << VIEW_BITS | view
+
+
+def storage_of(handle: int) -> int:
+    """The number of the storage (the alias set) that the value `handle` looks into."""
+    return handle >> VIEW_BITS
+
+
+# Random state is a value like any other: a random op reads and writes this storage.
+RANDOM_STATE: Final = 0
+_storages = itertools.count(1)
+
+
+def new_storage() -> int:
+    """A storage number that this process has not used before."""
+    return next(_storages)
+
+
+@attrs.frozen(eq=False)
+class TensorMeta:
+    """Shape (elements), strides and offset (elements), dtype and logical device index of a value.
+
+    Instances come from `tensor_meta`, which interns them: two are equal exactly when they are the same object, so they
+    are cheap keys.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: int = 0
+    conj: bool = False
+    neg: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take when they are contiguous."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def extent(self) -> int:
+        """Elements of storage from its start to the last element that is viewed."""
+        if self.numel == 0:
+            return 0
+        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+
+_interned: weakref.WeakValueDictionary[tuple[object, ...], TensorMeta] = weakref.WeakValueDictionary()
+
+
+def tensor_meta(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: int = 0,
+    conj: bool = False,
+    neg: bool = False,
+) -> TensorMeta:
+    """The one `TensorMeta` with these fields."""
+    key = (shape, stride, offset, dtype, device, conj, neg)
+    meta = _interned.get(key)
+    if meta is None:
+        meta = _interned.setdefault(key, TensorMeta(*key))
+    return meta
+
+
+def meta_of(tensor: torch.Tensor, device: int = 0) -> TensorMeta:
+    """The metadata of a strided tensor, as a value on logical device `device`."""
+    return tensor_meta(
+        tuple(tensor.shape),
+        tensor.stride(),
+        int(tensor.storage_offset()),
+        tensor.dtype,
+        device,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides (elements) for `shape`, as PyTorch gives them to a new tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

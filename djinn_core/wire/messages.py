@@ -1,0 +1,336 @@
+"""Every message that travels, and its codec.
+
+Messages are msgspec structs, encoded as MessagePack with a type tag: decoding builds nothing but these types and checks
+every field. Tensor data travels beside the message, as the body of the frame.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from djinn_core.errors import ProtocolError
+from djinn_core.ir.form import Form
+from djinn_core.ir.program import Slot
+
+PROTOCOL_VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Secret = Annotated[str, msgspec.Meta(max_length=512)]
+Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all messages."""
+
+
+# --- getting in: client and gateway, then client and executor ------------------------------------------------
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """A physical device; sizes in bytes, bandwidth in bytes a second."""
+
+    id: Name
+    kind: Name
+    name: Name = ""
+    memory: Count = 0
+    memory_free: Count = 0
+
+
+class Hello(Message, frozen=True):
+    """First message to a gateway: who asks. An empty `device` asks for the gateway's default."""
+
+    protocol: int
+    token: Secret
+    version: Name
+    torch: Name
+    device: Name = ""
+
+
+class Welcome(Message, frozen=True):
+    """The gateway's answer: a one-time `ticket` for an executor, and where it listens.
+
+    `urls` are tried in order of the client's preference; where none can be reached, the client sends `Attach` on the
+    gateway's own connection and the gateway passes frames on.
+    """
+
+    ticket: Secret
+    urls: tuple[str, ...]
+    version: Name
+    torch: Name
+    device: DeviceInfo
+
+
+class Refused(Message, frozen=True):
+    """No, and why. The connection is closed after it."""
+
+    reason: str
+
+
+class Attach(Message, frozen=True):
+    """First message to an executor. `operators` is the digest of the client's allow-list."""
+
+    ticket: Secret
+    operators: Name
+
+
+class Attached(Message, frozen=True):
+    """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None."""
+
+    session: Name
+    process: int
+    device: DeviceInfo
+    torch: Name
+    operators: tuple[str, ...] | None = None
+
+
+# --- work -----------------------------------------------------------------------------------------------------
+
+
+class Template(msgspec.Struct, frozen=True):
+    """What stays the same from one run of a program to the next.
+
+    Values are numbered in order of first appearance. `references` lists for each instruction its operands, then its new
+    values. `inputs` are the numbers bound to existing values, `outputs` those that survive; every other value is dropped
+    after its last use, as are the inputs in `consumed`.
+    """
+
+    forms: tuple[Form, ...]
+    code: tuple[int, ...]
+    references: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    consumed: tuple[int, ...] = ()
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """The layout that the client predicted for a new value of an instruction. The executor makes it so."""
+
+    instruction: Count
+    result: Count
+    shape: Dimensions
+    stride: Dimensions
+    dtype: Name
+
+
+class Upload(Message, frozen=True):
+    """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) makes the value.
+
+    `size` is the size of the storage in bytes; shape, stride and offset are in elements.
+    """
+
+    handle: Count
+    dtype: Name
+    shape: Dimensions
+    stride: Dimensions
+    size: Count
+    start: Count = 0
+
+
+class Submit(Message, frozen=True):
+    """Run a template once.
+
+    Attributes:
+        sequence: number of the submission in its session, from 1, without gaps; each is applied exactly once.
+        digest: BLAKE2b-128 of the encoded template.
+        template: the template itself, where the executor may not have it.
+        inputs, outputs: handles for the template's inputs and outputs.
+        slots: all slots, or None: those of the template's last run, with `changed` (position, slot) applied.
+        fetch: handles whose tensors come back. describe: handles whose metadata comes back.
+        free: handles to forget afterwards.
+        claims: predicted layouts that the executor has not yet confirmed.
+        synchronize: answer only when the device has finished.
+    """
+
+    sequence: Count
+    digest: bytes = b""
+    template: Template | None = None
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    slots: tuple[Slot, ...] | None = None
+    changed: tuple[tuple[int, Slot], ...] = ()
+    fetch: tuple[int, ...] = ()
+    describe: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    synchronize: bool = False
+
+
+class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
+    """A tensor whose bytes are the next buffer of the body. Shape and stride in elements, offset 0."""
+
+    dtype: Name
+    shape: Dimensions
+    stride: Dimensions
+
+
+class Failure(msgspec.Struct, frozen=True, tag="f"):
+    """An instruction that failed: submission, position in it, op, name of the exception's type, message."""
+
+    sequence: Count
+    instruction: int
+    op: Name
+    kind: Name
+    message: str
+
+
+class Described(msgspec.Struct, frozen=True, tag="d"):
+    """Metadata of a value that the client could not predict. `scalar` names the Python type where it is not a tensor."""
+
+    dtype: Name
+    shape: Dimensions
+    stride: Dimensions
+    offset: Count
+    scalar: Name = ""
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """Where the server's time went, in seconds."""
+
+    queue: float = 0.0
+    decode: float = 0.0
+    execute: float = 0.0
+    encode: float = 0.0
+
+
+class Completed(Message, frozen=True):
+    """The answer to a submission.
+
+    `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
+    failed themselves, `relaid` the instructions (with a claim) whose result had to be laid out anew.
+    """
+
+    sequence: Count
+    results: tuple[TensorHeader | Failure, ...] = ()
+    described: tuple[Described | Failure, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    relaid: tuple[int, ...] = ()
+    timing: Timing = Timing()
+
+
+class NeedTemplate(Message, frozen=True):
+    """The executor has no template of that digest; it waits for `Define`."""
+
+    sequence: Count
+    digest: bytes
+
+
+class Define(Message, frozen=True):
+    """The template that `NeedTemplate` asked for."""
+
+    template: Template
+
+
+class Broken(Message, frozen=True):
+    """The other end sent something that cannot be accepted. The connection is closed after it."""
+
+    reason: str
+
+
+class Query(Message, frozen=True):
+    """Ask an executor for its memory figures."""
+
+
+class Figures(Message, frozen=True):
+    """Answer to `Query`: bytes and counts by name."""
+
+    values: dict[str, int]
+
+
+class Goodbye(Message, frozen=True):
+    """The client ends its session; everything in it is freed."""
+
+
+# --- watching ---------------------------------------------------------------------------------------------------
+
+
+class StatusRequest(Message, frozen=True):
+    """Ask a gateway what it is doing."""
+
+    protocol: int
+    token: Secret
+
+
+class SessionStatus(msgspec.Struct, frozen=True):
+    """One session: memory in bytes, age in seconds."""
+
+    session: Name
+    client: Name
+    values: Count
+    memory: Count
+    submissions: Count
+    age: float
+
+
+class ExecutorStatus(msgspec.Struct, frozen=True):
+    """One executor process."""
+
+    device: DeviceInfo
+    process: int
+    state: Name
+    sessions: tuple[SessionStatus, ...] = ()
+
+
+class Status(Message, frozen=True):
+    """Answer to `StatusRequest`."""
+
+    version: Name
+    process: int
+    uptime: float
+    executors: tuple[ExecutorStatus, ...]
+
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Refused
+    | Attach
+    | Attached
+    | Upload
+    | Submit
+    | Completed
+    | NeedTemplate
+    | Define
+    | Broken
+    | Query
+    | Figures
+    | Goodbye
+    | StatusRequest
+    | Status
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """The message as MessagePack."""
+    return _encoder.encode(message)
+
+
+def decode(head: bytes | memoryview) -> AnyMessage:
+    """The message in `head`.
+
+    Raises:
+        ProtocolError: it is not a message, or a field has a wrong type or is out of range.
+    """
+    try:
+        return _decoder.decode(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise ProtocolError(f"cannot read a message of {len(head)} bytes: {error}") from error
+
+
+def expect(head: bytes | memoryview, kind: type[M]) -> M:
+    """The message in `head`, which must be of type `kind`.
+
+    Raises:
+        ProtocolError: it is not.
+    """
+    message = decode(head)
+    if not isinstance(message, kind):
+        detail = f": {message.reason}" if isinstance(message, Refused | Broken) else ""
+        raise ProtocolError(f"expected {kind.__name__}, got {type(message).__name__}{detail}")
+    return message
