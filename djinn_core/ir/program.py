@@ -45,6 +45,8 @@ class Call:
         inplace: for each result the operand that it *is*, or -1.
         writes: the operands that the op writes into.
         random: whether the op reads and advances the random state.
+        changes: operands whose own metadata the op changes, with the new metadata.
+        nbytes: size in bytes of the storage of each result (0 where the result has none of its own).
     """
 
     signature: Signature
@@ -57,6 +59,16 @@ class Call:
     operand_count: int
     slot_count: int
     new_count: int
+    changes: tuple[tuple[int, TensorMeta], ...] = ()
+    nbytes: tuple[int, ...] = ()
+    sequence: bool = attrs.field(init=False)
+    outcome: tuple[tuple[TensorMeta | None, int, int, int], ...] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # What the hot path needs of each result, in one look.
+        object.__setattr__(self, "sequence", self.signature.form.sequence)
+        outcome = tuple(zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True))
+        object.__setattr__(self, "outcome", outcome)
 
     @property
     def op(self) -> str:
@@ -85,17 +97,15 @@ class Instruction:
         return tuple(self.inputs[i] for i in self.call.writes)
 
 
-@attrs.frozen
-class Site:
-    """Where in the user's code an instruction was issued; resolved to a line only when somebody asks."""
+Site = tuple[CodeType, int]
 
-    code: CodeType
-    offset: int
 
-    def __str__(self) -> str:
-        positions = next(itertools.islice(self.code.co_positions(), self.offset // 2, None), None)
-        line = positions[0] if positions and positions[0] is not None else self.code.co_firstlineno
-        return f"{self.code.co_filename}:{line} in {self.code.co_name}"
+def describe_site(site: Site) -> str:
+    """`file:line in function` for the place in a code object where an instruction was issued."""
+    code, offset = site
+    positions = next(itertools.islice(code.co_positions(), offset // 2, None), None)
+    line = positions[0] if positions and positions[0] is not None else code.co_firstlineno
+    return f"{code.co_filename}:{line} in {code.co_name}"
 
 
 @attrs.frozen(eq=False)
@@ -107,7 +117,8 @@ class Program:
         operands: per instruction the handles of its inputs, then of its new outputs, all in one tuple.
         slots: per instruction its scalars, all in one tuple.
         dead: handles that nobody holds any more when the program ends.
-        sites: one per instruction, or empty where sites are not recorded.
+        sites: one per instruction, or empty: where in the user's code it was issued (code object and bytecode offset,
+            resolved to a line only when somebody asks).
     """
 
     calls: tuple[Call, ...]
@@ -130,4 +141,4 @@ class Program:
 
     def site(self, index: int) -> str:
         """The user's line that issued instruction `index`, or an empty string."""
-        return str(self.sites[index]) if index < len(self.sites) else ""
+        return describe_site(self.sites[index]) if 0 <= index < len(self.sites) else ""

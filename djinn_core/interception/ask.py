@@ -1,0 +1,101 @@
+"""Ops whose results only the executor can know: run what was recorded, and ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.encode import encode_form
+from djinn_core.interception.infer import signature_of, written_operands
+from djinn_core.interception.lazy_tensor import LazyTensor, adopt, wrap
+from djinn_core.interception.port import Answer, DescribedValue, port
+from djinn_core.interception.recorder import Ask, current
+from djinn_core.interception.site import user_site
+from djinn_core.interception.storage import Storage, Value
+from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.values import tensor_meta
+
+_UNKNOWN = tensor_meta((), (), 0, torch.uint8)
+
+
+def ask_executor(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: list[Slot]
+) -> Any:
+    """Record `func`, send the program and wait for the metadata of its results: one round trip.
+
+    Raises:
+        RemoteError: the op failed, with the type that eager PyTorch raises where that is a builtin.
+    """
+    recorder = current()
+    call = unknown_call(func, args, kwargs, operands)
+    for operand in operands:
+        recorder.touch(operand._value.storage)
+    for index in call.writes:
+        recorder.claim(operands[index]._value.storage)
+    values = [Value(Storage(0, recorder), _UNKNOWN) for _ in range(call.new_count)]
+    handles = (*(o._value.handle for o in operands), *(v.handle for v in values))
+    recorder.entries.append((call, handles, tuple(slots), *user_site()))
+    port.ops_captured += 1
+    written = [operands[i] for i in call.writes]
+    made = tuple(v.handle for v in values)
+    scalar = any(str(r.type) != "Tensor" for r in func._schema.returns)
+    answer = recorder.ask(
+        Ask(describe=(*made, *(w._value.handle for w in written)), fetch=made if scalar else ())
+    )
+    for tensor, described in zip(written, answer.described[len(made) :], strict=True):
+        _follow(tensor, described)
+    return _results(call, operands, values, answer)
+
+
+def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor]) -> Call:
+    """A call whose results are not known; those that the schema calls writes are the operands themselves."""
+    returns = func._schema.returns
+    if any(str(r.type) == "List[Tensor]" for r in returns):
+        raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
+    written = written_operands(func, args, kwargs)
+    targets = iter(written)
+    inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
+    form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
+    metas = tuple(o._value.meta for o in operands)
+    return Call(
+        signature=signature_of(form, metas),
+        operands=metas,
+        results=tuple(_UNKNOWN for _ in returns),
+        aliases=(-1,) * len(returns),
+        inplace=inplace,
+        writes=written,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        operand_count=form.operand_count,
+        slot_count=form.slot_count,
+        new_count=form.new_count,
+        nbytes=(0,) * len(returns),
+    )
+
+
+def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
+    if described.meta is not tensor._value.meta:
+        adopt(tensor, described.meta)
+
+
+def _results(call: Call, operands: list[LazyTensor], values: list[Value], answer: Answer) -> Any:
+    made = iter(range(len(values)))
+    results: list[Any] = []
+    for same in call.inplace:
+        if same >= 0:
+            results.append(operands[same])
+            continue
+        index = next(made)
+        results.append(_result(values[index], answer.described[index], answer, index))
+    return tuple(results) if len(results) > 1 else (results[0] if results else None)
+
+
+def _result(value: Value, described: DescribedValue, answer: Answer, index: int) -> Any:
+    if described.scalar == "NoneType":
+        return None
+    if described.scalar:
+        return answer.tensors[index].item()
+    value.meta = described.meta
+    value.storage.nbytes = described.meta.extent * described.meta.dtype.itemsize
+    return wrap(value)

@@ -1,0 +1,188 @@
+"""The hot path: one op becomes one recorded instruction.
+
+`record` flattens the arguments once into a key, looks up what the op returns for that key, and appends to the thread's
+program. A call seen before costs no shape inference, no analysis and no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from djinn_core.interception import torch_private
+from djinn_core.interception.ask import ask_executor
+from djinn_core.interception.infer import UnknownResult, infer
+from djinn_core.interception.lazy_tensor import LazyTensor, adopt, wrap
+from djinn_core.interception.mixed import CpuOperand, upload_operands
+from djinn_core.interception.port import port
+from djinn_core.interception.recorder import current
+from djinn_core.interception.site import user_site
+from djinn_core.interception.storage import Storage, Value
+from djinn_core.ir.program import Call, Slot
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
+
+_calls: dict[tuple[Any, ...], Call] = {}
+_handlers: dict[int, Handler] = {}
+_backward_errors: list[Exception] = []
+_LIST = object()
+
+
+def handles(*funcs: Any) -> Callable[[Handler], Handler]:
+    """Decorator: the function handles these overloads in place of `record`."""
+
+    def register(handler: Handler) -> Handler:
+        for func in funcs:
+            _handlers[id(func)] = handler
+        return handler
+
+    return register
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `LazyTensor.__torch_dispatch__` does.
+
+    An exception that leaves a Python kernel inside a backward pass aborts the process, so there it is kept for the
+    wrapper around the engine (`backward`), and C++ is given something that it refuses.
+    """
+    try:
+        handler = _handlers.get(id(func))
+        if handler is not None:
+            return handler(func, args, kwargs)
+        return record(func, args, kwargs)
+    except Exception as error:
+        if not torch_private.in_backward():
+            raise
+        _backward_errors.append(error)
+        return object()
+
+
+def take_backward_errors() -> list[Exception]:
+    """The exceptions kept since the last call."""
+    errors = _backward_errors[:]
+    _backward_errors.clear()
+    return errors
+
+
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record one op and return tensors for its results.
+
+    Raises:
+        Exception: whatever eager PyTorch would raise for these arguments.
+    """
+    key: list[Any] = [id(func)]
+    operands: list[LazyTensor] = []
+    slots: list[Slot] = []
+    try:
+        _flatten(args, key, operands, slots)
+        for name, value in kwargs.items():
+            key.append(name)
+            _flatten((value,), key, operands, slots)
+    except CpuOperand:
+        args, kwargs = upload_operands(func, args, kwargs)
+        return record(func, args, kwargs)
+    call = _calls.get(tuple(key))
+    if call is None:
+        try:
+            call = infer(func, args, kwargs, operands[0]._value.meta.device if operands else 0)
+        except UnknownResult:
+            return ask_executor(func, args, kwargs, operands, slots)
+        _remember(tuple(key), call)
+    return append(call, operands, slots)
+
+
+def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor], slots: list[Slot]) -> None:
+    """Append the arguments to the key, tensors to `operands` and numbers to `slots`.
+
+    Numbers that compare equal but differ in type are told apart by their type in the key.
+    """
+    for a in args:
+        kind = type(a)
+        if kind is LazyTensor:
+            key.append(a._value.meta)
+            operands.append(a)
+        elif kind is int:
+            key.append(a)
+            slots.append(a)
+        elif kind is list or kind is tuple or kind is torch.Size:
+            key.append(_LIST)
+            key.append(len(a))
+            _flatten(a, key, operands, slots)
+        elif kind is float:
+            key.append(kind)
+            key.append(a)
+            slots.append(a)
+        elif a is None or kind is torch.dtype:
+            key.append(a)
+        else:
+            _flatten_rare(a, kind, key, operands, slots)
+
+
+def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor], slots: list[Slot]) -> None:
+    key.append(kind)
+    if isinstance(a, LazyTensor):
+        key.append(a._value.meta)
+        operands.append(a)
+    elif isinstance(a, torch.Tensor):
+        if a.dim() > 0:
+            raise CpuOperand
+        key.append(a.dtype)
+        number = a.item()
+        slots.extend((number.real, number.imag) if isinstance(number, complex) else (number,))
+    elif isinstance(a, (list, tuple)):
+        key.append(len(a))
+        _flatten(a, key, operands, slots)
+    else:
+        key.append(a)
+        if kind is complex:
+            slots.extend((a.real, a.imag))
+
+
+def _remember(key: tuple[Any, ...], call: Call) -> None:
+    if len(_calls) >= CALLS_LIMIT:
+        for old in list(_calls)[: CALLS_LIMIT // 2]:
+            _calls.pop(old, None)
+    _calls[key] = call
+
+
+def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
+    """Append an instruction to this thread's program and return tensors for its results."""
+    recorder = current()
+    handles: list[int] = []
+    for operand in operands:
+        value = operand._value
+        handles.append(value.handle)
+        if value.storage.user is not recorder:
+            recorder.touch(value.storage)
+    for written in call.writes:
+        recorder.claim(operands[written]._value.storage)
+    results: list[Any] = []
+    for meta, alias, same, nbytes in call.outcome:
+        if same >= 0:
+            results.append(operands[same])
+        elif meta is None:
+            results.append(None)
+        else:
+            storage = operands[alias]._value.storage if alias >= 0 else Storage(nbytes, recorder)
+            value = Value(storage, meta)
+            handles.append(value.handle)
+            results.append(wrap(value))
+    entries = recorder.entries
+    entries.append((call, tuple(handles), tuple(slots), *user_site()))
+    port.ops_captured += 1
+    if call.changes:
+        _apply_changes(call, operands)
+    if len(entries) >= port.checkpoint_instructions:
+        recorder.checkpoint()
+    return results if call.sequence else results[0]
+
+
+def _apply_changes(call: Call, operands: list[LazyTensor]) -> None:
+    for index, meta in call.changes:
+        tensor = operands[index]
+        tensor._value.storage.nbytes = max(tensor._value.storage.nbytes, meta.extent * meta.dtype.itemsize)
+        adopt(tensor, meta)

@@ -1,0 +1,73 @@
+"""Arguments to forms: what is an operand, what a slot, what a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.ir.form import (
+    Argument,
+    ComplexSlot,
+    Constant,
+    Enumerated,
+    Form,
+    ListArg,
+    Operand,
+    ScalarTensor,
+    SelfDevice,
+    SessionGenerator,
+    SlotArg,
+)
+
+_forms: dict[Form, Form] = {}
+
+
+def encode_form(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool
+) -> Form:
+    """The form of a call; equal forms are the same object.
+
+    Raises:
+        UnsupportedOperation: an argument is of a type that cannot travel.
+    """
+    form = Form(
+        op=func.name(),
+        args=tuple(_encode(a, func) for a in args),
+        kwargs=tuple((n, _encode(v, func)) for n, v in kwargs.items() if n != "pin_memory"),
+        results=tuple("new" if n else "none" for n in new),
+        sequence=sequence,
+    )
+    return _forms.setdefault(form, form)
+
+
+def _encode(a: Any, func: Any) -> Argument:
+    if isinstance(a, torch.Tensor):
+        remote = isinstance(a, LazyTensor) or a.dim() > 0
+        return Operand() if remote else ScalarTensor(str(a.dtype).removeprefix("torch."))
+    if a is None or isinstance(a, (bool, str)):
+        return Constant(a)
+    if isinstance(a, (int, float)):
+        return SlotArg()
+    if isinstance(a, complex):
+        return ComplexSlot()
+    if isinstance(a, (list, tuple)):
+        return ListArg(tuple(_encode(x, func) for x in a))
+    return _encode_rare(a, func)
+
+
+def _encode_rare(a: Any, func: Any) -> Argument:
+    if isinstance(a, torch.dtype):
+        return Enumerated("dtype", str(a).removeprefix("torch."))
+    if isinstance(a, torch.layout):
+        return Enumerated("layout", str(a).removeprefix("torch."))
+    if isinstance(a, torch.memory_format):
+        return Enumerated("memory_format", str(a).removeprefix("torch."))
+    if isinstance(a, torch.device):
+        return SelfDevice(cpu=a.type != DEVICE_NAME)
+    if isinstance(a, torch.Generator):
+        return SessionGenerator()
+    raise UnsupportedOperation(f"{func.name()} was given a {type(a).__name__}, which cannot be sent to an executor")

@@ -1,0 +1,78 @@
+"""Ops that make tensors out of nothing. They have no tensor argument, so PyTorch asks the backend's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from djinn_core.interception.dispatch import record
+from djinn_core.interception.lazy_tensor import logical_device
+from djinn_core.interception.current_device import current_device
+
+aten = torch.ops.aten
+
+
+def _make(func: Any, args: tuple[Any, ...], dtype: torch.dtype | None, device: torch.device | None, **extra: Any) -> Any:
+    index = device.index if device is not None and device.index is not None else current_device()
+    kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": logical_device(index), **extra}
+    return record(func, args, kwargs)
+
+
+def empty(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """`aten::empty.memory_format` on the remote device."""
+    _check_layout(layout)
+    extra = {} if memory_format is None else {"memory_format": memory_format}
+    return _make(aten.empty.memory_format, (list(size),), dtype, device, **extra)  # type: ignore[no-any-return]
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """`aten::empty_strided` on the remote device."""
+    _check_layout(layout)
+    return _make(aten.empty_strided.default, (list(size), list(stride)), dtype, device)  # type: ignore[no-any-return]
+
+
+def arange(start: Any, end: Any, step: Any = 1, **options: Any) -> torch.Tensor:
+    """`aten::arange.start_step` on the remote device: its backend version resizes an `out=` tensor, so it needs one."""
+    dtype = options.get("dtype")
+    if dtype is None:
+        whole = all(isinstance(n, int) for n in (start, end, step))
+        dtype = torch.int64 if whole else torch.get_default_dtype()
+    return _make(aten.arange.start_step, (start, end, step), dtype, options.get("device"))  # type: ignore[no-any-return]
+
+
+def _check_layout(layout: torch.layout | None) -> None:
+    if layout not in {None, torch.strided}:
+        raise NotImplementedError(f"layout {layout} is not supported on remote_accelerator; use a strided tensor")
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "empty.memory_format": empty,
+    "empty_strided": empty_strided,
+    "arange": lambda end, **options: arange(0, end, 1, **options),
+    "arange.start": lambda start, end, **options: arange(start, end, 1, **options),
+    "arange.start_step": arange,
+}
+
+
+def register() -> torch.library.Library:
+    """Register the kernels; they stay as long as the returned object lives."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in _KERNELS.items():
+        library.impl(name, kernel, "PrivateUse1")
+    return library

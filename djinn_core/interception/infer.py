@@ -1,0 +1,203 @@
+"""What an op returns, found by running it once on meta tensors, and remembered.
+
+Operands that share a storage get meta tensors that share one, so aliasing between results and operands is seen, not
+guessed from the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.encode import encode_form
+from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.storage import Storage
+from djinn_core.ir.operators import allowed_operators
+from djinn_core.ir.program import Call, Signature
+from djinn_core.ir.values import TensorMeta, meta_of
+
+
+class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    """Only the executor can say what the op returns."""
+
+
+_UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_signatures: dict[object, Signature] = {}
+
+
+@attrs.define
+class MetaWorld:
+    """Meta tensors that stand for remote tensors, and the storages they share."""
+
+    storages: dict[Storage, torch.Tensor] = attrs.field(factory=dict)
+    tensors: list[torch.Tensor] = attrs.field(factory=list)
+    sources: list[LazyTensor | torch.Tensor] = attrs.field(factory=list)
+
+    def convert(self, argument: Any) -> Any:
+        """`argument` with remote and CPU tensors replaced by meta tensors and the device by `meta`."""
+        if isinstance(argument, torch.Tensor):
+            return self._tensor(argument)
+        if isinstance(argument, (list, tuple)):
+            return [self.convert(a) for a in argument]
+        if isinstance(argument, torch.device):
+            return torch.device("meta")
+        if isinstance(argument, torch.Generator):
+            return None
+        return argument
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, LazyTensor):
+            meta = self._view(tensor)
+        elif tensor.dim() == 0:
+            return tensor  # a number in the shape of a tensor: meta kernels take it as it is
+        else:
+            meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        self.tensors.append(meta)
+        self.sources.append(tensor)
+        return meta
+
+    def _view(self, tensor: LazyTensor) -> torch.Tensor:
+        value = tensor._value
+        base = self.storages.get(value.storage)
+        if base is None:
+            size = max(value.storage.nbytes, value.meta.extent * value.meta.dtype.itemsize)
+            base = self.storages[value.storage] = torch.empty(size, dtype=torch.uint8, device="meta")
+        view = torch.empty(0, dtype=value.meta.dtype, device="meta")
+        view.set_(base.untyped_storage(), value.meta.offset, value.meta.shape, value.meta.stride)
+        if value.meta.conj:
+            view = torch._conj(view)
+        if value.meta.neg:
+            view = torch._neg_view(view)
+        return view
+
+
+def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call:
+    """The call of `func` with these arguments, whose results are on logical device `device`.
+
+    Raises:
+        UnknownResult: its results depend on data, or it has no meta kernel.
+        UnsupportedOperation: it is not on the allow-list.
+        Exception: whatever eager PyTorch would raise for these arguments.
+    """
+    check_allowed(func)
+    if any(tag in func.tags for tag in _UNPREDICTABLE):
+        raise UnknownResult
+    world = MetaWorld()
+    meta_args = world.convert(args)
+    meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
+    before = [meta_of(t, device) for t in world.tensors]
+    try:
+        with torch.no_grad():
+            out = func(*meta_args, **meta_kwargs)
+    except NotImplementedError as error:
+        raise UnknownResult from error
+    return _build(func, args, kwargs, device, world, before, out)
+
+
+def check_allowed(func: Any) -> None:
+    """Refuse ops that programs may not contain.
+
+    Raises:
+        UnsupportedOperation: `func` is not on the allow-list.
+    """
+    if func.name() not in allowed_operators():
+        raise UnsupportedOperation(
+            f"{func.name()} cannot run on {device_text()}: it is not on the allow-list of ops; "
+            "move its inputs to the CPU first"
+        )
+
+
+def device_text() -> str:
+    """How messages call the device."""
+    return "remote_accelerator"
+
+
+def _build(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: int,
+    world: MetaWorld,
+    before: list[TensorMeta],
+    out: Any,
+) -> Call:
+    sequence = isinstance(out, (list, tuple))
+    results = list(out) if sequence else [out]
+    inplace = [_position(world.tensors, lambda t, r=r: t is r) for r in results]
+    metas = [meta_of(r, device) if isinstance(r, torch.Tensor) else None for r in results]
+    if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
+        raise UnknownResult  # a Python scalar: ask for its value
+    form = encode_form(func, args, kwargs, [m is not None and i < 0 for m, i in zip(metas, inplace, strict=True)], sequence)
+    return Call(
+        signature=signature_of(form, tuple(before)),
+        operands=tuple(before),
+        results=tuple(metas),
+        aliases=tuple(_alias(world.tensors, r) for r in results),
+        inplace=tuple(inplace),
+        writes=written_operands(func, args, kwargs),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        operand_count=form.operand_count,
+        slot_count=form.slot_count,
+        new_count=form.new_count,
+        changes=_changes(world, before, device),
+        nbytes=tuple(r.untyped_storage().nbytes() if isinstance(r, torch.Tensor) else 0 for r in results),
+    )
+
+
+def _position(items: Sequence[Any], matches: Callable[[Any], bool]) -> int:
+    return next((i for i, item in enumerate(items) if matches(item)), -1)
+
+
+def _alias(operands: Sequence[torch.Tensor], result: Any) -> int:
+    if not isinstance(result, torch.Tensor):
+        return -1
+    storage = result.untyped_storage()._cdata
+    return _position(operands, lambda t: t.untyped_storage()._cdata == storage)
+
+
+def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[tuple[int, TensorMeta], ...]:
+    after = [meta_of(t, device) for t in world.tensors]
+    return tuple((i, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new)
+
+
+def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Positions, among the tensor operands, of those that the schema says are written."""
+    schema = {a.name: a for a in func._schema.arguments}
+    given = [*zip(schema, args, strict=False), *kwargs.items()]
+    written: list[int] = []
+    position = 0
+    for name, argument in given:
+        count = _tensors_in(argument)
+        info = schema[name].alias_info
+        if info is not None and info.is_write:
+            written += range(position, position + count)
+        position += count
+    return tuple(written)
+
+
+def _tensors_in(argument: Any) -> int:
+    if isinstance(argument, (list, tuple)):
+        return sum(map(_tensors_in, argument))
+    return int(isinstance(argument, torch.Tensor) and (isinstance(argument, LazyTensor) or argument.dim() > 0))
+
+
+def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
+    """The signature of a form with operands of these classes; equal ones are the same object."""
+    classes = tuple(_operand_class(m) for m in operands)
+    key = (form, classes)
+    found = _signatures.get(key)
+    if found is None:
+        found = _signatures[key] = Signature(form, classes)
+    return found
+
+
+def _operand_class(meta: TensorMeta) -> object:
+    """What rules and layouts depend on besides sizes: dtype, which sizes are 0 or 1, the order of the strides."""
+    small = tuple(n if n < 2 else -1 for n in meta.shape)
+    order = tuple(sorted(range(len(meta.shape)), key=lambda d: (-meta.stride[d], d)))
+    zero = tuple(s == 0 for s in meta.stride)
+    return (meta.dtype, small, order, zero, meta.offset == 0)

@@ -1,0 +1,95 @@
+"""LazyTensor: a tensor whose memory is somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn_core.interception import torch_private
+from djinn_core.interception.storage import Storage, Value
+from djinn_core.ir.values import TensorMeta
+
+DEVICE_NAME = "remote_accelerator"
+
+# Set by `dispatch`, which needs this class: (func, args, kwargs) -> result.
+Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on `remote_accelerator`: metadata here, memory on an executor.
+
+    Shape, strides, dtype and device are known without a message. Ops on it are recorded, not computed.
+    """
+
+    _value: Value
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record `func`; see `dispatch`."""
+        return _dispatch[0](func, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return printer[-1](self)
+
+    def __tensor_flatten__(self) -> Any:
+        """Exists so that `nn.Module.to` keeps Parameter objects and ties: modules swap subclasses that have it."""
+        raise NotImplementedError("a LazyTensor has no inner tensors")
+
+    @staticmethod
+    def __tensor_unflatten__(*_: Any) -> Any:
+        """The counterpart of `__tensor_flatten__`."""
+        raise NotImplementedError("a LazyTensor has no inner tensors")
+
+
+_dispatch: list[Dispatch] = []
+_devices: dict[int, torch.device] = {}
+
+
+def logical_device(index: int) -> torch.device:
+    """`remote_accelerator:<index>`."""
+    device = _devices.get(index)
+    if device is None:
+        device = _devices[index] = torch.device(DEVICE_NAME, index)
+    return device
+
+
+def wrap(value: Value) -> LazyTensor:
+    """A tensor that stands for `value`."""
+    meta = value.meta
+    tensor: LazyTensor = torch_private.make_wrapper(
+        LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
+    )
+    tensor._value = value
+    if meta.conj or meta.neg:
+        torch_private.set_bits(tensor, meta.conj, meta.neg)
+    return tensor
+
+
+def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
+    """A tensor for a new value over `storage`."""
+    return wrap(Value(storage, meta))
+
+
+def adopt(tensor: LazyTensor, meta: TensorMeta) -> None:
+    """Give `tensor` other metadata, after an op that changed it in place."""
+    tensor._value.meta = meta
+    template = torch_private.make_wrapper(
+        LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
+    )
+    template._value = tensor._value
+    torch_private.adopt_metadata(tensor, template)
+
+
+def describe(tensor: LazyTensor) -> str:
+    """What is known without a message."""
+    return f"LazyTensor(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
+
+
+# How a tensor prints; `sync` appends one that shows the elements.
+printer: list[Callable[[LazyTensor], str]] = [describe]

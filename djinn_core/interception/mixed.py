@@ -1,0 +1,58 @@
+"""CPU tensors among the arguments of a remote op: which ops take them, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.upload import upload_copy
+
+aten = torch.ops.aten
+
+# PyTorch lets these take CPU tensors beside tensors of an accelerator.
+_TAKE_CPU_TENSORS = {
+    id(op)
+    for op in (
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten.index_put_.default,
+        aten._index_put_impl_.default,
+        aten._unsafe_index.Tensor,
+        aten._pack_padded_sequence.default,
+        aten._pad_packed_sequence.default,
+        aten._ctc_loss.Tensor,
+        aten._ctc_loss_backward.Tensor,
+        aten.tensor_split.tensor_indices_or_sections,
+        aten._pack_padded_sequence_backward.default,
+        aten.histogramdd.default,
+        aten.bincount.default,
+    )
+}
+
+
+class CpuOperand(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    """An argument is a CPU tensor with dimensions."""
+
+
+def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with CPU tensors replaced by remote copies.
+
+    Raises:
+        RuntimeError: the op does not take CPU tensors beside remote ones, as on every accelerator.
+    """
+    if id(func) not in _TAKE_CPU_TENSORS:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_NAME}:0 and cpu! "
+            f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{DEVICE_NAME}:0'))"
+        )
+    return tuple(_upload(a) for a in args), {name: _upload(value) for name, value in kwargs.items()}
+
+
+def _upload(argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [_upload(a) for a in argument]
+    if isinstance(argument, torch.Tensor) and not isinstance(argument, LazyTensor) and argument.dim() > 0:
+        return upload_copy(argument)
+    return argument

@@ -1,0 +1,88 @@
+"""What interception needs of whatever runs programs: defined here, implemented by the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import torch
+
+from djinn_core.errors import StartupError
+from djinn_core.ir.program import Program
+from djinn_core.ir.values import TensorMeta
+
+
+@attrs.frozen
+class DescribedValue:
+    """A result that only the executor could know: its metadata, or the Python type of a scalar (`bool`, `int`...)."""
+
+    meta: TensorMeta
+    scalar: str = ""
+
+
+@attrs.frozen
+class Submission:
+    """A program to run now.
+
+    Attributes:
+        program: what to run.
+        free: values to forget when it has run.
+        fetch: values whose tensors must come back. describe: values whose metadata must come back.
+        synchronize: wait until the device has finished everything.
+    """
+
+    program: Program
+    free: tuple[int, ...] = ()
+    fetch: tuple[int, ...] = ()
+    describe: tuple[int, ...] = ()
+    synchronize: bool = False
+
+
+@attrs.frozen
+class Answer:
+    """What came back: tensors on the CPU for `fetch`, metadata for `describe`."""
+
+    tensors: tuple[torch.Tensor, ...] = ()
+    described: tuple[DescribedValue, ...] = ()
+
+
+class Runtime(Protocol):
+    """Runs programs on remote devices."""
+
+    def submit(self, submission: Submission) -> int:
+        """Send a submission without waiting for it; returns its number."""
+
+    def wait(self, number: int) -> Answer:
+        """Wait for what submission `number` asked for: one round trip.
+
+        Raises:
+            RemoteError: a value that it asked for could not be computed.
+            SessionLost: the remote state is gone.
+        """
+
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """Make `source` (a CPU tensor) the value `handle`; `source` is the caller's again when this returns."""
+
+
+@attrs.define
+class Port:
+    """Where interception finds the runtime, the limits, and who else wants to know of programs."""
+
+    start: Callable[[], Runtime] | None = None
+    device_count: Callable[[], int] = lambda: 1
+    checkpoint_instructions: int = 4096
+    ops_captured: int = 0
+
+    def runtime(self) -> Runtime:
+        """The runtime, started at the first call.
+
+        Raises:
+            StartupError: nothing can run programs in this process.
+        """
+        if self.start is None:
+            raise StartupError("no runtime in this process: `import djinn` before using remote_accelerator")
+        return self.start()
+
+
+port = Port()

@@ -1,0 +1,26 @@
+"""Which line of the user's code issued an op."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+
+import torch
+
+_OWN = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__file__, os.path.dirname(__file__)))
+# By id, because hashing a code object walks its constants. The code objects are kept so that ids stay theirs.
+_inside: dict[int, tuple[CodeType, bool]] = {}
+
+
+def user_site() -> tuple[CodeType, int]:
+    """The innermost frame outside torch and Djinn: its code and the offset of its current instruction."""
+    frame: FrameType = sys._getframe(1)
+    while True:
+        code = frame.f_code
+        known = _inside.get(id(code))
+        if known is None:
+            known = _inside[id(code)] = (code, code.co_filename.startswith(_OWN))
+        if not known[1] or frame.f_back is None:
+            return code, frame.f_lasti
+        frame = frame.f_back

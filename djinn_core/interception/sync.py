@@ -1,0 +1,100 @@
+"""Sync points: ops whose result the Python program needs here and now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from djinn_core.interception import lazy_tensor
+from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.recorder import Ask, current
+from djinn_core.interception.upload import upload_copy, upload_into_new
+
+aten = torch.ops.aten
+
+
+def fetch(tensor: LazyTensor) -> torch.Tensor:
+    """The tensor's elements on the CPU: sends what was recorded and waits, one round trip.
+
+    Raises:
+        RemoteError: the value could not be computed.
+    """
+    recorder = current()
+    recorder.touch(tensor._value.storage)
+    return recorder.ask(Ask(fetch=(tensor._value.handle,))).tensors[0]
+
+
+def synchronize() -> None:
+    """Send everything that was recorded, on all threads, and wait until the devices have finished it.
+
+    Raises:
+        RemoteError: an op failed since the last sync point.
+    """
+    current().ask(Ask(synchronize=True))
+
+
+@handles(aten._local_scalar_dense.default)
+def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """`tensor.item()`, `float(tensor)`, `bool(tensor)`."""
+    return fetch(args[0]).item()
+
+
+@handles(aten._to_copy.default)
+def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`tensor.to(...)`: recorded where it stays remote; converted remotely, then fetched, where it goes to the CPU."""
+    device = kwargs.get("device")
+    kwargs = {k: v for k, v in kwargs.items() if k not in {"non_blocking", "pin_memory"}}
+    if device is None or device.type == DEVICE_NAME:
+        return record(func, args, kwargs)
+    if device.type != "cpu":
+        return _to_other_device(args[0], kwargs)
+    dtype = kwargs.get("dtype")
+    source = args[0]
+    if dtype is not None and dtype != source.dtype:
+        source = record(func, (source,), {"dtype": dtype})
+    fetched = fetch(source)
+    memory_format = kwargs.get("memory_format")
+    if memory_format in {None, torch.preserve_format}:
+        return fetched
+    return fetched.contiguous(memory_format=memory_format)
+
+
+def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor:
+    stand_in = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+    if kwargs["device"].type == "meta":
+        return stand_in.to(kwargs.get("dtype") or source.dtype)
+    return fetch(source).to(**kwargs)
+
+
+@handles(aten.copy_.default)
+def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target.copy_(source)`, in every combination of remote and CPU."""
+    target, source = args[0], args[1]
+    if not isinstance(target, LazyTensor):
+        return target.copy_(fetch(source))
+    if isinstance(source, LazyTensor) or (source.dim() == 0 and target.dim() > 0):
+        return record(func, (target, source), {})
+    if upload_into_new(target, source):
+        return target
+    return record(func, (target, upload_copy(source, target._value.meta.device)), {})
+
+
+@handles(aten.is_pinned.default)
+def is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """Remote tensors are never in pinned host memory."""
+    return False
+
+
+def show(tensor: LazyTensor) -> str:
+    """The tensor as PyTorch prints it; fetches its elements."""
+    if tensor.is_meta or tensor.numel() == 0:
+        contents = "[]"
+    else:
+        contents = torch._tensor_str._tensor_str(fetch(tensor.detach()), len("tensor("))
+    text = torch._tensor_str._str(tensor, tensor_contents=contents)
+    return "tensor(" + text.removeprefix(f"{type(tensor).__name__}(")
+
+
+lazy_tensor.printer.append(show)

@@ -1,0 +1,100 @@
+"""The private torch functions that Djinn needs, all touched here and nowhere else.
+
+`missing()` says which of them this torch lacks; `djinn doctor` and a test report it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+import torch.autograd
+import torch.autograd.graph
+import torch.nn
+from torch.utils import backend_registration
+
+NEEDED: Final = (
+    "torch._C._acc.register_python_privateuseone_device_guard",
+    "torch._C._acc.register_python_privateuseone_hook",
+    "torch._C._current_graph_task_id",
+    "torch._C._dispatch_get_all_op_names",
+    "torch._C._get_schema",
+    "torch._C._set_conj",
+    "torch._C._set_neg",
+    "torch.Tensor._make_wrapper_subclass",
+    "torch.autograd._engine_run_backward",
+    "torch.autograd.graph._engine_run_backward",
+    "torch.nn.Module._apply",
+    "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
+)
+
+
+def missing() -> list[str]:
+    """Those of `NEEDED` that the installed torch lacks."""
+    return [name for name in NEEDED if not _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    head, *rest = name.split(".")
+    found: Any = importlib.import_module(head)
+    for part in rest:
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+def register_backend(name: str, module: ModuleType) -> None:
+    """Make `torch.device(name)` a device whose kernels are written in Python, with `torch.<name>` as its module."""
+    backend_registration._setup_privateuseone_for_python_backend(rename=name, backend_module=module)
+
+
+def make_wrapper(
+    cls: type[torch.Tensor],
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Any:
+    """A tensor without memory that has this metadata (sizes in elements)."""
+    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device
+    )
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a run of the autograd engine."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def set_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
+    """Set the lazy conjugation and negation bits of a tensor."""
+    torch._C._set_conj(tensor, conj)
+    torch._C._set_neg(tensor, neg)
+
+
+def adopt_metadata(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """Give `tensor` the sizes, strides, offset and dtype of `source` without telling its subclass."""
+    torch.Tensor.data.__set__(tensor, source)  # type: ignore[attr-defined]
+
+
+EngineRun = Callable[..., Any]
+
+
+def wrap_engine(wrap: Callable[[EngineRun], EngineRun]) -> None:
+    """Replace the function that runs backward passes, in both modules that hold it."""
+    wrapped = wrap(torch.autograd.graph._engine_run_backward)
+    torch.autograd.graph._engine_run_backward = wrapped
+    torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
+
+
+ModuleApply = Callable[..., torch.nn.Module]
+
+
+def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
+    """Replace `torch.nn.Module._apply`, on which `to`, `cpu`, `half` and their like are built."""
+    torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]

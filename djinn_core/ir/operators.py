@@ -1,0 +1,105 @@
+"""The allow-list of ops: what a program may contain, the same on both sides.
+
+An overload is allowed when it is in PyTorch's `aten` namespace, has a schema made only of argument types that forms can
+express, and is not on the list of exclusions. Names that were received are looked up in this list first; nothing is ever
+reached by name outside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+
+import torch
+
+from djinn_core.errors import UnsupportedOperation
+
+MANUAL_SEED = "djinn::manual_seed"
+GET_RANDOM_STATE = "djinn::get_random_state"
+SET_RANDOM_STATE = "djinn::set_random_state"
+OWN_OPERATORS = frozenset({MANUAL_SEED, GET_RANDOM_STATE, SET_RANDOM_STATE})
+
+# Ops that reach files, foreign memory or other processes, or build tensors without checking what they are given.
+_EXCLUDED = frozenset({
+    "_backward",  # runs autograd, which executors never do
+    "_coalesced_",
+    "_cuda_getCurrentRawStream",
+    "_has_compatible_shallow_copy_type",
+    "_make_dual",
+    "_make_dual_copy",
+    "_nested_tensor_from_mask",
+    "_pin_memory",
+    "_print",
+    "_propagate_xla_data",
+    "_remove_batch_dim",
+    "_sparse_bsc_tensor_unsafe",
+    "_sparse_bsr_tensor_unsafe",
+    "_sparse_compressed_tensor_unsafe",
+    "_sparse_coo_tensor_unsafe",
+    "_sparse_csc_tensor_unsafe",
+    "_sparse_csr_tensor_unsafe",
+    "_use_cudnn_ctc_loss",
+    "_version",
+    "backward",
+    "data",
+    "from_file",
+    "is_pinned",
+    "output_nr",
+    "pin_memory",
+    "record_stream",
+    "rename",
+    "rename_",
+    "requires_grad_",
+    "retain_grad",
+    "retains_grad",
+    "save",
+    "set_data",
+})  # fmt: skip
+_TYPES = re.compile(
+    r"^(Optional\[)?(List\[)?(Optional\[)?(Tensor|int|bool|float|number|complex|str|Device|Generator)(\])*$"
+)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """`("add", "Tensor")` for `aten::add.Tensor`; the overload of `aten::relu` is `default`."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return packet, overload or "default"
+
+
+@functools.cache
+def allowed_operators() -> frozenset[str]:
+    """Names of all overloads that a program may contain."""
+    dispatched = {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
+    return OWN_OPERATORS | frozenset(name for name in dispatched if _expressible(name))
+
+
+def _expressible(name: str) -> bool:
+    packet, overload = split_name(name)
+    if packet in _EXCLUDED:
+        return False
+    schema = torch._C._get_schema(f"aten::{packet}", "" if overload == "default" else overload)
+    return all(_TYPES.match(str(a.type)) for a in (*schema.arguments, *schema.returns))
+
+
+@functools.cache
+def operators_digest() -> str:
+    """A digest of the allow-list, so that two sides can see at once whether theirs are equal."""
+    return hashlib.blake2b("\n".join(sorted(allowed_operators())).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def resolve(name: str) -> torch._ops.OpOverload:
+    """The overload called `name`, such as `aten::add.Tensor`.
+
+    Raises:
+        UnsupportedOperation: it is not on the allow-list.
+    """
+    if name not in allowed_operators() or name in OWN_OPERATORS:
+        raise UnsupportedOperation(
+            f"{name} is not an op that programs may contain in torch {torch.__version__}; "
+            "`djinn doctor` compares the versions of both sides"
+        )
+    packet, overload = split_name(name)
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload)
+    return found
