@@ -1,0 +1,22 @@
+"""The plugins that are part of Djinn. They come through the same door as a stranger's: modules with marked hooks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Final
+
+# By name of the plugin the module that it is.
+_MODULES: Final = {
+    name: f"djinn_core.builtins.{name}" for name in ("device", "costs", "placement", "scheduling", "local", "cpu")
+}
+
+
+def builtin_plugins() -> dict[str, ModuleType]:
+    """The built-in plugins by name, in pipeline order. They are imported now, not before."""
+    return {
+        name: importlib.import_module(module)
+        for name, module in _MODULES.items()
+        if importlib.util.find_spec(module) is not None
+    }

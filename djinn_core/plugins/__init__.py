@@ -1,0 +1,1 @@
+"""Plugins: finding them, loading them and telling what became of each."""

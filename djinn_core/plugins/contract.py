@@ -1,0 +1,61 @@
+"""Whether an object that a hook returned satisfies its Protocol; if not, the message names the member at fault."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, get_origin, get_type_hints
+
+from djinn_core.plugins.kinds import Kind
+
+
+def complaint(candidate: object, kind: Kind) -> str:
+    """What keeps `candidate` from being an object of `kind`, as the end of a sentence, or an empty string."""
+    wanted = kind.protocol.__name__
+    shown = f"{type(candidate).__name__} {getattr(candidate, 'name', '')!r}"
+    if isinstance(candidate, type):
+        return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
+    faults = [*_attribute_faults(candidate, kind.protocol), *_method_faults(candidate, kind.protocol)]
+    if faults:
+        return f"returned {shown}, which is no {wanted}: {'; '.join(faults)}"
+    if not getattr(candidate, "name", ""):
+        return f"returned a {type(candidate).__name__} with an empty `name`"
+    return ""
+
+
+def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:
+    for member, annotation in get_type_hints(protocol).items():
+        wanted = get_origin(annotation) or annotation
+        if not hasattr(candidate, member):
+            yield f"it lacks the attribute `{member}` ({_spelled(annotation)})"
+        elif not isinstance(value := getattr(candidate, member), wanted):
+            yield f"its `{member}` is {value!r}, but must be a {_spelled(annotation)}"
+
+
+def _method_faults(candidate: object, protocol: type) -> Iterator[str]:
+    for member, specified in inspect.getmembers(protocol, inspect.isfunction):
+        if member.startswith("_"):
+            continue
+        expected = inspect.signature(specified)
+        if not callable(method := getattr(candidate, member, None)):
+            yield f"it lacks the method `{member}{expected}`"
+        elif inspect.iscoroutinefunction(method):
+            yield f"its method `{member}` is asynchronous, but is called without await"
+        elif not _accepts(method, len(expected.parameters) - 1):
+            yield f"its method `{member}{inspect.signature(method)}` must accept `{member}{expected}`"
+
+
+def _accepts(method: Callable[..., Any], count: int) -> bool:
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # a method written in C has no signature to look at
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _spelled(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) and get_origin(annotation) is None else str(annotation)

@@ -1,0 +1,146 @@
+"""Where plugins come from: the ones built in, entry points, and what a person names. Nothing here imports a plugin."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import PluginError
+from djinn_core.plugins.report import PluginRow, Status
+
+ENTRY_POINT_GROUP: Final = "djinn"
+CORE_DISTRIBUTION: Final = "djinn"
+
+
+@attrs.frozen
+class Candidate:
+    """A plugin that may be loaded.
+
+    Attributes:
+        name: name of the entry point, of the module or of the object.
+        distribution, version: what it came with; empty where there is none.
+        load: returns the plugin, a module or an object; raises whatever the plugin raises at import.
+        builtin: whether it is part of Djinn.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    load: Callable[[], object]
+    builtin: bool = False
+
+    def row(self, status: Status, kind: str = "", error: str | None = None) -> PluginRow:
+        """The plugin's line in the report."""
+        return PluginRow(self.name, kind, self.distribution, self.version, status, error)
+
+    @property
+    def label(self) -> str:
+        """The plugin as messages name it."""
+        return self.row("active").label
+
+
+def installed(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> tuple[Candidate, ...]:
+    """The plugins that installed distributions offer (or that `entry_points` name), by name, then by distribution."""
+    if entry_points is None:
+        entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    found = [
+        Candidate(point.name, *_origin(point.dist), partial(importlib.metadata.EntryPoint.load, point))
+        for point in entry_points
+    ]
+    return tuple(sorted(found, key=lambda candidate: (candidate.name, candidate.distribution)))
+
+
+def built_in(builtins: Mapping[str, object]) -> tuple[Candidate, ...]:
+    """The plugins that are part of Djinn, in the order in which they are given."""
+    return tuple(
+        Candidate(name, CORE_DISTRIBUTION, _core_version(), partial(_given, plugin), builtin=True)
+        for name, plugin in builtins.items()
+    )
+
+
+def named(request: object, available: Sequence[Candidate]) -> Candidate:
+    """The plugin that `request` means: an available plugin or a module by name, or a module or object itself.
+
+    Raises:
+        PluginError: nothing of that name is available, or more than one distribution offers it.
+    """
+    if not isinstance(request, str):
+        return _from_object(request)
+    matches = [candidate for candidate in available if candidate.name == request]
+    if len(matches) > 1:
+        raise PluginError(
+            f"the plugin name {request!r} is ambiguous: {' and '.join(map(_offered_by, matches))} both offer it. "
+            "Uninstall one of them, or pass the module that you mean"
+        )
+    if matches:
+        return matches[0]
+    if not _importable(request):
+        raise PluginError(f"there is no plugin {request!r}{choices(request, available)}")
+    load = partial(_imported, request, choices(request, available))
+    return Candidate(request, *_origin_of_module(request), load)
+
+
+def choices(request: str, available: Iterable[Candidate]) -> str:
+    """The end of a sentence about an unknown name: what it may have meant, and what there is."""
+    names = {builtin: sorted({c.name for c in available if c.builtin is builtin}) for builtin in (False, True)}
+    close = difflib.get_close_matches(request, names[False] + names[True], n=3)
+    guess = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+    return (
+        f"{guess} Installed: {', '.join(names[False]) or 'none'}. Built in: {', '.join(names[True]) or 'none'}. "
+        "Any importable module, module or object that implements a hook of Djinn will do too"
+    )
+
+
+def _offered_by(candidate: Candidate) -> str:
+    return " ".join(part for part in (candidate.distribution, candidate.version) if part) or candidate.name
+
+
+def _imported(name: str, alternatives: str) -> ModuleType:
+    module = importlib.import_module(name)
+    if not hasattr(module, "djinn_api_version"):
+        raise PluginError(
+            f"no plugin is installed as {name!r}, and the module of that name has no `djinn_api_version`{alternatives}"
+        )
+    return module
+
+
+def _given(plugin: object) -> object:
+    return plugin
+
+
+def _from_object(plugin: object) -> Candidate:
+    if isinstance(plugin, ModuleType):
+        return Candidate(plugin.__name__, *_origin_of_module(plugin.__name__), partial(_given, plugin))
+    name = getattr(plugin, "name", None)
+    return Candidate(name if isinstance(name, str) and name else type(plugin).__name__, "", "", partial(_given, plugin))
+
+
+def _importable(name: str) -> bool:
+    try:
+        return bool(name) and not name.startswith(".") and importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # the parent package is missing, or the module is half made
+        return False
+
+
+def _origin(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
+    return (distribution.name, distribution.version) if distribution else ("", "")
+
+
+def _origin_of_module(module: str) -> tuple[str, str]:
+    owners = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
+    return _origin(importlib.metadata.distribution(owners[0])) if owners else ("", "")
+
+
+def _core_version() -> str:
+    try:
+        return importlib.metadata.version(CORE_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return ""

@@ -1,0 +1,116 @@
+"""Taking in one plugin after the other: what is disabled, broken or clashes with an earlier one stays outside."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import PluginError
+from djinn_core.plugins.discovery import Candidate
+from djinn_core.plugins.kinds import KINDS
+from djinn_core.plugins.loading import Loaded, load
+from djinn_core.plugins.report import PluginRow
+
+
+@attrs.frozen
+class Failure:
+    """A plugin that cannot be used. `fatal` where the person asked for it by name, or where it is built in."""
+
+    row: PluginRow
+    error: PluginError
+    fatal: bool
+
+
+@attrs.define
+class Intake:
+    """Takes in one plugin after the other and refuses what clashes with those before it."""
+
+    disable: frozenset[str]
+    kinds: Collection[str]
+    trace: bool
+    rows: list[PluginRow] = attrs.field(factory=list)
+    failures: list[Failure] = attrs.field(factory=list)
+    names: dict[str, Candidate] = attrs.field(factory=dict)
+    claims: dict[tuple[str, str], Candidate] = attrs.field(factory=dict)
+    objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
+    owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
+
+    def take(self, candidate: Candidate, requested: bool = False) -> None:
+        """Load a plugin, unless it is disabled, and keep its objects."""
+        if candidate.name in self.disable:
+            self.rows.append(candidate.row("disabled"))
+            return
+        try:
+            self._claim_name(candidate)
+            loaded = load(candidate, self.kinds, self.trace)
+            self._claim_objects(loaded)
+        except PluginError as error:
+            self.refuse(candidate, error, fatal=requested or candidate.builtin)
+            return
+        self._keep(loaded)
+
+    def refuse(self, candidate: Candidate, error: PluginError, fatal: bool) -> None:
+        """Note that a plugin cannot be used."""
+        row = candidate.row("failed", error=str(error))
+        self.rows.append(row)
+        self.failures.append(Failure(row, error, fatal))
+
+    def ordered(self) -> dict[str, tuple[Any, ...]]:
+        """By field of the registry the objects that were taken in, in the order in which the core asks them."""
+        return {kind.objects: tuple(self._ordered(kind.objects)) for kind in KINDS}
+
+    def _claim_name(self, candidate: Candidate) -> None:
+        first = self.names.setdefault(candidate.name, candidate)
+        if first is not candidate:
+            raise PluginError(_clash("plugin", candidate.name, first, candidate))
+
+    def _claim_objects(self, loaded: Loaded) -> None:
+        fresh: set[tuple[str, str]] = set()
+        for objects, item in _pairs(loaded):
+            for key in _claims(objects, item):
+                if key in fresh or key in self.claims:
+                    raise PluginError(_clash(*key, self.claims.get(key, loaded.candidate), loaded.candidate))
+                fresh.add(key)
+        self.claims.update(dict.fromkeys(fresh, loaded.candidate))
+
+    def _keep(self, loaded: Loaded) -> None:
+        row = loaded.candidate.row("active", kind=",".join(loaded.kinds))
+        self.rows.append(row)
+        for objects, item in _pairs(loaded):
+            self.objects[objects].append(item)
+            self.owners[objects, item.name] = row
+
+    def _ordered(self, objects: str) -> list[Any]:
+        if objects == "cost_models":
+            return sorted(
+                self.objects[objects], key=lambda model: (bool(not model.operations), self._own(model), model.name)
+            )
+        if objects == "transports":
+            return sorted(self.objects[objects], key=lambda transport: (-transport.capabilities.speed, transport.name))
+        return sorted(self.objects[objects], key=lambda item: item.name)
+
+    def _own(self, model: Any) -> bool:
+        return self.claims["cost model", model.name].builtin
+
+
+def _claims(objects: str, item: Any) -> Iterator[tuple[str, str]]:
+    yield objects.replace("_", " ").removesuffix("s").replace("policie", "policy"), item.name
+    if objects == "transports":
+        for scheme in item.schemes:
+            yield "URL scheme", scheme
+
+
+def _pairs(loaded: Loaded) -> Iterator[tuple[str, Any]]:
+    for objects, items in loaded.objects.items():
+        for item in items:
+            yield objects, item
+
+
+def _clash(what: str, name: str, first: Candidate, second: Candidate) -> str:
+    return (
+        f"the {what} {name!r} is taken twice: {first.label} has it, {second.label} is refused. "
+        "Uninstall or disable one of them, or rename what it offers"
+    )

@@ -1,0 +1,149 @@
+"""Loading one plugin: import it, check its API version, ask its hooks for objects and check those."""
+
+from __future__ import annotations
+
+import difflib
+import time
+import traceback
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import attrs
+import pluggy
+import structlog
+
+from djinn_core.errors import PluginError
+from djinn_core.hookspecs import API_VERSION, PROJECT
+from djinn_core.plugins.contract import complaint
+from djinn_core.plugins.discovery import Candidate
+from djinn_core.plugins.kinds import KINDS, Kind
+
+log = structlog.get_logger("djinn.plugins")
+
+
+@attrs.frozen
+class Loaded:
+    """A plugin that passed all checks: the kinds of hook that it implements, and the objects that it registers."""
+
+    candidate: Candidate
+    kinds: tuple[str, ...]
+    objects: Mapping[str, tuple[Any, ...]]
+
+
+def load(candidate: Candidate, kinds: Collection[str], trace: bool) -> Loaded:
+    """Load a plugin and call its hooks of the given kinds; with `trace` each call is logged.
+
+    A plugin has a manager of its own, so that none can see, wrap or break the hooks of another.
+
+    Raises:
+        PluginError: it cannot be imported, is written for another API version, implements no hook of Djinn, or a hook
+            raised or returned something that does not satisfy its Protocol. The message names the plugin.
+    """
+    try:
+        plugin = _import(candidate)
+        _check_version(plugin)
+        manager = _manager(candidate, plugin, trace)
+        implemented = tuple(kind for kind in KINDS if getattr(manager.hook, kind.hook).get_hookimpls())
+        objects = {kind.objects: _registered(manager, kind) for kind in implemented if kind.name in kinds}
+    except PluginError as error:
+        raise PluginError(f"{candidate.label} cannot be used: {error}") from error.__cause__
+    return Loaded(candidate, tuple(kind.name for kind in implemented), objects)
+
+
+def _import(candidate: Candidate) -> object:
+    try:
+        return candidate.load()
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"importing it raised {_shown(error)}. Mend or uninstall it, or disable it") from error
+
+
+def _check_version(plugin: object) -> None:
+    version = getattr(plugin, "djinn_api_version", None)
+    if version is None:
+        raise PluginError(
+            "it does not say which plugin API it was written for. Add `djinn_api_version = "
+            f"{API_VERSION}` beside its hooks, where {API_VERSION} is the version that this Djinn has"
+        )
+    if version != API_VERSION:
+        older = isinstance(version, int) and version < API_VERSION
+        advice = "Install a newer version of the plugin" if older else "Install a newer Djinn"
+        raise PluginError(
+            f"it was written for plugin API version {version!r}, and this Djinn has version {API_VERSION}. {advice}"
+        )
+
+
+def _manager(candidate: Candidate, plugin: object, trace: bool) -> pluggy.PluginManager:
+    if isinstance(plugin, type):
+        raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
+    manager = pluggy.PluginManager(PROJECT)
+    for kind in KINDS:
+        manager.add_hookspecs(kind.specification)
+    try:
+        manager.register(plugin, name=candidate.name)
+    except (pluggy.PluginValidationError, ValueError) as error:
+        raise PluginError(f"a hook is not declared as Djinn declares it: {' '.join(str(error).split())}") from error
+    _check_hooks(manager, plugin)
+    if trace:
+        _trace(manager, candidate)
+    return manager
+
+
+def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
+    known = [kind.hook for kind in KINDS]
+    callers = manager.get_hookcallers(plugin) or []
+    for caller in callers:
+        if caller.spec is None:
+            close = difflib.get_close_matches(caller.name, known, n=1, cutoff=0.0)[0]
+            raise PluginError(f"there is no hook {caller.name}; did you mean {close}?")
+        if any(implementation.hookwrapper or implementation.wrapper for implementation in caller.get_hookimpls()):
+            raise PluginError(f"its {caller.name} is a wrapper; hooks of Djinn register objects and wrap nothing")
+    unmarked = sorted({name for name in known if hasattr(plugin, name)} - {caller.name for caller in callers})
+    if unmarked:
+        raise PluginError(f"its {unmarked[0]} is not marked as a hook. Put `@djinn.hookimpl` above it")
+    if not callers:
+        raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(known)}")
+
+
+def _registered(manager: pluggy.PluginManager, kind: Kind) -> tuple[Any, ...]:
+    try:
+        answers = getattr(manager.hook, kind.hook)()
+        objects = tuple(item for answer in answers for item in _listed(answer, kind))
+    except PluginError:
+        raise
+    except Exception as error:
+        raise PluginError(f"its {kind.hook} raised {_shown(error)}") from error
+    for item in objects:
+        if problem := complaint(item, kind):
+            raise PluginError(f"its {kind.hook} {problem}")
+    return objects
+
+
+def _listed(answer: object, kind: Kind) -> Iterable[Any]:
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise PluginError(
+            f"its {kind.hook} returned {answer!r}, but must return a list of {kind.protocol.__name__} objects"
+        )
+    return answer
+
+
+def _shown(error: BaseException) -> str:
+    """Type, message and innermost line of an exception."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _trace(manager: pluggy.PluginManager, candidate: Candidate) -> None:
+    started: list[float] = []
+
+    def before(*_: object) -> None:
+        started.append(time.monotonic())
+
+    def after(outcome: pluggy.Result[Any], hook: str, *_: object) -> None:
+        seconds = round(time.monotonic() - started.pop(), 6)
+        raised = _shown(outcome.exception) if outcome.exception else None
+        log.info("called a hook", plugin=candidate.name, hook=hook, seconds=seconds, raised=raised)
+
+    manager.add_hookcall_monitoring(before, after)

@@ -1,0 +1,165 @@
+"""The registry: the objects of all plugins in use, in the order in which the core asks them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Collection, Iterable, Mapping
+
+import attrs
+import structlog
+
+from djinn_core.config import Settings
+from djinn_core.errors import PluginError
+from djinn_core.hookspecs.compilers import Compiler
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.devices import Device
+from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.hookspecs.observers import Observer
+from djinn_core.hookspecs.optimizations import Optimization
+from djinn_core.hookspecs.patterns import Pattern
+from djinn_core.hookspecs.placement import PlacementPolicy
+from djinn_core.hookspecs.schedulers import ScheduleMaker
+from djinn_core.hookspecs.transports import Transport
+from djinn_core.plugins.discovery import Candidate, built_in, choices, installed, named
+from djinn_core.plugins.intake import Failure, Intake
+from djinn_core.plugins.kinds import EVERY_KIND
+from djinn_core.plugins.report import PluginRow
+
+log = structlog.get_logger("djinn.plugins")
+
+
+@attrs.frozen
+class Selection:
+    """Which plugins to use.
+
+    Attributes:
+        plugins: names, importable module names, modules or objects, used beside the built-in plugins; None: everything
+            that is installed.
+        disable: names of plugins not to use, built-in ones included.
+        strict: whether a broken plugin is an error rather than a warning.
+        trace: whether each call of a hook is logged.
+    """
+
+    plugins: tuple[object, ...] | None = None
+    disable: frozenset[str] = frozenset()
+    strict: bool = False
+    trace: bool = False
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Selection:
+        """What the settings `plugins`, `disable`, `strict` and `trace_plugins` select."""
+        return cls(settings.plugins, frozenset(settings.disable), settings.strict, settings.trace_plugins)
+
+
+@attrs.frozen
+class Registry:
+    """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
+
+    Attributes:
+        rows: what became of each plugin, the unusable ones included.
+        owners: by kind of object (`patterns`) and name the row of the plugin that it came from.
+    """
+
+    interceptors: tuple[Interceptor, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+    cost_models: tuple[CostModel, ...] = ()
+    optimizations: tuple[Optimization, ...] = ()
+    placement_policies: tuple[PlacementPolicy, ...] = ()
+    schedulers: tuple[ScheduleMaker, ...] = ()
+    transports: tuple[Transport, ...] = ()
+    devices: tuple[Device, ...] = ()
+    compilers: tuple[Compiler, ...] = ()
+    observers: tuple[Observer, ...] = ()
+    rows: tuple[PluginRow, ...] = ()
+    owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)
+
+    def owner(self, objects: str, name: str) -> str:
+        """The plugin that registered object `name` among `objects` (a field of this class), as messages name it."""
+        row = self.owners.get((objects, name))
+        return row.label if row else "no plugin"
+
+
+@attrs.frozen
+class Survey:
+    """The registry that can be had, and what stands in the way of more."""
+
+    registry: Registry
+    failures: tuple[Failure, ...]
+
+
+def load_registry(
+    selection: Selection,
+    *,
+    builtins: Mapping[str, object],
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+    kinds: Collection[str] = EVERY_KIND,
+) -> Registry:
+    """Load the selected plugins and call their hooks of the given kinds.
+
+    Every call starts afresh and touches nothing that is shared, so threads may call it at the same time, and a plugin
+    from within its hooks. A discovered plugin that cannot be used becomes a row and one warning.
+
+    Args:
+        selection: which plugins.
+        builtins: the plugins that are part of Djinn, by name.
+        entry_points: what to discover instead of the entry points of all installed distributions.
+        kinds: names of the kinds whose hooks are called; those of the others are not.
+
+    Raises:
+        PluginError: a plugin that was asked for by name, or a built-in one, cannot be found or used; or any plugin where
+            the selection is strict.
+    """
+    found = survey(selection, builtins=builtins, entry_points=entry_points, kinds=kinds)
+    for failure in found.failures:
+        if failure.fatal or selection.strict:
+            raise failure.error
+    for failure in found.failures:
+        log.warning("a plugin cannot be used", plugin=failure.row.name, error=str(failure.error))
+    return found.registry
+
+
+def survey(
+    selection: Selection,
+    *,
+    builtins: Mapping[str, object],
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+    kinds: Collection[str] = EVERY_KIND,
+) -> Survey:
+    """As `load_registry`, but raise and warn about nothing: what cannot be used is in the failures."""
+    own, offered = built_in(builtins), installed(entry_points)
+    intake = Intake(selection.disable, kinds, selection.trace)
+    for candidate in own:
+        intake.take(candidate)
+    if selection.plugins is None:
+        for candidate in offered:
+            intake.take(candidate)
+    else:
+        _take_requested(intake, selection.plugins, own, offered)
+    _warn_of_unknown(selection.disable, (*own, *offered))
+    registry = Registry(**intake.ordered(), rows=tuple(intake.rows), owners=intake.owners)
+    return Survey(registry, tuple(intake.failures))
+
+
+def _take_requested(
+    intake: Intake, requests: tuple[object, ...], own: tuple[Candidate, ...], offered: tuple[Candidate, ...]
+) -> None:
+    chosen: list[Candidate] = []
+    for request in {request if isinstance(request, str) else id(request): request for request in requests}.values():
+        try:
+            chosen.append(named(request, (*own, *offered)))
+        except PluginError as error:
+            intake.refuse(Candidate(str(request), "", "", lambda: None), error, fatal=True)
+    rest = [candidate for candidate in offered if candidate not in chosen]
+    for candidate in sorted((*chosen, *rest), key=lambda candidate: candidate.name):
+        if candidate in rest:
+            intake.rows.append(candidate.row("unselected"))
+        elif candidate not in own:
+            intake.take(candidate, requested=True)
+
+
+def _warn_of_unknown(disable: frozenset[str], available: tuple[Candidate, ...]) -> None:
+    names = {candidate.name for candidate in available}
+    for unknown in sorted(disable - names):
+        log.warning(
+            "there is no such plugin to disable", plugin=unknown, error=f"{unknown!r}{choices(unknown, available)}"
+        )

@@ -1,0 +1,37 @@
+"""What became of each plugin, as `djinn plugins` shows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+Status = Literal["active", "disabled", "unselected", "failed"]
+
+
+@attrs.frozen
+class PluginRow:
+    """One plugin that is built in, installed or was asked for.
+
+    Attributes:
+        name: name of the entry point, or of the module or object that was given.
+        kind: the kinds of hook that it implements, in pipeline order, joined by commas; empty where it was not loaded.
+        distribution: name of the distribution that it came with; empty where there is none.
+        version: version of the distribution; empty where there is none.
+        status: `active`; `disabled` by the setting `disable`; `unselected` because the setting `plugins` does not name
+            it; `failed`, for the reason in `error`.
+        error: why it cannot be used, and what to do; None where it can.
+    """
+
+    name: str
+    kind: str
+    distribution: str
+    version: str
+    status: Status
+    error: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The plugin as messages name it: `plugin 'attention' (djinn-attention 26.11.0)`."""
+        origin = " ".join(part for part in (self.distribution, self.version) if part)
+        return f"plugin {self.name!r} ({origin or 'given as an object'})"

@@ -1,0 +1,81 @@
+"""Entry points and plugin modules made for one test."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PATTERN = """
+from djinn_core.hookspecs import hookimpl
+djinn_api_version = 1
+class Example:
+    name = "{name}"
+    operations = frozenset({{"mm"}})
+    def match(self, graph, candidates):
+        return []
+@hookimpl
+def djinn_register_patterns():
+    return [Example()]
+"""
+
+
+@pytest.fixture
+def pattern() -> Callable[[str], str]:
+    """Source of a plugin with one pattern of the given name."""
+    return lambda name: PATTERN.format(name=name)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder like site-packages, on the path during the test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def install(site: Path) -> Callable[..., None]:
+    """Install a plugin: a module, and the metadata of a distribution with its entry point."""
+
+    def install(name: str, source: str, distribution: str = "", version: str = "1.0") -> None:
+        distribution = distribution or f"djinn-{name}"
+        module = f"plugin_{distribution.replace('-', '_')}"
+        (site / f"{module}.py").write_text(textwrap.dedent(source))
+        metadata = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (metadata / "entry_points.txt").write_text(f"[djinn]\n{name} = {module}\n")
+
+    return install
+
+
+@pytest.fixture
+def offered(site: Path) -> Callable[[], list[importlib.metadata.EntryPoint]]:
+    """The entry points of what the test installed, and nothing else."""
+
+    def offered() -> list[importlib.metadata.EntryPoint]:
+        found = importlib.metadata.distributions(path=[str(site)])
+        return [point for distribution in found for point in distribution.entry_points]
+
+    return offered
+
+
+@pytest.fixture
+def module() -> Callable[[str, str], ModuleType]:
+    """A module made from source, importable by nobody."""
+
+    def module(name: str, source: str) -> ModuleType:
+        made = ModuleType(name)
+        exec(textwrap.dedent(source), made.__dict__)
+        return made
+
+    return module

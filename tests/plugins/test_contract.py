@@ -1,0 +1,57 @@
+"""What a hook returns is checked against its Protocol, and the message names the member at fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from djinn_core.plugins.contract import complaint
+from djinn_core.plugins.kinds import KINDS
+
+KIND = {kind.name: kind for kind in KINDS}
+
+
+def pattern(**members: Any) -> object:
+    sound = {"name": "sound", "operations": frozenset({"mm"}), "match": lambda self, graph, candidates: []}
+    return type("Made", (), {name: value for name, value in (sound | members).items() if value is not None})()
+
+
+def test_a_sound_object_passes() -> None:
+    assert complaint(pattern(), KIND["patterns"]) == ""
+    assert complaint(pattern(match=lambda self, *nodes: []), KIND["patterns"]) == ""
+    assert complaint(pattern(match=lambda self, graph, candidates, deep=False: []), KIND["patterns"]) == ""
+
+
+async def _later(self: object, graph: object, candidates: object) -> list[object]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"operations": None}, "it lacks the attribute `operations` (frozenset[str])"),
+        ({"match": None}, "it lacks the method `match(self, graph"),
+        ({"match": 3}, "it lacks the method `match(self, graph"),
+        ({"operations": "mm"}, "its `operations` is 'mm', but must be a frozenset[str]"),
+        ({"name": 5}, "its `name` is 5, but must be a str"),
+        ({"name": ""}, "returned a Made with an empty `name`"),
+        ({"match": lambda self, graph: []}, "its method `match(graph)` must accept `match(self, graph"),
+        ({"match": _later}, "its method `match` is asynchronous"),
+    ],
+)
+def test_the_member_at_fault_is_named(members: dict[str, Any], message: str) -> None:
+    assert message in complaint(pattern(**members), KIND["patterns"])
+
+
+def test_a_class_is_no_instance() -> None:
+    assert complaint(type(pattern()), KIND["patterns"]).endswith("must return instances: Made()")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_an_object_without_anything_lacks_every_member(kind: Any) -> None:
+    problem = complaint(object(), kind)
+    members = [name for name in (*kind.protocol.__annotations__, *vars(kind.protocol)) if not name.startswith("_")]
+    assert members
+    for member in members:
+        assert f"`{member}" in problem

@@ -1,0 +1,23 @@
+"""The built-in device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from djinn_core.builtins.cpu import CpuDevice
+from djinn_core.errors import StartupError
+
+
+def test_memory_figures_follow_what_this_process_holds() -> None:
+    runtime = CpuDevice().open(0)
+    before = runtime.memory()
+    held = torch.ones(32 << 20, dtype=torch.uint8)
+    after = runtime.memory()
+    assert after["allocated"] - before["allocated"] >= held.nbytes * 0.9
+    assert 0 < after["free"] <= after["total"]
+
+
+def test_the_device_that_is_not_there() -> None:
+    with pytest.raises(StartupError, match="no device cpu:1"):
+        CpuDevice().open(1)

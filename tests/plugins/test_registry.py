@@ -1,0 +1,285 @@
+"""Which plugins are loaded, in which order, and what becomes of those that cannot be used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import pytest
+from structlog.testing import capture_logs
+
+from djinn_core.config import resolve
+from djinn_core.errors import PluginError
+from djinn_core.plugins.registry import Registry, Selection, load_registry, survey
+
+Install = Callable[..., None]
+Offered = Callable[[], list[importlib.metadata.EntryPoint]]
+Make = Callable[[str, str], ModuleType]
+Source = Callable[[str], str]
+
+HEAD = "from djinn_core.hookspecs import hookimpl\ndjinn_api_version = 1\n"
+BROKEN = {
+    "raises": ("raise ImportError('no wings')", "importing it raised ImportError: no wings"),
+    "exits": ("raise SystemExit(3)", "importing it raised SystemExit: 3"),
+    "old": ("djinn_api_version = 0", "plugin API version 0, and this Djinn has version 1. Install a newer version of"),
+    "new": ("djinn_api_version = 2", "plugin API version 2, and this Djinn has version 1. Install a newer Djinn"),
+    "silent": ("x = 1", "Add `djinn_api_version = 1`"),
+    "hookless": ("djinn_api_version = 1", "it implements no hook of Djinn. There are: djinn_register_interceptors"),
+    "unmarked": ("djinn_api_version = 1\ndef djinn_register_devices(): return []", "Put `@djinn.hookimpl` above it"),
+    "misspelt": (
+        HEAD + "@hookimpl\ndef djinn_register_paterns(): return []",
+        "there is no hook djinn_register_paterns; did you mean djinn_register_patterns?",
+    ),
+    "demanding": (
+        HEAD + "@hookimpl\ndef djinn_register_patterns(graph): return []",
+        "a hook is not declared as Djinn declares it",
+    ),
+    "wrapper": (
+        HEAD + "@hookimpl(wrapper=True)\ndef djinn_register_patterns():\n    return (yield)",
+        "is a wrapper",
+    ),
+    "bursts": (
+        HEAD + "@hookimpl\ndef djinn_register_patterns(): return [1 / 0]",
+        "its djinn_register_patterns raised ZeroDivisionError: division by zero",
+    ),
+    "generator": (
+        HEAD + "@hookimpl\ndef djinn_register_patterns(): yield 1 / 0",
+        "its djinn_register_patterns raised ZeroDivisionError: division by zero",
+    ),
+    "single": (
+        HEAD + "@hookimpl\ndef djinn_register_patterns(): return 7",
+        "returned 7, but must return a list of Pattern objects",
+    ),
+}
+
+
+def names(registry: Registry) -> list[str]:
+    return [pattern.name for pattern in registry.patterns]
+
+
+def status(registry: Registry) -> dict[str, str]:
+    return {row.name: row.status for row in registry.rows}
+
+
+def error(registry: Registry, name: str) -> str:
+    return next(row.error or "" for row in registry.rows if row.name == name and row.status == "failed")
+
+
+def test_everything_installed_is_used_in_order_of_name(
+    install: Install, offered: Offered, module: Make, pattern: Source
+) -> None:
+    for name in ("zebra", "ant", "mole"):
+        install(name, pattern(name))
+    registry = load_registry(Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=offered())
+    assert names(registry) == ["ant", "mole", "own", "zebra"]
+    assert [row.name for row in registry.rows] == ["own", "ant", "mole", "zebra"]
+    assert registry.owner("patterns", "mole") == "plugin 'mole' (djinn-mole 1.0)"
+
+
+def test_nothing_is_imported_before_it_is_loaded(install: Install, offered: Offered, pattern: Source) -> None:
+    install("ant", pattern("ant"))
+    load_registry(Selection(plugins=()), builtins={}, entry_points=offered())
+    load_registry(Selection(disable=frozenset({"ant"})), builtins={}, entry_points=offered())
+    assert "plugin_djinn_ant" not in sys.modules
+    load_registry(Selection(), builtins={}, entry_points=offered())
+    assert "plugin_djinn_ant" in sys.modules
+
+
+def test_a_selection_is_the_built_in_plugins_and_exactly_these(
+    install: Install, offered: Offered, module: Make, pattern: Source
+) -> None:
+    for name in ("ant", "mole", "zebra"):
+        install(name, pattern(name))
+    given = module("given", pattern("given"))
+    selection = Selection(plugins=("zebra", "plugin_djinn_ant", given, given, "own"))
+    registry = load_registry(selection, builtins={"own": module("own", pattern("own"))}, entry_points=offered())
+    assert names(registry) == ["ant", "given", "own", "zebra"]
+    assert status(registry) == {
+        "own": "active",
+        "ant": "unselected",
+        "given": "active",
+        "mole": "unselected",
+        "plugin_djinn_ant": "active",
+        "zebra": "active",
+    }
+
+
+def test_an_instance_may_be_a_plugin() -> None:
+    from djinn_core.hookspecs import hookimpl
+
+    class Watcher:
+        name = "watcher"
+        djinn_api_version = 1
+
+        @hookimpl
+        def djinn_register_observers(self) -> list[object]:
+            return [self]
+
+        def observe(self, event: object) -> None: ...
+
+    watcher = Watcher()
+    registry = load_registry(Selection(plugins=(watcher,)), builtins={}, entry_points=[])
+    assert registry.observers == (watcher,)
+    assert registry.rows[0].label == "plugin 'watcher' (given as an object)"
+    with pytest.raises(PluginError, match="it is the class Watcher; pass an instance"):
+        load_registry(Selection(plugins=(Watcher,)), builtins={}, entry_points=[])
+
+
+def test_an_unknown_name_fails_and_says_what_there_is(
+    install: Install, offered: Offered, module: Make, pattern: Source
+) -> None:
+    install("attention", pattern("attention"))
+    with pytest.raises(PluginError) as caught:
+        load_registry(
+            Selection(plugins=("atention",)), builtins={"own": module("own", pattern("own"))}, entry_points=offered()
+        )
+    assert "no plugin 'atention'; did you mean 'attention'? Installed: attention. Built in: own." in str(caught.value)
+
+
+def test_a_module_of_the_same_name_is_not_taken_for_a_plugin_that_is_missing() -> None:
+    with pytest.raises(PluginError, match=r"no plugin is installed as 'http', and the module of that name"):
+        load_registry(Selection(plugins=("http",)), builtins={}, entry_points=[])
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_a_row_and_one_warning_and_the_rest_works(
+    case: str, install: Install, offered: Offered, pattern: Source
+) -> None:
+    source, message = BROKEN[case]
+    install("broken", source, version="2.5")
+    install("sound", pattern("sound"))
+    with capture_logs() as logs:
+        registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    assert names(registry) == ["sound"]
+    assert status(registry) == {"broken": "failed", "sound": "active"}
+    assert message in error(registry, "broken")
+    assert error(registry, "broken").startswith("plugin 'broken' (djinn-broken 2.5) cannot be used: ")
+    assert [entry["plugin"] for entry in logs if entry["log_level"] == "warning"] == ["broken"]
+
+
+def test_a_broken_plugin_is_an_error_where_it_was_asked_for_or_everything_is(
+    install: Install, offered: Offered, module: Make
+) -> None:
+    install("broken", "raise ImportError('no wings')")
+    for selection in (Selection(plugins=("broken",)), Selection(strict=True)):
+        with pytest.raises(PluginError, match="no wings"):
+            load_registry(selection, builtins={}, entry_points=offered())
+    with pytest.raises(PluginError, match="djinn_api_version"):
+        load_registry(Selection(), builtins={"own": module("own", "")}, entry_points=[])
+
+
+def test_two_distributions_with_one_plugin_name(install: Install, offered: Offered, pattern: Source) -> None:
+    install("attention", pattern("attention"), distribution="djinn-attention", version="26.11.0")
+    install("attention", pattern("other"), distribution="strange-attention", version="0.1")
+    with capture_logs() as logs:
+        registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    assert names(registry) == ["attention"]
+    assert [row.status for row in registry.rows] == ["active", "failed"]
+    assert "(djinn-attention 26.11.0) has it, plugin 'attention' (strange-attention 0.1) is refused" in error(
+        registry, "attention"
+    )
+    assert len(logs) == 1
+    with pytest.raises(PluginError, match=r"djinn-attention 26\.11\.0 and strange-attention 0\.1 both offer it"):
+        load_registry(Selection(plugins=("attention",)), builtins={}, entry_points=offered())
+
+
+def test_two_plugins_with_one_pattern_name(install: Install, offered: Offered, pattern: Source) -> None:
+    install("ant", pattern("attention"))
+    install("bee", pattern("attention"))
+    registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    assert names(registry) == ["attention"]
+    assert "the pattern 'attention' is taken twice: plugin 'ant' (djinn-ant 1.0) has it" in error(registry, "bee")
+
+
+def test_a_plugin_cannot_take_the_name_of_a_built_in_one(
+    install: Install, offered: Offered, module: Make, pattern: Source
+) -> None:
+    install("own", pattern("stranger"))
+    registry = load_registry(Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=offered())
+    assert names(registry) == ["own"]
+    assert "(djinn-own 1.0) is refused" in error(registry, "own")
+
+
+def test_disabled_plugins_and_a_name_that_disables_nothing(
+    install: Install, offered: Offered, module: Make, pattern: Source
+) -> None:
+    install("ant", pattern("ant"))
+    own = {"own": module("own", pattern("own"))}
+    with capture_logs() as logs:
+        registry = load_registry(
+            Selection(disable=frozenset({"ant", "own", "bee"})), builtins=own, entry_points=offered()
+        )
+    assert status(registry) == {"own": "disabled", "ant": "disabled"}
+    assert [entry["plugin"] for entry in logs] == ["bee"]
+
+
+def test_only_the_hooks_of_this_process_are_called(module: Make, pattern: Source) -> None:
+    both = pattern("both") + "@hookimpl\ndef djinn_register_devices(): raise OSError('this is no server')\n"
+    own = {"own": module("own", both)}
+    registry = load_registry(Selection(), builtins=own, entry_points=[], kinds={"patterns"})
+    assert names(registry) == ["both"]
+    assert registry.rows[0].kind == "patterns,devices"
+    with pytest.raises(PluginError, match="this is no server"):
+        load_registry(Selection(), builtins=own, entry_points=[])
+
+
+def test_each_call_of_a_hook_is_logged_on_request(module: Make, pattern: Source) -> None:
+    own = {"own": module("own", pattern("own"))}
+    with capture_logs() as logs:
+        load_registry(Selection(trace=True), builtins=own, entry_points=[])
+    assert [(entry["plugin"], entry["hook"]) for entry in logs] == [("own", "djinn_register_patterns")]
+    with capture_logs() as logs:
+        load_registry(Selection(), builtins=own, entry_points=[])
+    assert logs == []
+
+
+def test_settings_become_a_selection() -> None:
+    environ = {"DJINN_PLUGINS": "a,b", "DJINN_DISABLE": "x", "DJINN_STRICT": "1", "DJINN_TRACE_PLUGINS": "1"}
+    selected = Selection.from_settings(resolve({}, environ).settings)
+    assert selected == Selection(("a", "b"), frozenset({"x"}), strict=True, trace=True)
+    assert Selection.from_settings(resolve({}, {"DJINN_PLUGINS": ""}).settings).plugins == ()
+    assert Selection.from_settings(resolve({}, {}).settings).plugins is None
+
+
+def test_cost_models_that_name_their_ops_come_first_and_built_in_ones_last(module: Make) -> None:
+    source = (
+        HEAD + "class Model:\n"
+        "    def __init__(self, name, *ops): self.name, self.operations = name, frozenset(ops)\n"
+        "    def estimate(self, graph, node, device): return None\n"
+        "@hookimpl\ndef djinn_register_cost_models(): return [{}]\n"
+    )
+    own = module("own", source.format("Model('a-general'), Model('a-mm', 'mm')"))
+    given = module("given", source.format("Model('z-mm', 'mm'), Model('z-general')"))
+    registry = load_registry(Selection(plugins=(given,)), builtins={"own": own}, entry_points=[])
+    assert [model.name for model in registry.cost_models] == ["z-mm", "a-mm", "z-general", "a-general"]
+
+
+def test_threads_and_plugins_may_load_at_the_same_time(
+    install: Install, offered: Offered, module: Make, pattern: Source
+) -> None:
+    install("ant", pattern("ant"))
+    nested = module(
+        "nested",
+        pattern("nested").replace(
+            "    return [Example()]",
+            "    from djinn_core.plugins.registry import Selection, load_registry\n"
+            "    load_registry(Selection(plugins=()), builtins={}, entry_points=[])\n"
+            "    return [Example()]",
+        ),
+    )
+    points = offered()
+    with ThreadPoolExecutor(16) as pool:
+        loads = [
+            pool.submit(load_registry, Selection(), builtins={"nested": nested}, entry_points=points) for _ in range(64)
+        ]
+    assert {tuple(names(load.result())) for load in loads} == {("ant", "nested")}
+
+
+def test_a_survey_raises_nothing(install: Install, offered: Offered) -> None:
+    install("broken", "raise ImportError('no wings')")
+    found = survey(Selection(plugins=("broken", "missing"), strict=True), builtins={}, entry_points=offered())
+    assert sorted(failure.row.name for failure in found.failures) == ["broken", "missing"]
+    assert {row.status for row in found.registry.rows} == {"failed"}
