@@ -10,15 +10,15 @@ from typing import Any
 
 import attrs
 import pluggy
-import structlog
 
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs import API_VERSION, PROJECT
+from djinn_core.logs import get_logger
 from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.discovery import Candidate
 from djinn_core.plugins.kinds import KINDS, Kind
 
-log = structlog.get_logger("djinn.plugins")
+log = get_logger("djinn.plugins")
 
 
 @attrs.frozen
@@ -144,6 +144,7 @@ def _trace(manager: pluggy.PluginManager, candidate: Candidate) -> None:
     def after(outcome: pluggy.Result[Any], hook: str, *_: object) -> None:
         seconds = round(time.monotonic() - started.pop(), 6)
         raised = _shown(outcome.exception) if outcome.exception else None
-        log.info("called a hook", plugin=candidate.name, hook=hook, seconds=seconds, raised=raised)
+        # The person who runs this asked to see it, so its level is one that is shown without further settings.
+        log.warning("called a hook", plugin=candidate.name, hook=hook, seconds=seconds, raised=raised)
 
     manager.add_hookcall_monitoring(before, after)

@@ -6,7 +6,6 @@ import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping
 
 import attrs
-import structlog
 
 from djinn_core.config import Settings
 from djinn_core.errors import PluginError
@@ -20,12 +19,13 @@ from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker
 from djinn_core.hookspecs.transports import Transport
+from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import Candidate, built_in, choices, installed, named
 from djinn_core.plugins.intake import Failure, Intake
 from djinn_core.plugins.kinds import EVERY_KIND
 from djinn_core.plugins.report import PluginRow
 
-log = structlog.get_logger("djinn.plugins")
+log = get_logger("djinn.plugins")
 
 
 @attrs.frozen

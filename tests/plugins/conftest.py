@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -79,3 +80,15 @@ def module() -> Callable[[str, str], ModuleType]:
         return made
 
     return module
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+    """What the part `plugins` logged since the last call, as structured events."""
+
+    def logged() -> list[dict[str, Any]]:
+        records = [record for record in caplog.records if record.name == "djinn.plugins"]
+        caplog.clear()
+        return [{"level": record.levelname, **record.djinn} for record in records]
+
+    return logged

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
+from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from djinn_core.config import resolve
 from djinn_core.errors import PluginError
@@ -19,6 +19,7 @@ Install = Callable[..., None]
 Offered = Callable[[], list[importlib.metadata.EntryPoint]]
 Make = Callable[[str, str], ModuleType]
 Source = Callable[[str], str]
+Logged = Callable[[], list[dict[str, Any]]]
 
 HEAD = "from djinn_core.hookspecs import hookimpl\ndjinn_api_version = 1\n"
 BROKEN = {
@@ -146,18 +147,17 @@ def test_a_module_of_the_same_name_is_not_taken_for_a_plugin_that_is_missing() -
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_plugin_is_a_row_and_one_warning_and_the_rest_works(
-    case: str, install: Install, offered: Offered, pattern: Source
+    case: str, install: Install, offered: Offered, pattern: Source, logged: Logged
 ) -> None:
     source, message = BROKEN[case]
     install("broken", source, version="2.5")
     install("sound", pattern("sound"))
-    with capture_logs() as logs:
-        registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    registry = load_registry(Selection(), builtins={}, entry_points=offered())
     assert names(registry) == ["sound"]
     assert status(registry) == {"broken": "failed", "sound": "active"}
     assert message in error(registry, "broken")
     assert error(registry, "broken").startswith("plugin 'broken' (djinn-broken 2.5) cannot be used: ")
-    assert [entry["plugin"] for entry in logs if entry["log_level"] == "warning"] == ["broken"]
+    assert [(entry["level"], entry["plugin"]) for entry in logged()] == [("WARNING", "broken")]
 
 
 def test_a_broken_plugin_is_an_error_where_it_was_asked_for_or_everything_is(
@@ -171,17 +171,18 @@ def test_a_broken_plugin_is_an_error_where_it_was_asked_for_or_everything_is(
         load_registry(Selection(), builtins={"own": module("own", "")}, entry_points=[])
 
 
-def test_two_distributions_with_one_plugin_name(install: Install, offered: Offered, pattern: Source) -> None:
+def test_two_distributions_with_one_plugin_name(
+    install: Install, offered: Offered, pattern: Source, logged: Logged
+) -> None:
     install("attention", pattern("attention"), distribution="djinn-attention", version="26.11.0")
     install("attention", pattern("other"), distribution="strange-attention", version="0.1")
-    with capture_logs() as logs:
-        registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    registry = load_registry(Selection(), builtins={}, entry_points=offered())
     assert names(registry) == ["attention"]
     assert [row.status for row in registry.rows] == ["active", "failed"]
     assert "(djinn-attention 26.11.0) has it, plugin 'attention' (strange-attention 0.1) is refused" in error(
         registry, "attention"
     )
-    assert len(logs) == 1
+    assert len(logged()) == 1
     with pytest.raises(PluginError, match=r"djinn-attention 26\.11\.0 and strange-attention 0\.1 both offer it"):
         load_registry(Selection(plugins=("attention",)), builtins={}, entry_points=offered())
 
@@ -204,16 +205,14 @@ def test_a_plugin_cannot_take_the_name_of_a_built_in_one(
 
 
 def test_disabled_plugins_and_a_name_that_disables_nothing(
-    install: Install, offered: Offered, module: Make, pattern: Source
+    install: Install, offered: Offered, module: Make, pattern: Source, logged: Logged
 ) -> None:
     install("ant", pattern("ant"))
     own = {"own": module("own", pattern("own"))}
-    with capture_logs() as logs:
-        registry = load_registry(
-            Selection(disable=frozenset({"ant", "own", "bee"})), builtins=own, entry_points=offered()
-        )
+    selection = Selection(disable=frozenset({"ant", "own", "bee"}))
+    registry = load_registry(selection, builtins=own, entry_points=offered())
     assert status(registry) == {"own": "disabled", "ant": "disabled"}
-    assert [entry["plugin"] for entry in logs] == ["bee"]
+    assert [entry["plugin"] for entry in logged()] == ["bee"]
 
 
 def test_only_the_hooks_of_this_process_are_called(module: Make, pattern: Source) -> None:
@@ -226,14 +225,12 @@ def test_only_the_hooks_of_this_process_are_called(module: Make, pattern: Source
         load_registry(Selection(), builtins=own, entry_points=[])
 
 
-def test_each_call_of_a_hook_is_logged_on_request(module: Make, pattern: Source) -> None:
+def test_each_call_of_a_hook_is_logged_on_request(module: Make, pattern: Source, logged: Logged) -> None:
     own = {"own": module("own", pattern("own"))}
-    with capture_logs() as logs:
-        load_registry(Selection(trace=True), builtins=own, entry_points=[])
-    assert [(entry["plugin"], entry["hook"]) for entry in logs] == [("own", "djinn_register_patterns")]
-    with capture_logs() as logs:
-        load_registry(Selection(), builtins=own, entry_points=[])
-    assert logs == []
+    load_registry(Selection(trace=True), builtins=own, entry_points=[])
+    assert [(entry["plugin"], entry["hook"]) for entry in logged()] == [("own", "djinn_register_patterns")]
+    load_registry(Selection(), builtins=own, entry_points=[])
+    assert logged() == []
 
 
 def test_settings_become_a_selection() -> None:
