@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -18,7 +18,12 @@ from djinn_core.ir.schedule import ExecutionSchedule
 
 @attrs.frozen
 class SchedulingContext:
-    """Everything that a scheduler may look at."""
+    """Everything that a scheduler may look at.
+
+    Attributes:
+        resident: device id by value, for the inputs that already live somewhere; the others must be uploaded.
+        fetch: values that the client wants when the program has run.
+    """
 
     program: Program
     graph: Graph
@@ -26,6 +31,8 @@ class SchedulingContext:
     placement: Placement
     costs: Costs
     topology: NetworkTopology
+    resident: Mapping[int, str] = attrs.field(factory=dict)
+    fetch: tuple[int, ...] = ()
 
 
 @runtime_checkable

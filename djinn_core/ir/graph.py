@@ -9,7 +9,10 @@ from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
 import attrs
+import msgspec
 
+from djinn_core.ir.form import Form
+from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.values import RANDOM_STATE, TensorMeta, storage_of
 
@@ -28,6 +31,7 @@ class Node:
         slots: its scalars.
         random: whether it reads and advances the random state.
         module: path of the `nn.Module` that issued it, or an empty string.
+        form: the form of the call: where inputs and slots go, and what is constant. `arguments(node)` reads it.
     """
 
     id: int
@@ -38,6 +42,7 @@ class Node:
     slots: tuple[Slot, ...] = ()
     random: bool = False
     module: str = ""
+    form: Form | None = attrs.field(default=None, repr=False)
 
     @property
     def operation(self) -> str:
@@ -108,14 +113,22 @@ class ProgramGraph:
         """Nodes in program order."""
         return tuple(
             Node(
-                i.index, i.op, i.inputs, i.outputs, i.writes, i.slots, i.call.random, self.modules.get(i.index, "")
+                id=i.index,
+                op=i.op,
+                inputs=i.inputs,
+                outputs=i.outputs,
+                writes=i.writes,
+                slots=i.slots,
+                random=i.call.random or i.op in OWN_OPERATORS,
+                module=self.modules.get(i.index, ""),
+                form=i.call.signature.form,
             )
             for i in self.program.instructions()
         )
 
     @cached_property
     def edges(self) -> Sequence[Edge]:
-        """Data edges from the last writer of what a node reads; order edges from readers to the next writer."""
+        """Data edges from whoever made or last wrote what a node reads; order edges from readers to the next writer."""
         return tuple(_edges(self.nodes))
 
     @cached_property
@@ -186,49 +199,94 @@ class ProgramGraph:
         return shape_hash(self, self._metas)
 
 
-def _edges(nodes: Sequence[Node]) -> list[Edge]:
-    writer: dict[int, int] = {}
-    readers: dict[int, list[int]] = defaultdict(list)
-    edges: dict[tuple[int, int], Edge] = {}
+@attrs.define
+class _Flow:
+    """Who made each value, who last wrote each storage, and who has read it since."""
 
-    def add(source: int, target: int, kind: EdgeKind) -> None:
-        if source != target and (kind == "data" or (source, target) not in edges):
-            edges[source, target] = Edge(source, target, kind)
+    makers: dict[int, int] = attrs.field(factory=dict)
+    writers: dict[int, int] = attrs.field(factory=dict)
+    readers: dict[int, list[int]] = attrs.field(factory=lambda: defaultdict(list))
+    edges: dict[tuple[int, int], Edge] = attrs.field(factory=dict)
 
-    for node in nodes:
-        random = [RANDOM_STATE] if node.random else []
-        written = {storage_of(v) for v in node.writes} | set(random)
-        for storage in dict.fromkeys([*map(storage_of, node.inputs), *random]):
-            if storage in writer:
-                add(writer[storage], node.id, "data")
+    def add(self, source: int, target: int, kind: EdgeKind) -> None:
+        if source != target and (kind == "data" or (source, target) not in self.edges):
+            self.edges[source, target] = Edge(source, target, kind)
+
+    def take(self, node: Node) -> None:
+        """Add the edges into `node`, and remember what it reads, writes and makes."""
+        for value in node.inputs:
+            if value in self.makers:  # the value itself: a view exists only once the view op has run
+                self.add(self.makers[value], node.id, "data")
+        read, written = storages_read(node), storages_written(node)
+        for storage in read:
+            if storage in self.writers:
+                self.add(self.writers[storage], node.id, "data")
         for storage in written:
-            for reader in readers.pop(storage, ()):
-                add(reader, node.id, "order")
-            writer[storage] = node.id
-        for storage in {storage_of(v) for v in node.inputs} - written:
-            readers[storage].append(node.id)
+            for reader in self.readers.pop(storage, ()):
+                self.add(reader, node.id, "order")
+            self.writers[storage] = node.id
+        for storage in read:
+            if storage not in written:
+                self.readers[storage].append(node.id)
         for value in node.outputs:
-            writer.setdefault(storage_of(value), node.id)
-            if storage_of(value) not in {storage_of(v) for v in node.inputs}:
-                continue
-            add(writer[storage_of(value)], node.id, "data")
-    return list(edges.values())
+            self.makers[value] = node.id
+            if storage_of(value) not in read:  # a view does not write what it looks into
+                self.writers.setdefault(storage_of(value), node.id)
+
+
+def storages_read(node: Node) -> dict[int, None]:
+    """The storages that `node` looks into, in order, the random state included; a set that keeps its order."""
+    random = (RANDOM_STATE,) if node.random else ()
+    return dict.fromkeys((*map(storage_of, node.inputs), *random))
+
+
+def storages_written(node: Node) -> dict[int, None]:
+    """The storages that `node` writes into in place, in order, the random state included."""
+    random = (RANDOM_STATE,) if node.random else ()
+    return dict.fromkeys((*map(storage_of, node.writes), *random))
+
+
+def _edges(nodes: Sequence[Node]) -> list[Edge]:
+    flow = _Flow()
+    for node in nodes:
+        flow.take(node)
+    return list(flow.edges.values())
 
 
 def topology_hash(graph: Graph) -> str:
-    """BLAKE2 over ops and data flow with values numbered by first appearance: stable across runs and processes."""
-    numbers: dict[int, int] = {}
+    """BLAKE2 over forms and data flow, with values and storages numbered by first appearance.
+
+    Stable across runs and processes. Which values share memory is part of it, because mutation edges follow from that.
+    """
+    values: dict[int, int] = {}
+    storages: dict[int, int] = {}
+    forms: dict[int, bytes] = {}
     digest = hashlib.blake2b(digest_size=16)
     for node in graph.nodes:
-        flow = [numbers.setdefault(v, len(numbers)) for v in (*node.inputs, -1, *node.outputs, -1, *node.writes)]
-        digest.update(f"{node.op}{flow}{len(node.slots)};".encode())
+        if node.form is None:
+            digest.update(node.op.encode())
+        else:  # forms are shared by many nodes, so they are looked up by identity
+            digest.update(forms.get(id(node.form)) or forms.setdefault(id(node.form), _encode_form(node.form)))
+        for group in (node.inputs, node.outputs, node.writes):
+            flow = [
+                (values.setdefault(v, len(values)), storages.setdefault(storage_of(v), len(storages))) for v in group
+            ]
+            digest.update(f"{flow}".encode())
+        digest.update(b"r" if node.random else b";")
     return digest.hexdigest()
+
+
+_encode_form = msgspec.msgpack.Encoder().encode
 
 
 def shape_hash(graph: Graph, metas: Mapping[int, TensorMeta]) -> str:
     """BLAKE2 over the metadata of all values in order of first appearance."""
     digest = hashlib.blake2b(digest_size=16)
     for value in dict.fromkeys(v for node in graph.nodes for v in (*node.inputs, *node.outputs)):
-        meta = metas[value]
-        digest.update(f"{meta.shape}{meta.stride}{meta.offset}{meta.dtype}{meta.device};".encode())
+        digest.update(f"{fields(metas[value])};".encode())
     return digest.hexdigest()
+
+
+def fields(meta: TensorMeta) -> tuple[object, ...]:
+    """The fields of `meta`; two of equal fields mean the same even when they were not interned together."""
+    return (meta.shape, meta.stride, meta.offset, str(meta.dtype), meta.device, meta.conj, meta.neg)

@@ -1,0 +1,317 @@
+"""Graphs that `torch.fx` or `torch.export` made, as programs: the same graph, annotations and schedules as for recorded ones.
+
+Only graphs of ATen ops with metadata of every value can be read: `torch.export.export(...)` or
+`make_fx(..., tracing_mode="fake")`, not `torch.fx.symbolic_trace`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import attrs
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.form import (
+    Argument,
+    ComplexSlot,
+    Constant,
+    Enumerated,
+    Form,
+    ListArg,
+    Operand,
+    SelfDevice,
+    SessionGenerator,
+    SlotArg,
+)
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.program import Call, Program, Signature, Slot
+from djinn_core.ir.values import TensorMeta, make_handle, meta_of, new_storage, storage_of
+
+
+def fx_graph(module: fx.GraphModule | torch.export.ExportedProgram) -> ProgramGraph:
+    """The graph of `module`; `graph.program` is the program that does the same.
+
+    Raises:
+        UnsupportedOperation: a node is not an ATen op, or a value has no metadata.
+    """
+    graph_module = module.graph_module if isinstance(module, torch.export.ExportedProgram) else module
+    reader = _Reader(graph_module)
+    for node in graph_module.graph.nodes:
+        reader.read(node)
+    return ProgramGraph(reader.program(), reader.modules)
+
+
+@attrs.define
+class _Reader:
+    """Reads an FX graph node by node. `values` holds a handle, a tuple of handles, or a number, by FX node."""
+
+    owner: fx.GraphModule
+    values: dict[fx.Node, Any] = attrs.field(factory=dict)
+    metas: dict[int, TensorMeta] = attrs.field(factory=dict)
+    views: dict[int, int] = attrs.field(factory=dict)
+    storages: dict[int, int] = attrs.field(factory=dict)
+    forms: dict[Form, Signature] = attrs.field(factory=dict)
+    calls: list[Call] = attrs.field(factory=list)
+    operands: list[int] = attrs.field(factory=list)
+    slots: list[Slot] = attrs.field(factory=list)
+    modules: dict[int, str] = attrs.field(factory=dict)
+    kept: set[int] = attrs.field(factory=set)
+    made: list[int] = attrs.field(factory=list)
+
+    def read(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self.values[node] = self._input(_value(node))
+        elif node.op == "get_attr":
+            self.values[node] = self._input(_attribute(self.owner, str(node.target)))
+        elif node.op == "output":
+            self.kept.update(h for h in _leaves(node.args) if isinstance(h, int))
+            self.kept.update(h for n in node.all_input_nodes for h in _handles(self.values[n]))
+        elif node.op == "call_function":
+            self._function(node)
+        else:
+            raise UnsupportedOperation(
+                f"FX node {node.name!r} is a {node.op}: only graphs of ATen ops can be read; "
+                "make the graph with torch.export.export or make_fx"
+            )
+
+    def program(self) -> Program:
+        """The program read so far; every value that is no output is dead at its end."""
+        dead = frozenset(h for h in self.made if h not in self.kept)
+        return Program(tuple(self.calls), tuple(self.operands), tuple(self.slots), dead)
+
+    def _input(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self._handle(self._storage(value), value)
+
+    def _storage(self, tensor: torch.Tensor) -> int:
+        key = _storage_key(tensor)
+        return self.storages.setdefault(key, new_storage()) if key else new_storage()
+
+    def _handle(self, storage: int, tensor: torch.Tensor) -> int:
+        view = self.views[storage] = self.views.get(storage, -1) + 1
+        handle = make_handle(storage, view)
+        self.metas[handle] = meta_of(tensor)
+        return handle
+
+    def _function(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            self.values[node] = self.values[source][index] if isinstance(source, fx.Node) else None
+        elif isinstance(node.target, OpOverload):
+            self._op(node, node.target)
+        elif isinstance(_value(node), torch.Tensor):
+            raise UnsupportedOperation(
+                f"FX node {node.name!r} calls {node.target}, which is no ATen op; "
+                "make the graph with torch.export.export or make_fx"
+            )
+        else:
+            self.values[node] = _number(_value(node))  # arithmetic on sizes
+
+    def _op(self, node: fx.Node, func: OpOverload) -> None:
+        made = _value(node)
+        if isinstance(made, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+            self.values[node] = _number(made)
+            return
+        taken = _Taken(self.values)
+        args = tuple(taken.argument(a) for a in node.args)
+        kwargs = tuple((n, taken.argument(v)) for n, v in node.kwargs.items() if n != "pin_memory")
+        sequence = isinstance(made, (tuple, list))
+        results = [self._outcome(func, i, r, taken.handles) for i, r in enumerate(made if sequence else [made])]
+        new = [r.handle for r in results if r.kind == "new" and r.handle is not None]
+        form = Form(func.name(), args, kwargs, tuple(r.kind for r in results), sequence)
+        self.modules[len(self.calls)] = _module_path(node)
+        self.calls.append(
+            Call(
+                signature=self.forms.setdefault(form, Signature(form, ())),
+                operands=tuple(self.metas[h] for h in taken.handles),
+                results=tuple(r.meta for r in results),
+                aliases=tuple(r.alias for r in results),
+                inplace=tuple(r.inplace for r in results),
+                writes=tuple(_written_operands(func, node, self.values)),
+                random=_is_random(func, node),
+                operand_count=len(taken.handles),
+                slot_count=len(taken.slots),
+                new_count=len(new),
+                nbytes=tuple(r.nbytes for r in results),
+            )
+        )
+        self.operands += [*taken.handles, *new]
+        self.slots += taken.slots
+        self.made += new
+        self.values[node] = tuple(r.handle for r in results) if sequence else results[0].handle
+
+    def _outcome(self, func: OpOverload, index: int, result: Any, operands: list[int]) -> _Outcome:
+        if not isinstance(result, torch.Tensor):
+            return _Outcome("none")
+        meta, nbytes = meta_of(result), result.untyped_storage().nbytes()
+        inplace = _written_result(func, index, operands)
+        if inplace >= 0:
+            return _Outcome("none", operands[inplace], meta, inplace, inplace, nbytes)
+        storage = self.storages.get(_storage_key(result))
+        alias = next((i for i, h in enumerate(operands) if storage_of(h) == storage), -1)
+        if alias < 0:
+            storage = self.storages[_storage_key(result)] = new_storage()
+        return _Outcome("new", self._handle(storage or 0, result), meta, -1, alias, nbytes)
+
+
+@attrs.frozen
+class _Outcome:
+    """One result of a call: its handle, metadata, which operand it is or looks into, and bytes of its storage."""
+
+    kind: Literal["new", "none"]
+    handle: int | None = None
+    meta: TensorMeta | None = None
+    inplace: int = -1
+    alias: int = -1
+    nbytes: int = 0
+
+
+@attrs.define
+class _Taken:
+    """The operands and slots of one call, in order."""
+
+    values: Mapping[fx.Node, Any]
+    handles: list[int] = attrs.field(factory=list)
+    slots: list[Slot] = attrs.field(factory=list)
+
+    def argument(self, a: Any) -> Argument:
+        if isinstance(a, fx.Node):
+            return self._node(a)
+        if a is None or isinstance(a, (bool, str)):
+            return Constant(a)
+        if isinstance(a, (int, float)):
+            self.slots.append(a)
+            return SlotArg()
+        if isinstance(a, complex):
+            self.slots += [a.real, a.imag]
+            return ComplexSlot()
+        if isinstance(a, (list, tuple)):
+            return ListArg(tuple(self.argument(item) for item in a))
+        return _rare(a)
+
+    def _node(self, node: fx.Node) -> Argument:
+        value = self.values[node]
+        if isinstance(value, (int, float)) and not isinstance(_value(node), torch.Tensor):
+            return self.argument(value)
+        if isinstance(value, tuple):
+            self.handles += value
+            return ListArg(tuple(Operand() for _ in value))
+        self.handles.append(value)
+        return Operand()
+
+
+def _rare(a: Any) -> Argument:
+    if isinstance(a, torch.dtype):
+        return Enumerated("dtype", str(a).removeprefix("torch."))
+    if isinstance(a, torch.layout):
+        return Enumerated("layout", str(a).removeprefix("torch."))
+    if isinstance(a, torch.memory_format):
+        return Enumerated("memory_format", str(a).removeprefix("torch."))
+    if isinstance(a, torch.device):
+        return SelfDevice()
+    if isinstance(a, torch.Generator):
+        return SessionGenerator()
+    raise UnsupportedOperation(f"an argument of type {type(a).__name__} cannot be part of a program")
+
+
+def _value(node: fx.Node) -> Any:
+    """What `node` makes, as fake tensors or symbolic numbers."""
+    if "val" in node.meta:
+        return node.meta["val"]
+    outcome = node.target is operator.getitem or node.op == "output"
+    schema = getattr(node.target, "_schema", None)
+    if outcome or (schema is not None and not schema.returns):
+        return None
+    raise UnsupportedOperation(
+        f"FX node {node.name!r} has no metadata; make the graph with torch.export.export or make_fx(tracing_mode='fake')"
+    )
+
+
+def _number(value: Any) -> int | float | bool:
+    """A symbolic size as the number that it had when the graph was made."""
+    node = getattr(value, "node", None)
+    number: int | float | bool = value if node is None else node.hint
+    return number
+
+
+def _attribute(owner: fx.GraphModule, path: str) -> Any:
+    found: Any = owner
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the identity of a storage has no public name
+
+
+def _leaves(argument: Any) -> Iterator[Any]:
+    if isinstance(argument, (list, tuple)):
+        for item in argument:
+            yield from _leaves(item)
+    else:
+        yield argument
+
+
+def _handles(value: Any) -> Iterator[int]:
+    return (h for h in _leaves(value) if isinstance(h, int) and not isinstance(h, bool))
+
+
+def _schema(func: OpOverload) -> torch.FunctionSchema:
+    return func._schema  # noqa: SLF001 - schemas have no public name
+
+
+def _arguments(func: OpOverload, node: fx.Node) -> Iterator[tuple[torch.Argument, Any]]:
+    schema = _schema(func).arguments
+    yield from zip(schema, node.args, strict=False)
+    named = {a.name: a for a in schema}
+    yield from ((named[n], v) for n, v in node.kwargs.items())
+
+
+def _tensor_nodes(argument: Any, values: Mapping[fx.Node, Any]) -> int:
+    nodes = (
+        a for a in _leaves(argument) if isinstance(a, fx.Node) and isinstance(_value(a), (torch.Tensor, list, tuple))
+    )
+    return sum(len(values[n]) if isinstance(values[n], tuple) else 1 for n in nodes)
+
+
+def _written_operands(func: OpOverload, node: fx.Node, values: Mapping[fx.Node, Any]) -> Iterator[int]:
+    """Positions, among the operands, of those that the schema says are written."""
+    position = 0
+    for argument, given in _arguments(func, node):
+        count = _tensor_nodes(given, values)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from range(position, position + count)
+        position += count
+
+
+def _written_result(func: OpOverload, index: int, operands: list[int]) -> int:
+    """The operand that result `index` is, for ops that return what they write; -1 for all others."""
+    returns = _schema(func).returns
+    info = returns[index].alias_info if index < len(returns) else None
+    if info is None or not info.is_write or not operands:
+        return -1
+    for position, argument in enumerate(_schema(func).arguments):
+        if argument.alias_info is not None and argument.alias_info.before_set == info.before_set:
+            return position if position < len(operands) and not argument.kwarg_only else len(operands) - 1
+    return -1
+
+
+def _is_random(func: OpOverload, node: fx.Node) -> bool:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = {a.name: v for a, v in _arguments(func, node)}
+    dropout = given.get("dropout_p", given.get("p"))
+    return not (given.get("train") is False or given.get("training") is False or ("dropout_p" in given and not dropout))
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()), ("", None))[0] if stack else ""
+    return str(path).removeprefix("L['self'].").removeprefix("L__self___")

@@ -1,0 +1,38 @@
+"""What the pipeline says about one program: the result of every stage that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+
+from djinn_core.ir.costs import Costs, NetworkTopology
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.schedule import ExecutionSchedule
+
+Stage = Literal["annotate", "estimate", "optimize", "place", "schedule"]
+STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "schedule")
+
+
+@attrs.frozen
+class PipelineResult:
+    """The results of the stages, in their order; None for those after the last that ran.
+
+    Attributes:
+        graph: what was planned.
+        topology: the devices that it was planned for.
+        seconds: time that each stage took, by its name; empty where the result came from the cache.
+    """
+
+    graph: Graph
+    topology: NetworkTopology
+    profile: WorkloadProfile | None = None
+    costs: Costs | None = None
+    plan: OptimizationPlan | None = None
+    placement: Placement | None = None
+    schedule: ExecutionSchedule | None = None
+    seconds: Mapping[str, float] = attrs.field(factory=dict)

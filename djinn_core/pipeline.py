@@ -1,0 +1,153 @@
+"""The order of the stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import attrs
+
+from djinn_core.builtins.placement import SingleDevice
+from djinn_core.builtins.scheduling import Sequential
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
+from djinn_core.hookspecs.patterns import Pattern
+from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
+from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import STAGES, PipelineResult, Stage
+from djinn_core.stages.annotate import annotate
+from djinn_core.stages.estimate import estimate
+from djinn_core.stages.optimize import optimize, starting_plan
+from djinn_core.stages.place import place
+from djinn_core.stages.schedule import schedule
+
+T = TypeVar("T")
+
+
+class Plugins(Protocol):
+    """The part of the registry that planning needs."""
+
+    @property
+    def patterns(self) -> Sequence[Pattern]:
+        """Asked by `annotate`."""
+
+    @property
+    def cost_models(self) -> Sequence[CostModel]:
+        """Asked by `estimate`."""
+
+    @property
+    def optimizations(self) -> Sequence[Optimization]:
+        """Asked by `optimize`."""
+
+    @property
+    def placement_policies(self) -> Sequence[PlacementPolicy]:
+        """One of them is asked by `place`."""
+
+    @property
+    def schedulers(self) -> Sequence[ScheduleMaker]:
+        """One of them is asked by `schedule`."""
+
+
+@attrs.frozen
+class Request:
+    """Everything that a plan depends on, beside the program and the plugins.
+
+    Attributes:
+        topology: devices and links.
+        resident: device id by value, for the inputs that already live somewhere.
+        fetch: values that the client wants at the end.
+        until: the last stage to run.
+        placement_policy, scheduler: names of the ones to use.
+    """
+
+    topology: NetworkTopology
+    resident: Mapping[int, str] = attrs.field(factory=dict)
+    fetch: tuple[int, ...] = ()
+    until: Stage = "schedule"
+    placement_policy: str = "single"
+    scheduler: str = "sequential"
+
+
+def plan(program: Program | ProgramGraph, plugins: Plugins, request: Request) -> PipelineResult:
+    """Run the stages over a program, in their order, as far as `request.until`.
+
+    Raises:
+        ConfigurationError: no plugin offers the placement policy or the scheduler that was asked for.
+        InvalidStage: no device can run the program.
+    """
+    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    policy = _chosen("placement policy", request.placement_policy, plugins.placement_policies, _POLICY)
+    maker = _chosen("scheduler", request.scheduler, plugins.schedulers, _SCHEDULER)
+    clock, topology = _Clock(), request.topology
+    result = PipelineResult(graph, topology, seconds=clock.seconds)
+
+    profile = clock.time("annotate", lambda: annotate(graph, plugins.patterns))
+    result = attrs.evolve(result, profile=profile)
+    if request.until == "annotate":
+        return result
+
+    costs = clock.time("estimate", lambda: estimate(graph, plugins.cost_models, topology))
+    result = attrs.evolve(result, costs=costs)
+    if request.until == "estimate":
+        return result
+
+    context = OptimizationContext(graph, profile, costs, topology, starting_plan(graph, profile), _kept(graph))
+    optimized = clock.time("optimize", lambda: optimize(context, plugins.optimizations))
+    result = attrs.evolve(result, plan=optimized)
+    if request.until == "optimize":
+        return result
+
+    where = PlacementContext(graph, profile, optimized, costs, topology, request.resident)
+    placement = clock.time("place", lambda: place(where, policy, _POLICY))
+    again = [o for o in plugins.optimizations if o.after_placement]
+    if again:  # once more, and only once, now that it is known where things are
+        known = attrs.evolve(context, plan=optimized, placement=placement)
+        optimized = clock.time("optimize", lambda: optimize(known, again))
+        placement = clock.time("place", lambda: place(attrs.evolve(where, plan=optimized), policy, _POLICY))
+    result = attrs.evolve(result, plan=optimized, placement=placement)
+    if request.until == "place":
+        return result
+
+    order = SchedulingContext(
+        graph.program, graph, optimized, placement, costs, topology, request.resident, request.fetch
+    )
+    return attrs.evolve(result, schedule=clock.time("schedule", lambda: schedule(order, maker, _SCHEDULER)))
+
+
+_POLICY = SingleDevice()
+_SCHEDULER = Sequential()
+
+
+class _Clock:
+    """Adds up how long each stage took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+
+    def time(self, stage: Stage, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        done = work()
+        self.seconds[stage] += time.perf_counter() - start
+        return done
+
+
+N = TypeVar("N", PlacementPolicy, ScheduleMaker)
+
+
+def _chosen(kind: str, name: str, offered: Sequence[N], built_in: N) -> N:
+    candidates: list[N] = [*offered, built_in]
+    for candidate in candidates:
+        if candidate.name == name:
+            return built_in if type(candidate) is type(built_in) else candidate
+    names = sorted({c.name for c in candidates})
+    raise ConfigurationError(f"there is no {kind} {name!r}; available: {', '.join(names)}")
+
+
+def _kept(graph: Graph) -> frozenset[int]:
+    """Values that somebody may still hold at the end: what is made and not dead, and every input."""
+    return frozenset((*graph.outputs, *graph.inputs))

@@ -1,0 +1,1 @@
+"""The verbs of the pipeline: pure functions from frozen values to the next stage's result, independent of each other."""

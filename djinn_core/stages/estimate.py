@@ -1,0 +1,60 @@
+"""Stage 3: what every node costs on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, NetworkTopology
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.stages.attribution import warn_skipped
+from djinn_core.stages.verify import check_estimate
+
+_UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
+
+
+def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopology) -> Costs:
+    """Ask the models for every node on every device: those that name its op first, then the general ones, in order.
+
+    A model that raises or answers nonsense is not asked again for this graph, with a warning that names it. What no
+    model knows costs nothing.
+    """
+    panel = _Panel(tuple(models))
+    by_device: Mapping[str, tuple[CostEstimate, ...]] = {
+        device.id: tuple(panel.ask(graph, node, device) for node in graph.nodes) for device in topology.devices
+    }
+    return Costs(by_device)
+
+
+@attrs.define
+class _Panel:
+    """The models that are still asked, and for each op in which order."""
+
+    models: tuple[CostModel, ...]
+    orders: dict[str, tuple[CostModel, ...]] = attrs.field(factory=dict)
+
+    def ask(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate:
+        for model in self._order(node.operation):
+            try:
+                answer = model.estimate(graph, node, device)
+                if answer is not None:
+                    check_estimate(answer, node)
+            except Exception as error:
+                self._dismiss(model, error)
+                return self.ask(graph, node, device)
+            if answer is not None:
+                return answer if answer.model else attrs.evolve(answer, model=model.name)
+        return _UNKNOWN
+
+    def _order(self, operation: str) -> tuple[CostModel, ...]:
+        if operation not in self.orders:
+            special = tuple(m for m in self.models if operation in m.operations)
+            self.orders[operation] = special + tuple(m for m in self.models if not m.operations)
+        return self.orders[operation]
+
+    def _dismiss(self, model: CostModel, error: Exception) -> None:
+        warn_skipped("cost model", model, error, "the next model answers for this graph")
+        self.models = tuple(m for m in self.models if m is not model)
+        self.orders.clear()

@@ -1,0 +1,102 @@
+"""Families of ops, by their whole names, and how values flow through those that only rearrange."""
+
+from __future__ import annotations
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.values import storage_of
+
+CONVOLUTION = frozenset({
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_depthwise3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "convolution", "convolution_overrideable", "cudnn_convolution", "cudnn_convolution_transpose",
+    "mkldnn_convolution", "slow_conv3d", "slow_conv_transpose2d", "thnn_conv2d",
+})  # fmt: skip
+MATRIX_PRODUCT = frozenset({"addbmm", "addmm", "addmv", "baddbmm", "bmm", "linear", "matmul", "mm", "mv"})
+EMBEDDING = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding", "embedding_bag"})
+NORMALISATION = frozenset({
+    "_batch_norm_impl_index", "_batch_norm_with_update", "_fused_rms_norm", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training", "batch_norm", "cudnn_batch_norm", "group_norm", "instance_norm",
+    "layer_norm", "native_batch_norm", "native_group_norm", "native_layer_norm", "rms_norm",
+})  # fmt: skip
+ACTIVATION = frozenset({
+    "elu", "gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "relu", "relu_", "relu6", "sigmoid", "silu", "silu_",
+    "softplus", "tanh",
+})  # fmt: skip
+POOLING = frozenset({
+    "_adaptive_avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool1d",
+    "avg_pool2d", "max_pool1d", "max_pool2d", "max_pool2d_with_indices",
+})  # fmt: skip
+LOSS = frozenset({
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss", "l1_loss", "mse_loss", "nll_loss",
+    "nll_loss2d_forward", "nll_loss_forward", "nll_loss_nd", "smooth_l1_loss",
+})  # fmt: skip
+OPTIMIZER = frozenset({
+    "_foreach_addcdiv_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "addcdiv_",
+})  # fmt: skip
+# These copy without computing: what comes out is what went in, in another dtype or layout.
+COPY = frozenset({"_to_copy", "clone", "contiguous", "reshape", "to"})
+
+_ROLES = {
+    "convolution": CONVOLUTION,
+    "projection": MATRIX_PRODUCT,
+    "embedding": EMBEDDING,
+    "normalisation": NORMALISATION,
+    "activation": ACTIVATION,
+    "pooling": POOLING,
+    "loss": LOSS,
+    "optimizer": OPTIMIZER,
+}
+_ROLE_OF = {operation: role for role, operations in _ROLES.items() for operation in operations}
+_WEIGHT_NAMES = ("weight", "bias", "running_mean", "running_var")
+_PRODUCT_WEIGHTS = {
+    "mm": ("mat2",),
+    "addmm": ("mat2", "self"),
+    "matmul": ("other",),
+    "addmv": ("self", "mat"),
+    "mv": ("self",),
+}
+
+
+def role_of(node: Node) -> str | None:
+    """What an op is there for, as far as its name tells."""
+    if is_backward(node):
+        return "backward"
+    if is_view(node):
+        return "view"
+    return _ROLE_OF.get(node.operation)
+
+
+def is_backward(node: Node) -> bool:
+    """Whether autograd issued it: PyTorch names every derivative op `<forward>_backward`."""
+    return node.operation.endswith("_backward")
+
+
+def is_view(node: Node) -> bool:
+    """Whether it makes nothing but views of its first input."""
+    return (
+        bool(node.outputs)
+        and not node.writes
+        and bool(node.inputs)
+        and all(storage_of(v) == storage_of(node.inputs[0]) for v in node.outputs)
+    )
+
+
+def origin(graph: Graph, value: int) -> int:
+    """The value that `value` was viewed, cast or copied from, as far back as the graph goes."""
+    while (node := graph.producer(value)) is not None and (is_view(node) or node.operation in COPY):
+        value = node.inputs[0]
+    return value
+
+
+def weights_of(graph: Graph, node: Node) -> list[int]:
+    """The inputs of the graph that stand where this op expects parameters."""
+    if node.operation in CONVOLUTION | EMBEDDING | NORMALISATION | {"linear"}:
+        names: tuple[str, ...] = _WEIGHT_NAMES
+    else:
+        names = _PRODUCT_WEIGHTS.get(node.operation, ())
+    if not names:
+        return []
+    given = arguments(node)
+    candidates = [given[n] for n in names if isinstance(given.get(n), int) and given[n] in node.inputs]
+    origins = [origin(graph, v) for v in candidates]
+    return [v for v in origins if graph.producer(v) is None]

@@ -1,0 +1,87 @@
+"""What must hold after a stage: profiles, costs and placements. Rewrites and schedules have files of their own."""
+
+from __future__ import annotations
+
+import math
+
+from djinn_core.errors import InvalidStage
+from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.ir.costs import CostEstimate
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.profile import PatternMatch
+from djinn_core.ir.values import storage_of
+
+
+def check_match(graph: Graph, match: PatternMatch) -> None:
+    """A match covers nodes of the graph and speaks of values of the graph.
+
+    Raises:
+        InvalidStage: it does not.
+    """
+    if not isinstance(match, PatternMatch):
+        raise InvalidStage(f"a {type(match).__name__} is no PatternMatch")
+    if not match.nodes or not all(0 <= n < len(graph.nodes) for n in match.nodes):
+        raise InvalidStage(f"match {match.pattern!r} covers nodes that the graph does not have: {match.nodes}")
+    for value in match.residency:
+        if graph.producer(value) is None and not graph.consumers(value):
+            raise InvalidStage(
+                f"match {match.pattern!r} gives a residency to value {value}, which the graph does not have"
+            )
+
+
+def check_estimate(estimate: CostEstimate, node: Node) -> None:
+    """Costs are finite and not negative.
+
+    Raises:
+        InvalidStage: they are not.
+    """
+    numbers = (estimate.flops, estimate.bytes_read, estimate.bytes_written, estimate.seconds)
+    if not all(math.isfinite(x) and x >= 0 for x in numbers):
+        raise InvalidStage(f"the estimate for {node.op} is negative or not finite: {estimate}")
+
+
+def check_placement(context: PlacementContext, placement: Placement, author: str) -> None:
+    """Every node of the plan is placed once, on a known device, with a reason; memory that is shared is in one place.
+
+    Raises:
+        InvalidStage: one of these does not hold; the message names `author`.
+    """
+    problem = _decision_problem(context, placement) or _value_problem(context, placement)
+    if problem:
+        raise InvalidStage(f"{author} made an invalid placement: {problem}")
+
+
+def _decision_problem(context: PlacementContext, placement: Placement) -> str:
+    devices = {d.id for d in context.topology.devices}
+    placed = [d.node for d in placement.decisions]
+    if sorted(placed) != sorted(context.plan.nodes):
+        missing, extra = set(context.plan.nodes) - set(placed), set(placed) - set(context.plan.nodes)
+        return f"nodes {sorted(missing)} are not placed, {sorted(extra)} are not in the plan, or one is placed twice"
+    for decision in placement.decisions:
+        if decision.device not in devices:
+            return f"node {decision.node} is on {decision.device!r}; the devices are {sorted(devices)}"
+        if not decision.reason:
+            return f"node {decision.node} is placed without a reason"
+    random = {d.device for d in placement.decisions if context.graph.nodes[d.node].random}
+    return f"random ops share one random state, but run on {sorted(random)}" if len(random) > 1 else ""
+
+
+def _value_problem(context: PlacementContext, placement: Placement) -> str:
+    graph, devices = context.graph, {d.id for d in context.topology.devices}
+    homes: dict[int, str] = {}
+    for value in (*context.graph.inputs, *(v for n in context.plan.nodes for v in graph.nodes[n].outputs)):
+        home = placement.values.get(value)
+        if home not in devices:
+            return f"value {value} lives on {home!r}; the devices are {sorted(devices)}"
+        if homes.setdefault(storage_of(value), home) != home:
+            return f"value {value} is on {home!r}, but what it shares memory with is on {homes[storage_of(value)]!r}"
+    for decision in placement.decisions:
+        node = graph.nodes[decision.node]
+        for value in (*node.outputs, *(context.plan.replace.get(v, v) for v in node.writes)):
+            if placement.values.get(value) != decision.device:
+                return (
+                    f"{node.op} (node {node.id}) runs on {decision.device!r} but makes or writes value {value}, "
+                    f"which lives on {placement.values.get(value)!r}"
+                )
+    return ""

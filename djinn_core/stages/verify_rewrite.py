@@ -1,0 +1,130 @@
+"""Which rewrites are legal: nothing that anybody could observe may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from djinn_core.errors import InvalidStage
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.plan import OptimizationPlan, Rewrite
+from djinn_core.ir.values import storage_of
+
+
+def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int], author: str) -> None:
+    """Refuse a rewrite that could change a result.
+
+    Args:
+        graph: the graph as recorded.
+        plan: what runs without the rewrite.
+        rewrite: what to change.
+        kept: values that somebody still needs when the program ends.
+        author: who proposed it, for the message.
+
+    Raises:
+        InvalidStage: it is not legal; the message names `author` and the first problem.
+    """
+    problem = next(_Judge.of(graph, plan, rewrite, kept).problems(rewrite), None)
+    if problem:
+        raise InvalidStage(f"{author} proposed an illegal rewrite: {problem}")
+
+
+@attrs.frozen
+class _Judge:
+    """The program as it would run under a rewrite: which nodes, which values they use, what they write."""
+
+    graph: Graph
+    kept: frozenset[int]
+    before: frozenset[int]
+    running: tuple[Node, ...]
+    replace: dict[int, int]
+    used: frozenset[int]
+    written: frozenset[int]
+    changed: frozenset[int]
+    read_after: dict[int, int]
+    outliving: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int]) -> _Judge:
+        running = tuple(graph.nodes[i] for i in plan.nodes if i not in rewrite.drop)
+        replace = {**plan.replace, **rewrite.replace}
+        used = [(node.id, replace.get(v, v)) for node in running for v in node.inputs]
+        return cls(
+            graph=graph,
+            kept=kept,
+            before=frozenset(plan.nodes),
+            running=running,
+            replace=replace,
+            used=frozenset(v for _, v in used),
+            written=frozenset(storage_of(replace.get(v, v)) for node in running for v in node.writes),
+            changed=frozenset(replace.get(v, v) for node in running for v in node.writes),
+            read_after={storage_of(v): position for position, v in used},  # the last reader of each storage
+            outliving=frozenset(map(storage_of, (*kept, *graph.inputs))),
+        )
+
+    def problems(self, rewrite: Rewrite) -> Iterator[str]:
+        for node_id in sorted(rewrite.drop):
+            yield from self._dropped(node_id)
+        for value, stand_in in rewrite.replace.items():
+            yield from self._replaced(value, stand_in, rewrite)
+        yield from self._slots(rewrite)
+
+    def _dropped(self, node_id: int) -> Iterator[str]:
+        if node_id not in self.before:
+            yield f"it drops node {node_id}, which does not run"
+            return
+        node = self.graph.nodes[node_id]
+        if node.random:
+            yield f"it drops {node.op} (node {node_id}), which advances the random state"
+        if not node.outputs and not node.writes:
+            yield f"it drops {node.op} (node {node_id}), which is there for its effect"
+        for value in node.outputs:
+            if value in self.kept:
+                yield f"it drops node {node_id}, whose value {value} somebody still holds"
+            elif value in self.used:
+                yield f"it drops node {node_id}, whose value {value} is still used"
+        for value in node.writes:
+            storage = storage_of(value)
+            if storage in self.outliving or self.read_after.get(storage, -1) > node_id:
+                yield f"it drops node {node_id}, whose write to value {value} can be seen later"
+
+    def _replaced(self, value: int, stand_in: int, rewrite: Rewrite) -> Iterator[str]:
+        maker, other = self.graph.producer(value), self.graph.producer(stand_in)
+        if maker is None or maker.id not in rewrite.drop:
+            yield f"it replaces value {value}, whose node is not dropped"
+            return
+        if stand_in in self.replace:
+            yield f"value {stand_in} stands in for {value} but is replaced itself"
+        if other is None and stand_in not in self.graph.inputs:
+            yield f"value {stand_in} stands in for {value} but does not exist"
+        elif other is not None and (other.id > maker.id or other.id in rewrite.drop or other.id not in self.before):
+            yield f"value {stand_in} stands in for {value} but is not made before it"
+        elif self.graph.meta(value) is not self.graph.meta(stand_in):
+            yield f"value {stand_in} stands in for {value} but has other metadata"
+        yield from self._told_apart(value, stand_in)
+
+    def _told_apart(self, value: int, stand_in: int) -> Iterator[str]:
+        """Ways in which a program could see that two values became one."""
+        own, other = storage_of(value), storage_of(stand_in)
+        if value in self.kept:
+            yield f"it replaces value {value}, which somebody still holds"
+        if own == other:  # two views of one memory: an op such as `t_` changes one view and not the other
+            if value in self.changed or stand_in in self.changed:
+                yield f"it makes value {stand_in} stand in for {value}, but one of them is changed in place"
+            return
+        if own in set(map(storage_of, self.kept)):
+            yield f"it replaces value {value}, whose memory somebody still holds"
+        if own in self.written or other in self.written:
+            yield f"it makes value {stand_in} stand in for {value}, but one of them is written"
+
+    def _slots(self, rewrite: Rewrite) -> Iterator[str]:
+        slots = [slot for node in self.graph.nodes for slot in node.slots]
+        for first, second in rewrite.equal_slots:
+            if not (0 <= first < len(slots) and 0 <= second < len(slots)) or not _same(slots[first], slots[second]):
+                yield f"it holds only while slots {first} and {second} are equal, and they are not"
+
+
+def _same(first: float, second: float) -> bool:
+    """Equal in value and type: 1 and 1.0 give results of different dtypes."""
+    return type(first) is type(second) and first == second

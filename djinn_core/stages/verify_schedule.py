@@ -1,0 +1,188 @@
+"""Which schedules are legal, found by running the steps without data.
+
+Every device takes its steps in order; a `Receive` waits for its `Send`. Each storage has a version, the number of writes
+to it so far. A node must find every input present and at the version that it has in program order. As a storage lives on
+one device, and copies carry the version that they were sent with, one interleaving of the devices stands for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import InvalidStage
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.graph import Node, storages_read, storages_written
+from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.values import RANDOM_STATE, storage_of
+
+
+def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, author: str) -> None:
+    """Refuse a schedule that loses a node, a value, an edge or the order of mutations.
+
+    Raises:
+        InvalidStage: it does; the message names `author` and the first problem.
+    """
+    try:
+        _check_groups(context, schedule)
+        _Rehearsal(context, schedule).run()
+    except _Broken as problem:
+        raise InvalidStage(f"{author} made an invalid schedule: {problem}") from None
+
+
+class _Broken(Exception):  # noqa: N818 - a signal within this file
+    """The first problem found."""
+
+
+def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+    devices = {d.node: d.device for d in context.placement.decisions}
+    group_of: dict[int, tuple[int, int, int]] = {}  # node -> stage, number of the group, position in it
+    for number, group in enumerate(schedule.groups):
+        for position, node in enumerate(group.nodes):
+            if node in group_of or devices.get(node) != group.device:
+                raise _Broken(f"node {node} is in two groups, or in a group of a device that it is not placed on")
+            group_of[node] = (group.stage, number, position)
+    if missing := sorted(devices.keys() - group_of.keys()):
+        raise _Broken(f"nodes {missing[:8]} are in no group")
+    for source, target in _orderings(context):
+        first, second = group_of[source], group_of[target]
+        in_order = first < second if first[1] == second[1] else first[0] < second[0]
+        if not in_order:
+            raise _Broken(f"node {target} needs node {source}, but their groups do not run in that order")
+
+
+def _orderings(context: SchedulingContext) -> list[tuple[int, int]]:
+    """Pairs of running nodes of which the second needs the first."""
+    graph, running = context.graph, frozenset(context.plan.nodes)
+    pairs = [(e.source, e.target) for e in graph.edges if e.source in running and e.target in running]
+    for value, stand_in in context.plan.replace.items():
+        maker = graph.producer(stand_in)
+        if maker is not None:
+            pairs += [(maker.id, user.id) for user in graph.consumers(value) if user.id in running]
+    return pairs
+
+
+@attrs.define
+class _Machine:
+    """One device: what it has yet to do, and the copies that it received."""
+
+    steps: Sequence[Step]
+    at: int = 0
+    copies: dict[int, int] = attrs.field(factory=dict)
+
+
+class _Rehearsal:
+    """Runs the steps of all devices and looks at what they would see."""
+
+    def __init__(self, context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+        self.graph, self.replace = context.graph, context.plan.replace
+        self.dead = schedule.program.dead
+        self.home = context.placement.values
+        self.placed = {d.node: d.device for d in context.placement.decisions}
+        self.machines = {device: _Machine(steps) for device, steps in schedule.steps.items()}
+        uploads = {s.value for steps in schedule.steps.values() for s in steps if isinstance(s, Upload)}
+        elsewhere = {v: d for v, d in context.resident.items() if self.home.get(v, d) != d}
+        for value, device in elsewhere.items():
+            self.machines.setdefault(device, _Machine(())).copies[value] = 0
+        self.present = {v for v in context.graph.inputs if v not in uploads and v not in elsewhere}
+        self.freed: set[int] = set()
+        self.versions: Counter[int] = Counter()
+        self.mail: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+        self.expected = _expected_versions([context.graph.nodes[i] for i in context.plan.nodes], self.replace)
+        self.done: set[int] = set()
+        self.actions: dict[type, Callable[[str, Any], None]] = {
+            Upload: self._upload, Run: self._run, Send: self._send, Receive: self._receive, Free: self._free,
+            Fetch: self._fetch,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        while sum(self._advance(device) for device in self.machines):
+            pass
+        for device, machine in self.machines.items():
+            if machine.at < len(machine.steps):
+                raise _Broken(f"{device} waits for ever in step {machine.at}, {machine.steps[machine.at]}")
+        if missing := sorted(self.placed.keys() - self.done):
+            raise _Broken(f"nodes {missing[:8]} never run")
+
+    def _advance(self, device: str) -> bool:
+        machine, start = self.machines[device], self.machines[device].at
+        while machine.at < len(machine.steps):
+            step = machine.steps[machine.at]
+            if isinstance(step, Receive) and not self.mail[step.source, device, step.value]:
+                break
+            self.actions[type(step)](device, step)
+            machine.at += 1
+        return machine.at > start
+
+    def _version(self, device: str, value: int) -> int:
+        """The version at which `device` sees `value`."""
+        if self.home.get(value) != device:
+            if value not in self.machines[device].copies:
+                raise _Broken(f"{device} uses value {value}, which it never received")
+            return self.machines[device].copies[value]
+        if value not in self.present or value in self.freed:
+            raise _Broken(f"{device} uses value {value} {'after it was freed' if value in self.freed else 'too early'}")
+        return self.versions[storage_of(value)]
+
+    def _run(self, device: str, step: Run) -> None:
+        for node_id in step.nodes:
+            if node_id in self.done or self.placed.get(node_id) != device:
+                raise _Broken(f"{device} runs node {node_id} twice, or although it is placed elsewhere")
+            self._run_node(device, self.graph.nodes[node_id])
+            self.done.add(node_id)
+
+    def _run_node(self, device: str, node: Node) -> None:
+        for value in node.inputs:
+            used = self.replace.get(value, value)
+            seen, wanted = self._version(device, used), self.expected[node.id, storage_of(used)]
+            if seen != wanted:
+                raise _Broken(f"{node.op} (node {node.id}) sees value {used} after {seen} writes, not after {wanted}")
+        if node.random and self.versions[RANDOM_STATE] != self.expected[node.id, RANDOM_STATE]:
+            raise _Broken(f"{node.op} (node {node.id}) takes its random numbers out of order")
+        for storage in storages_written(node):  # a value that was replaced is never written
+            self.versions[storage] += 1
+        self.present.update(node.outputs)
+
+    def _upload(self, device: str, step: Upload) -> None:
+        if self.home.get(step.value) != device or step.value not in self.graph.inputs or step.value in self.present:
+            raise _Broken(
+                f"{device} uploads value {step.value}, which is no input, is there already or lives elsewhere"
+            )
+        self.present.add(step.value)
+
+    def _send(self, device: str, step: Send) -> None:
+        self.mail[device, step.target, step.value].append(self._version(device, step.value))
+
+    def _receive(self, device: str, step: Receive) -> None:
+        version = self.mail[step.source, device, step.value].pop(0)
+        if self.home.get(step.value) == device:  # an input that lived elsewhere has come to stay
+            self.present.add(step.value)
+        else:
+            self.machines[device].copies[step.value] = version
+
+    def _free(self, device: str, step: Free) -> None:
+        for value in step.values:
+            if self.home.get(value) != device:
+                self.machines[device].copies.pop(value, None)
+                continue
+            if value not in self.dead or value not in self.present or value in self.freed:
+                raise _Broken(f"{device} frees value {value}, which is still held, not there, or free already")
+            self.freed.add(value)
+
+    def _fetch(self, device: str, step: Fetch) -> None:
+        self._version(device, step.value)
+
+
+def _expected_versions(running: Sequence[Node], replace: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """How often each storage was written, in program order, when each node reads it."""
+    versions: Counter[int] = Counter()
+    expected: dict[tuple[int, int], int] = {}
+    for node in running:
+        for storage in (*storages_read(node), *(storage_of(replace.get(v, v)) for v in node.inputs)):
+            expected[node.id, storage] = versions[storage]
+        for storage in storages_written(node):
+            versions[storage] += 1
+    return expected
