@@ -1,0 +1,193 @@
+"""What a plugin is written with: the marker for hooks, the Protocols, and the values that they take and return."""
+
+from __future__ import annotations
+
+from djinn_core.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DjinnError,
+    InvalidStage,
+    PluginError,
+    ProtocolError,
+    RemoteError,
+    SessionLost,
+    StartupError,
+    TransportError,
+    UnsupportedOperation,
+)
+from djinn_core.hookspecs import (
+    API_VERSION,
+    hookimpl,
+)
+from djinn_core.hookspecs.compilers import (
+    Compiler,
+    CompilerContext,
+    Replay,
+)
+from djinn_core.hookspecs.costs import (
+    CostModel,
+)
+from djinn_core.hookspecs.devices import (
+    Device,
+    DeviceRuntime,
+)
+from djinn_core.hookspecs.interception import (
+    Interceptor,
+)
+from djinn_core.hookspecs.observers import (
+    Event,
+    Observer,
+)
+from djinn_core.hookspecs.optimizations import (
+    Optimization,
+    OptimizationContext,
+)
+from djinn_core.hookspecs.patterns import (
+    Pattern,
+)
+from djinn_core.hookspecs.placement import (
+    PlacementContext,
+    PlacementPolicy,
+)
+from djinn_core.hookspecs.schedulers import (
+    ScheduleMaker,
+    SchedulingContext,
+)
+from djinn_core.hookspecs.transports import (
+    Buffer,
+    Connection,
+    Frame,
+    Limits,
+    Listener,
+    Transport,
+    TransportCapabilities,
+)
+from djinn_core.ir.arguments import (
+    arguments,
+    slot_positions,
+)
+from djinn_core.ir.costs import (
+    CostEstimate,
+    Costs,
+    DeviceCapabilities,
+    Link,
+    NetworkTopology,
+)
+from djinn_core.ir.graph import (
+    Edge,
+    Graph,
+    Node,
+)
+from djinn_core.ir.placement import (
+    Placement,
+    PlacementDecision,
+)
+from djinn_core.ir.plan import (
+    OptimizationPlan,
+    OptimizationResult,
+    Rewrite,
+)
+from djinn_core.ir.profile import (
+    DataResidency,
+    ExecutionPhase,
+    Modality,
+    PatternMatch,
+    SemanticMetadata,
+    WorkloadProfile,
+    WorkloadType,
+)
+from djinn_core.ir.program import (
+    Instruction,
+    Program,
+)
+from djinn_core.ir.schedule import (
+    ExecutionSchedule,
+    Fetch,
+    Free,
+    Receive,
+    Run,
+    SchedulingGroup,
+    SchedulingStrategy,
+    Send,
+    Step,
+    Upload,
+)
+from djinn_core.ir.values import (
+    TensorMeta,
+    storage_of,
+)
+
+__all__ = [
+    "API_VERSION",
+    "AccessRefused",
+    "Buffer",
+    "Compiler",
+    "CompilerContext",
+    "ConfigurationError",
+    "Connection",
+    "CostEstimate",
+    "CostModel",
+    "Costs",
+    "DataResidency",
+    "Device",
+    "DeviceCapabilities",
+    "DeviceRuntime",
+    "DjinnError",
+    "Edge",
+    "Event",
+    "ExecutionPhase",
+    "ExecutionSchedule",
+    "Fetch",
+    "Frame",
+    "Free",
+    "Graph",
+    "Instruction",
+    "Interceptor",
+    "InvalidStage",
+    "Limits",
+    "Link",
+    "Listener",
+    "Modality",
+    "NetworkTopology",
+    "Node",
+    "Observer",
+    "Optimization",
+    "OptimizationContext",
+    "OptimizationPlan",
+    "OptimizationResult",
+    "Pattern",
+    "PatternMatch",
+    "Placement",
+    "PlacementContext",
+    "PlacementDecision",
+    "PlacementPolicy",
+    "PluginError",
+    "Program",
+    "ProtocolError",
+    "Receive",
+    "RemoteError",
+    "Replay",
+    "Rewrite",
+    "Run",
+    "ScheduleMaker",
+    "SchedulingContext",
+    "SchedulingGroup",
+    "SchedulingStrategy",
+    "SemanticMetadata",
+    "Send",
+    "SessionLost",
+    "StartupError",
+    "Step",
+    "TensorMeta",
+    "Transport",
+    "TransportCapabilities",
+    "TransportError",
+    "UnsupportedOperation",
+    "Upload",
+    "WorkloadProfile",
+    "WorkloadType",
+    "arguments",
+    "hookimpl",
+    "slot_positions",
+    "storage_of",
+]

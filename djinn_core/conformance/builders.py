@@ -1,0 +1,129 @@
+"""Programs made by hand, for tests of plugins: op by op, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from djinn_core.ir.form import Argument, Form, Operand, SlotArg
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.program import Call, Program, Signature, Slot
+from djinn_core.ir.values import TensorMeta, contiguous_strides, make_handle, new_storage, storage_of, tensor_meta
+
+
+@attrs.define
+class ProgramBuilder:
+    """Writes down a program, op by op. Values are handles, as in `Graph`.
+
+    Example:
+        builder = ProgramBuilder()
+        x, w = builder.input(8, 16), builder.input(16, 4)
+        y = builder.op("aten::mm", x, w, shape=(8, 4))
+        graph = builder.graph()
+    """
+
+    metas: dict[int, TensorMeta] = attrs.field(factory=dict)
+    calls: list[Call] = attrs.field(factory=list)
+    operands: list[int] = attrs.field(factory=list)
+    slots: list[Slot] = attrs.field(factory=list)
+    dead: set[int] = attrs.field(factory=set)
+    modules: dict[int, str] = attrs.field(factory=dict)
+
+    def input(self, *shape: int, dtype: torch.dtype = torch.float32) -> int:
+        """A value from outside of the program, contiguous, of the given sizes."""
+        return self._value(make_handle(new_storage(), 0), shape, dtype)
+
+    def op(
+        self,
+        name: str,
+        *inputs: int,
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        slots: Sequence[Slot] = (),
+        random: bool = False,
+        module: str = "",
+    ) -> int:
+        """Append an op that makes a value of `shape`, by default of the dtype of its first input; return the value."""
+        made = make_handle(new_storage(), 0)
+        self._append(
+            name, inputs, slots, _Effect(made, random=random), tuple(shape), self._dtype(dtype, inputs), module
+        )
+        return made
+
+    def view(self, name: str, base: int, *, shape: Sequence[int], slots: Sequence[Slot] = ()) -> int:
+        """Append an op that makes a view of `base` with `shape`; return the view."""
+        storage = storage_of(base)
+        made = make_handle(storage, sum(storage_of(value) == storage for value in self.metas))
+        self._append(name, (base,), slots, _Effect(made, alias=0), tuple(shape), self.metas[base].dtype, "")
+        return made
+
+    def inplace(self, name: str, target: int, *inputs: int, slots: Sequence[Slot] = (), random: bool = False) -> int:
+        """Append an op that writes into `target` and returns it, such as `aten::add_.Tensor`."""
+        meta = self.metas[target]
+        effect = _Effect(target, written=True, random=random)
+        self._append(name, (target, *inputs), slots, effect, meta.shape, meta.dtype, "")
+        return target
+
+    def drop(self, *values: int) -> None:
+        """Nobody holds these values when the program ends."""
+        self.dead.update(values)
+
+    def program(self) -> Program:
+        """The program so far."""
+        return Program(tuple(self.calls), tuple(self.operands), tuple(self.slots), frozenset(self.dead))
+
+    def graph(self) -> ProgramGraph:
+        """The graph of the program so far."""
+        return ProgramGraph(self.program(), dict(self.modules))
+
+    def _dtype(self, dtype: torch.dtype | None, inputs: Sequence[int]) -> torch.dtype:
+        return dtype or (self.metas[inputs[0]].dtype if inputs else torch.float32)
+
+    def _value(self, handle: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        self.metas[handle] = tensor_meta(shape, contiguous_strides(shape), 0, dtype)
+        return handle
+
+    def _append(
+        self,
+        name: str,
+        inputs: Sequence[int],
+        slots: Sequence[Slot],
+        effect: _Effect,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        module: str,
+    ) -> None:
+        taken: tuple[Argument, ...] = (*(Operand() for _ in inputs), *(SlotArg() for _ in slots))
+        form = Form(name, taken, (), ("none" if effect.written else "new",), sequence=False)
+        metas = tuple(self.metas[value] for value in inputs)
+        if not effect.written:
+            self._value(effect.result, shape, dtype)
+        call = Call(
+            signature=Signature(form, tuple((len(meta.shape), meta.dtype) for meta in metas)),
+            operands=metas,
+            results=(self.metas[effect.result],),
+            aliases=(0 if effect.written else effect.alias,),
+            inplace=(0 if effect.written else -1,),
+            writes=(0,) if effect.written else (),
+            random=effect.random,
+            operand_count=len(inputs),
+            slot_count=len(slots),
+            new_count=0 if effect.written else 1,
+        )
+        if module:
+            self.modules[len(self.calls)] = module
+        self.calls.append(call)
+        self.operands += inputs if effect.written else (*inputs, effect.result)
+        self.slots += slots
+
+
+@attrs.frozen
+class _Effect:
+    """What an op does beside computing: the value that it makes, or that it writes, and whether it is random."""
+
+    result: int
+    alias: int = -1
+    written: bool = False
+    random: bool = False

@@ -1,0 +1,95 @@
+"""What the stages before a plugin's own would have handed to it."""
+
+from __future__ import annotations
+
+from djinn_core.hookspecs.optimizations import OptimizationContext
+from djinn_core.hookspecs.placement import PlacementContext
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
+from djinn_core.ir.graph import Graph, Node, ProgramGraph
+from djinn_core.ir.placement import Placement, PlacementDecision
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.profile import ExecutionPhase, Modality, WorkloadProfile, WorkloadType
+from djinn_core.ir.values import RANDOM_STATE, storage_of
+
+_GIGABYTE = 1 << 30
+
+
+def topology(devices: int = 1) -> NetworkTopology:
+    """That many equal devices behind one client, all linked with each other."""
+    names = [f"server/cpu:{index}" for index in range(devices)]
+    capable = tuple(
+        DeviceCapabilities(name, "cpu", memory=16 * _GIGABYTE, memory_free=8 * _GIGABYTE, flops=1e11, bandwidth=2e10)
+        for name in names
+    )
+    ends = ["client", *names]
+    links = tuple(Link(one, other, 1e9, 1e-4) for one in ends for other in ends if one != other)
+    return NetworkTopology(capable, links)
+
+
+def costs(graph: Graph, devices: NetworkTopology) -> Costs:
+    """A microsecond a node, on every device."""
+    row = tuple(CostEstimate(1.0, 1, 1, 1e-6, "sample") for _ in graph.nodes)
+    return Costs({device.id: row for device in devices.devices})
+
+
+def profile(graph: Graph) -> WorkloadProfile:
+    """A profile in which nothing was recognised."""
+    count = len(graph.nodes)
+    return WorkloadProfile(
+        WorkloadType.GENERIC, (ExecutionPhase.FORWARD,) * count, (Modality.UNKNOWN,) * count, {}, {}, ()
+    )
+
+
+def plan(graph: Graph) -> OptimizationPlan:
+    """The plan in which every node runs."""
+    return OptimizationPlan(tuple(node.id for node in graph.nodes))
+
+
+def optimization_context(graph: Graph, devices: int = 1) -> OptimizationContext:
+    """For an optimization that is asked first."""
+    network = topology(devices)
+    return OptimizationContext(
+        graph, profile(graph), costs(graph, network), network, plan(graph), frozenset(graph.outputs)
+    )
+
+
+def placement_context(graph: Graph, devices: int = 1) -> PlacementContext:
+    """For a policy, where no input lives anywhere yet."""
+    network = topology(devices)
+    return PlacementContext(graph, profile(graph), plan(graph), costs(graph, network), network, {})
+
+
+def scheduling_context(graph: ProgramGraph, devices: int = 1) -> SchedulingContext:
+    """For a scheduler, with the work spread over the devices as evenly as shared memory allows."""
+    network = topology(devices)
+    return SchedulingContext(graph.program, graph, plan(graph), spread(graph, network), costs(graph, network), network)
+
+
+def spread(graph: Graph, network: NetworkTopology) -> Placement:
+    """Storages in turn on the devices; what one op writes is on one device, as is everything random."""
+    groups: dict[int, int] = {}
+
+    def leader(storage: int) -> int:
+        while groups.setdefault(storage, storage) != storage:
+            storage = groups[storage]
+        return storage
+
+    for node in graph.nodes:
+        for storage in _bound(node):
+            groups[leader(storage)] = leader(_bound(node)[0])
+    values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]
+    leaders = list(dict.fromkeys(leader(storage_of(value)) for value in values))
+    homes = {one: network.devices[turn % len(network.devices)].id for turn, one in enumerate(leaders)}
+    first = network.devices[0].id
+
+    def home(node: Node) -> str:
+        return homes.get(leader(_bound(node)[0]), first) if _bound(node) else first
+
+    decisions = tuple(PlacementDecision(node.id, home(node), "in turn") for node in graph.nodes)
+    return Placement(decisions, {value: homes[leader(storage_of(value))] for value in values}, "spread")
+
+
+def _bound(node: Node) -> list[int]:
+    """Storages that must be where the node runs."""
+    return [*([RANDOM_STATE] if node.random else []), *map(storage_of, (*node.outputs, *node.writes))]

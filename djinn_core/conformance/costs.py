@@ -1,0 +1,51 @@
+"""The suite for cost models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from djinn_core.conformance.contexts import topology
+from djinn_core.conformance.samples import perceptron
+from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.stages.verify import check_estimate
+
+
+class CostModelConformance(OnGraphs):
+    """Subclass it and give the fixture `cost_model`."""
+
+    @pytest.fixture
+    def cost_model(self) -> CostModel:
+        """The cost model."""
+        return missing(self, "cost_model", "your cost model")  # type: ignore[return-value]
+
+    def test_it_is_a_cost_model(self, cost_model: CostModel) -> None:
+        """It has every member, and names ops as the index of a graph does."""
+        require_protocol(cost_model, "costs")
+        odd = [operation for operation in cost_model.operations if "::" in operation or "." in operation]
+        assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
+
+    def test_its_estimates_are_sane(self, cost_model: CostModel, graphs: Mapping[str, ProgramGraph]) -> None:
+        """Finite and not negative, or None; the same when asked again; also for a device of which nothing is known."""
+        for device in (topology().devices[0], DeviceCapabilities("unknown/cpu:0", "cpu")):
+            for graph in graphs.values():
+                for node in graph.nodes:
+                    estimate = cost_model.estimate(graph, node, device)
+                    assert estimate == cost_model.estimate(graph, node, device), f"{node.op}: two answers"
+                    if estimate is not None:
+                        assert isinstance(estimate, CostEstimate), f"{node.op}: a {type(estimate).__name__}"
+                        check_estimate(estimate, node)
+
+    def test_more_work_costs_no_less(self, cost_model: CostModel) -> None:
+        """The same ops on tensors of twice the size."""
+        small, large = perceptron(8, 32), perceptron(16, 64)
+        device = topology().devices[0]
+        for less, more in zip(small.nodes, large.nodes, strict=True):
+            first, second = cost_model.estimate(small, less, device), cost_model.estimate(large, more, device)
+            if first is not None and second is not None:
+                assert second.seconds >= first.seconds, f"{less.op}: less time for more work"
+                assert second.flops >= first.flops, f"{less.op}: fewer flops for more work"

@@ -1,0 +1,46 @@
+"""The suite for observers."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from djinn_core.conformance.suite import missing, require_protocol
+from djinn_core.hookspecs.observers import Event, Observer
+
+EVENTS = ("planned", "submitted", "completed", "connected", "disconnected", "fell_back", "one_of_a_later_version")
+
+
+class ObserverConformance:
+    """Subclass it and give the fixture `observer`."""
+
+    @pytest.fixture
+    def observer(self) -> Observer:
+        """The observer."""
+        return missing(self, "observer", "your observer")  # type: ignore[return-value]
+
+    def test_it_is_an_observer(self, observer: Observer) -> None:
+        """It has every member."""
+        require_protocol(observer, "observers")
+
+    @pytest.mark.parametrize("name", EVENTS)
+    def test_it_takes_every_event(self, observer: Observer, name: str) -> None:
+        """Also one that it does not know, with facts and without."""
+        observer.observe(Event(name, time.monotonic()))
+        observer.observe(Event(name, time.monotonic(), {"instructions": 490, "duration": 0.012, "unheard_of": None}))
+
+    def test_it_is_quick(self, observer: Observer) -> None:
+        """It is called on the thread that caused the event: a thousand events in a second at most."""
+        started = time.perf_counter()
+        for _ in range(1000):
+            observer.observe(Event("submitted", time.monotonic(), {"instructions": 490}))
+        assert time.perf_counter() - started < 1.0
+
+    def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
+        """Several at the same time."""
+        event = Event("completed", time.monotonic(), {"duration": 0.012})
+        with ThreadPoolExecutor(4) as pool:
+            for call in [pool.submit(observer.observe, event) for _ in range(200)]:
+                call.result()

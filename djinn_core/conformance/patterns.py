@@ -1,0 +1,69 @@
+"""The suite for patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn_core.hookspecs.patterns import Pattern
+from djinn_core.ir.graph import Graph, Node, ProgramGraph
+from djinn_core.ir.profile import PatternMatch
+from djinn_core.stages.verify import check_match
+
+
+class PatternConformance(OnGraphs):
+    """Subclass it and give the fixture `pattern`; give `recognised` too, with graphs that the pattern must match."""
+
+    @pytest.fixture
+    def pattern(self) -> Pattern:
+        """The pattern."""
+        return missing(self, "pattern", "your pattern")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def recognised(self) -> Mapping[str, Graph]:
+        """Graphs that the pattern must recognise, by name."""
+        return {}
+
+    def test_it_is_a_pattern(self, pattern: Pattern) -> None:
+        """It has every member, and names ops as the index of a graph does."""
+        require_protocol(pattern, "patterns")
+        assert pattern.operations, "a pattern without `operations` is never asked"
+        odd = [operation for operation in pattern.operations if "::" in operation or "." in operation]
+        assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
+
+    def test_its_matches_fit_the_graph(self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]) -> None:
+        """Each names the pattern, covers nodes in order, among them a candidate, and gives a reason."""
+        for name, graph in graphs.items():
+            for match in _matches(pattern, graph):
+                check_match(graph, match)
+                assert match.pattern == pattern.name, f"{name}: a match says that it is of {match.pattern!r}"
+                assert list(match.nodes) == sorted(set(match.nodes)), f"{name}: its nodes are not in order"
+                assert match.reason, f"{name}: a match without a reason"
+                operations = {graph.nodes[node].operation for node in match.nodes}
+                assert operations & pattern.operations, f"{name}: a match without any of {sorted(pattern.operations)}"
+
+    def test_it_depends_on_nothing_but_the_graph(self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]) -> None:
+        """Asked twice it says the same, and the graph is as before."""
+        for name, graph in graphs.items():
+            before = (graph.topology_hash, graph.shape_hash)
+            assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two answers"
+            assert (graph.topology_hash, graph.shape_hash) == before, f"{name}: it changed the graph"
+
+    def test_it_finds_nothing_where_there_is_nothing(
+        self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]
+    ) -> None:
+        """No candidates, no matches."""
+        for name, graph in graphs.items():
+            assert not list(pattern.match(graph, ())), f"{name}: a match without a candidate"
+
+    def test_it_recognises_what_it_should(self, pattern: Pattern, recognised: Mapping[str, Graph]) -> None:
+        """At least one match in each graph of `recognised`."""
+        for name, graph in recognised.items():
+            assert _matches(pattern, graph), f"it does not recognise {name!r}"
+
+
+def _matches(pattern: Pattern, graph: Graph) -> list[PatternMatch]:
+    candidates: list[Node] = [node for node in graph.nodes if node.operation in pattern.operations]
+    return list(pattern.match(graph, candidates)) if candidates else []

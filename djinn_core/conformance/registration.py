@@ -1,0 +1,36 @@
+"""The suite for whole plugins: does it come through the front door?"""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.conformance.suite import missing
+from djinn_core.hookspecs import API_VERSION
+from djinn_core.plugins.registry import Registry, Selection, load_registry
+
+
+class PluginConformance:
+    """Subclass it and give the fixture `plugin`: your plugin's module, object or name."""
+
+    @pytest.fixture
+    def plugin(self) -> object:
+        """The plugin."""
+        return missing(self, "plugin", "your plugin's module, object or name")
+
+    @pytest.fixture
+    def registry(self, plugin: object) -> Registry:
+        """Everything that is registered when this is the only plugin beside the built-in ones."""
+        return load_registry(Selection(plugins=(plugin,)), builtins=builtin_plugins(), entry_points=None)
+
+    def test_it_is_active(self, registry: Registry) -> None:
+        """It loads, declares the right version, and its hooks return what they must."""
+        strangers = [row for row in registry.rows if row.status == "active" and row.distribution != "djinn"]
+        assert len(strangers) == 1, f"expected one active plugin, got {strangers}"
+        assert strangers[0].kind, "it implements no hook"
+
+    def test_it_registers_the_same_twice(self, plugin: object) -> None:
+        """A process may load plugins more than once; a hook must not run out or pile up."""
+        first, second = (load_registry(Selection(plugins=(plugin,)), builtins={}).owners.keys() for _ in range(2))
+        assert set(first) == set(second)
+        assert first, f"it registers nothing; written for plugin API version {API_VERSION}?"

@@ -1,0 +1,38 @@
+"""The suite for schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from djinn_core.conformance.contexts import scheduling_context
+from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn_core.hookspecs.schedulers import ScheduleMaker
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.stages.verify_schedule import check_schedule
+
+
+class SchedulerConformance(OnGraphs):
+    """Subclass it and give the fixture `scheduler`."""
+
+    @pytest.fixture
+    def scheduler(self) -> ScheduleMaker:
+        """The scheduler."""
+        return missing(self, "scheduler", "your scheduler")  # type: ignore[return-value]
+
+    def test_it_is_a_scheduler(self, scheduler: ScheduleMaker) -> None:
+        """It has every member."""
+        require_protocol(scheduler, "schedulers")
+
+    @pytest.mark.parametrize("devices", [1, 2, 3])
+    def test_its_schedules_hold(
+        self, scheduler: ScheduleMaker, graphs: Mapping[str, ProgramGraph], devices: int
+    ) -> None:
+        """Every node runs once, where it was placed and after what it depends on; it decides the same again."""
+        for name, graph in graphs.items():
+            context = scheduling_context(graph, devices)
+            schedule = scheduler.schedule(context)
+            check_schedule(context, schedule, f"{scheduler.name} on {name}")
+            again = scheduler.schedule(context)
+            assert (again.groups, again.steps) == (schedule.groups, schedule.steps), f"{name}: two answers"
