@@ -12,9 +12,11 @@ import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
-from djinn_core.ir.program import Slot
 
 PROTOCOL_VERSION = 1
+
+# As in `ir.program`, which would bring PyTorch along: a gateway starts its executors before it imports that.
+Slot = int | float
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -40,13 +42,17 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message to a gateway: who asks. An empty `device` asks for the gateway's default."""
+    """First message to a gateway: who asks. An empty `device` asks for the gateway's default.
+
+    `client` is what people see of it in `djinn status`; nothing is decided by it.
+    """
 
     protocol: int
     token: Secret
     version: Name
     torch: Name
     device: Name = ""
+    client: Name = ""
 
 
 class Welcome(Message, frozen=True):

@@ -1,0 +1,77 @@
+"""URLs of servers: their parts, and the transport that serves them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import SplitResult, urlsplit
+
+from djinn_core.errors import ConfigurationError, PluginError
+from djinn_core.hookspecs.transports import Transport
+
+_WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
+
+
+def parse_url(url: str) -> SplitResult:
+    """The parts of a server's URL.
+
+    Raises:
+        ConfigurationError: it has no scheme or a malformed port.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigurationError(f"{url!r} is no URL of a server: {error}") from error
+    if "://" not in url or not parts.scheme:
+        raise ConfigurationError(f"{url!r} is no URL of a server: write it as tcp://{url or 'HOST:PORT'}")
+    return parts
+
+
+def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
+    """The transport that serves the scheme of `url`.
+
+    Raises:
+        ConfigurationError: it is no URL.
+        PluginError: no transport does; the message names the package that would.
+    """
+    scheme = parse_url(url).scheme
+    known = list(transports)
+    for transport in known:
+        if scheme in transport.schemes:
+            return transport
+    schemes = ", ".join(sorted(s for transport in known for s in transport.schemes)) or "none"
+    raise PluginError(
+        f"no transport for {scheme}:// (there are: {schemes}). Install the plugin that brings it, which would be called "
+        f"djinn-{scheme}; `djinn plugins` shows what is installed and what is broken or disabled"
+    )
+
+
+def has_transport(url: str, transports: Iterable[Transport]) -> bool:
+    """Whether a transport serves the scheme of `url`."""
+    scheme = urlsplit(url).scheme
+    return any(scheme in transport.schemes for transport in transports)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: what it resolves to may change, so it counts as open to the network
+
+
+def with_host(url: str, host: str) -> str:
+    """`url` with `host` in place of an address that stands for every interface; unchanged otherwise."""
+    parts = urlsplit(url)
+    if parts.hostname not in _WILDCARDS:
+        return url
+    return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
+
+
+def network_location(host: str, port: int | None) -> str:
+    """`host:port` as it stands in a URL, IPv6 addresses in brackets."""
+    bracketed = f"[{host}]" if ":" in host else host
+    return bracketed if port is None else f"{bracketed}:{port}"

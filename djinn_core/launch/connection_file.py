@@ -1,0 +1,85 @@
+"""The connection file: where a server listens and the token that it asks for, for its owner's eyes only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.logs import get_logger
+
+_log = get_logger("djinn.launch")
+
+
+class ConnectionFile(msgspec.Struct, frozen=True):
+    """What the file holds, as JSON."""
+
+    urls: tuple[str, ...]
+    token: str
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"ConnectionFile(urls={self.urls})"
+
+
+def write_connection_file(path: Path, content: ConnectionFile) -> None:
+    """Write the file, mode 0600, so that readers find it whole or not at all.
+
+    Raises:
+        ConfigurationError: it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # mkstemp makes files with mode 0600, and the rename is atomic because both are in one directory.
+        descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+                file.flush()
+                os.fsync(descriptor)
+            Path(aside).replace(path)
+        except BaseException:
+            Path(aside).unlink()
+            raise
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write the connection file {path}: {error.strerror or error}. Choose another place with "
+            "--connection-file PATH"
+        ) from error
+
+
+def remove_connection_file(path: Path, content: ConnectionFile) -> None:
+    """Remove the file if it still says `content`; a server that was started since may have replaced it."""
+    with contextlib.suppress(ConfigurationError, FileNotFoundError):
+        if read_connection_file(path) == content:
+            path.unlink()
+
+
+def read_connection_file(path: Path) -> ConnectionFile:
+    """What the file says.
+
+    Raises:
+        ConfigurationError: it is missing, unreadable or malformed; the message says what to do.
+    """
+    try:
+        raw = path.read_bytes()
+        mode = path.stat().st_mode
+        content = msgspec.json.decode(raw, type=ConnectionFile)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no connection file {path}: start the server with `djinn serve --connection-file {path}`, which "
+            "writes it as soon as it is ready, or unset DJINN_CONNECTION_FILE"
+        ) from error
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"cannot read the connection file {path}: {error}. It must be JSON with `urls` and `token`, as "
+            "`djinn serve --connection-file` writes it"
+        ) from error
+    if stat.S_IMODE(mode) & 0o077:
+        _log.warning("others on this machine can read the connection file: chmod 600 it", path=str(path))
+    return content

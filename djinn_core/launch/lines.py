@@ -1,0 +1,67 @@
+"""Lines over a pipe, with time limits."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+
+import attrs
+
+_CHUNK = 65536
+
+
+@attrs.define
+class LineReader:
+    """Reads lines from a file descriptor without ever waiting longer than asked. For one thread at a time."""
+
+    descriptor: int
+    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+
+    def read_line(self, timeout: float | None = None) -> bytes | None:
+        """The next line without its end, or None at the end of the stream, where half a line is dropped.
+
+        Raises:
+            TimeoutError: no whole line came within `timeout` seconds; nothing is lost.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (line := self.next_line()) is None and not self._ended:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not _readable(self.descriptor, remaining):
+                raise TimeoutError
+            self.fill()
+        return line
+
+    def next_line(self) -> bytes | None:
+        """The next line that has already been read, or None."""
+        end = self._buffer.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    def fill(self) -> bool:
+        """Read what is there, waiting for at least a byte; False at the end of the stream."""
+        data = os.read(self.descriptor, _CHUNK)
+        self._buffer += data
+        self._ended = not data
+        return not self._ended
+
+
+def write_line(descriptor: int, line: bytes) -> None:
+    """Write all of a line.
+
+    Raises:
+        OSError: nobody reads any more.
+    """
+    view = memoryview(line)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _readable(descriptor: int, timeout: float | None) -> bool:
+    with selectors.DefaultSelector() as selector:  # unlike select(), without a limit on descriptor numbers
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(timeout))

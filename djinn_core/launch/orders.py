@@ -1,0 +1,116 @@
+"""What an executor process and its parent say to each other: JSON lines over two pipes.
+
+Orders go down the executor's standard input, reports come back on a pipe of their own. Secrets travel this way, never in
+arguments or the environment, which other users of the machine can read. The end of the orders means that the parent is
+gone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from djinn_core.errors import StartupError
+from djinn_core.wire.messages import Count, DeviceInfo, SessionStatus
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """First order: what to be.
+
+    Attributes:
+        directory: private directory for the local socket; the executor removes it when it ends.
+        host: address at which it also listens for the network; empty: not at all.
+        key: what the tickets are signed with.
+        threads: torch threads, or None for torch's default.
+        plugins, disable: the plugins to load, as in the settings; None means everything that is installed.
+        log_level, debug: what to log to the standard error output.
+    """
+
+    directory: str
+    key: bytes
+    host: str = ""
+    threads: int | None = None
+    plugins: tuple[str, ...] | None = None
+    disable: tuple[str, ...] = ()
+    log_level: str = "warning"
+    debug: str = ""
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return f"Start(directory={self.directory!r}, host={self.host!r}, threads={self.threads})"
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """Ask for a `Sessions` report with the same number."""
+
+    number: Count
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no new sessions, wait at most `seconds` for those that run, then end."""
+
+    seconds: float
+
+
+Order = Start | Report | Drain
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The executor listens at `urls`; the first is for this machine only."""
+
+    urls: tuple[str, ...]
+    process: int
+    device: DeviceInfo
+    torch: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The executor could not start."""
+
+    reason: str
+
+
+class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
+    """What runs: answer to `Report`."""
+
+    number: Count
+    device: DeviceInfo
+    sessions: tuple[SessionStatus, ...]
+
+
+Answer = Ready | Failed | Sessions
+
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def to_line(message: Order | Answer) -> bytes:
+    """The message as one line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def read_order(line: bytes) -> Order:
+    """The order on a line.
+
+    Raises:
+        StartupError: it is none; parent and executor run different versions of Djinn.
+    """
+    try:
+        return _orders.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartupError(
+            f"an executor cannot read what its parent process ordered ({error}): both must run the same Djinn"
+        ) from error
+
+
+def read_answer(line: bytes) -> Answer:
+    """The answer on a line.
+
+    Raises:
+        StartupError: it is none; parent and executor run different versions of Djinn.
+    """
+    try:
+        return _answers.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartupError(
+            f"cannot read what an executor process reported ({error}): both must run the same Djinn"
+        ) from error

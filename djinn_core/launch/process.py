@@ -1,0 +1,292 @@
+"""An executor process, as its parent sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Self
+
+import attrs
+
+from djinn_core.errors import StartupError
+from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
+from djinn_core.launch.lines import LineReader, write_line
+from djinn_core.launch.orders import Answer, Drain, Failed, Order, Ready, Report, Sessions, Start, read_answer, to_line
+from djinn_core.launch.tickets import LIFETIME, issue, new_key
+from djinn_core.logs import get_logger
+from djinn_core.wire.messages import DeviceInfo
+
+_log = get_logger("djinn.launch")
+_TERMINATE_SECONDS = 2.0
+# The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
+_LONGEST_DIRECTORY = 88
+
+
+@attrs.frozen
+class ExecutorOptions:
+    """How to start an executor.
+
+    Attributes:
+        device: `cpu`, `cuda:0` and so on; empty lets the executor choose the best that the machine has.
+        host: address at which it also listens for the network, with every transport that can; empty: not at all.
+        threads: torch threads; None leaves torch's default.
+        plugins, disable: as in the settings.
+        log_level: from which level on the executor logs to the standard error output.
+        debug: parts whose debug messages it shows, as in the settings.
+        module: what to run; only tests change it.
+    """
+
+    device: str = ""
+    host: str = ""
+    threads: int | None = None
+    plugins: tuple[str, ...] | None = None
+    disable: tuple[str, ...] = ()
+    log_level: str = "warning"
+    debug: str = ""
+    module: str = EXECUTOR_MODULE
+
+
+class ExecutorProcess:
+    """One executor process. It ends when this object is closed or collected, and when this process ends in any way.
+
+    Methods may be called from several threads. In a forked child the object is inert: `close` leaves the executor alone.
+    """
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        """Start the process and return at once; `wait_ready` waits for it.
+
+        Raises:
+            StartupError: it cannot be started.
+        """
+        self.options = options
+        self._key = new_key()
+        self._ready: Ready | None = None
+        self._reports = 0
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._owner = os.getpid()
+        self._directory = _make_directory()
+        receiving, sending = os.pipe()
+        self._answers = LineReader(receiving)
+        try:
+            self._process = _spawn(options, sending)
+        except (OSError, StartupError) as error:
+            os.close(receiving)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise StartupError(f"cannot start an executor process: {error}") from error
+        finally:
+            os.close(sending)
+        self._end = weakref.finalize(self, _end, self._process, receiving, self._directory, self._owner)
+        with contextlib.suppress(OSError):  # a process that died already cannot read this; `wait_ready` says so
+            self._order(self._start_order())
+
+    @classmethod
+    def start(
+        cls,
+        device: str = "",
+        host: str = "",
+        threads: int | None = None,
+        timeout: float = 60.0,
+    ) -> ExecutorProcess:
+        """Start an executor and wait at most `timeout` seconds until it is ready.
+
+        Raises:
+            StartupError: it did not start; the message says why.
+        """
+        executor = cls(ExecutorOptions(device, host, threads))
+        executor.wait_ready(timeout)
+        return executor
+
+    def wait_ready(self, timeout: float) -> Ready:
+        """Wait until the executor listens; what it said then. The process is ended if it does not.
+
+        Raises:
+            StartupError: it failed, died, or took longer than `timeout` seconds.
+        """
+        with self._reading:
+            if self._ready is not None:
+                return self._ready
+            try:
+                self._ready = self._await_ready(timeout)
+            except StartupError:
+                self._end()
+                raise
+            return self._ready
+
+    @property
+    def ready(self) -> Ready:
+        """What the executor said when it was ready.
+
+        Raises:
+            StartupError: `wait_ready` has not succeeded.
+        """
+        if self._ready is None:
+            raise StartupError(f"executor process {self.process_id} is not ready")
+        return self._ready
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where it listens; the first is a private socket on this machine."""
+        return self.ready.urls
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device that it computes on."""
+        return self.ready.device
+
+    @property
+    def process_id(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait until the process has ended; its exit status, negative for a signal."""
+        return self._process.wait()
+
+    def issue_ticket(self, client: str = "", lifetime: float = LIFETIME) -> str:
+        """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
+        return issue(self._key, client, lifetime)
+
+    def status(self, timeout: float = 5.0) -> Sessions:
+        """Its sessions and its device's memory.
+
+        Raises:
+            StartupError: the process has ended or does not answer.
+        """
+        with self._reading:
+            self._reports += 1
+            try:
+                self._order(Report(self._reports))
+                answer = self._await(timeout, self._reports)
+            except OSError as error:  # TimeoutError included
+                raise StartupError(f"executor process {self.process_id} does not answer: {error!r}") from error
+            if answer is None:
+                raise StartupError(f"executor process {self.process_id} {_ending(self._process)}")
+            return answer
+
+    def drain(self, seconds: float) -> None:
+        """Ask it to take no new sessions and to end when the last has ended, or after `seconds`; returns at once."""
+        with contextlib.suppress(OSError):  # already gone: nothing to drain
+            self._order(Drain(seconds))
+
+    def close(self, drain_seconds: float = 5.0) -> None:
+        """End the process: let its sessions end for at most `drain_seconds`, then terminate, then kill it."""
+        if self._end.alive and os.getpid() == self._owner:
+            self.drain(drain_seconds)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(drain_seconds + _TERMINATE_SECONDS)
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(0.0)
+
+    def _start_order(self) -> Start:
+        options = self.options
+        return Start(
+            directory=self._directory,
+            host=options.host,
+            key=self._key,
+            threads=options.threads,
+            plugins=options.plugins,
+            disable=options.disable,
+            log_level=options.log_level,
+            debug=options.debug,
+        )
+
+    def _order(self, order: Order) -> None:
+        stdin = self._process.stdin
+        with self._writing:
+            if stdin is None or stdin.closed:
+                raise BrokenPipeError("the executor process was closed")
+            write_line(stdin.fileno(), to_line(order))
+
+    def _await_ready(self, timeout: float) -> Ready:
+        try:
+            line = self._answers.read_line(timeout)
+        except TimeoutError:
+            raise StartupError(
+                f"the executor process {self.process_id} was not ready after {timeout:g} s: allow more with "
+                "djinn.configure(start_timeout=...) or DJINN_START_TIMEOUT"
+            ) from None
+        answer: Answer | None = None if line is None else read_answer(line)
+        if isinstance(answer, Ready):
+            return answer
+        if isinstance(answer, Failed):
+            raise StartupError(answer.reason)
+        raise StartupError(
+            f"the executor process {self.process_id} {_ending(self._process)} before it was ready; what it said is on "
+            "the standard error output. `djinn doctor` checks the installation"
+        )
+
+    def _await(self, timeout: float, number: int) -> Sessions | None:
+        deadline = time.monotonic() + timeout
+        while (line := self._answers.read_line(max(0.0, deadline - time.monotonic()))) is not None:
+            answer = read_answer(line)
+            if isinstance(answer, Sessions) and answer.number == number:
+                return answer  # others answer questions that nobody waits for any more
+        return None
+
+
+def _make_directory() -> str:
+    """A directory that only this user can enter, with a path short enough for the address of a socket in it."""
+    directory = tempfile.mkdtemp(prefix="djinn-")
+    if len(os.fsencode(directory)) <= _LONGEST_DIRECTORY:
+        return directory
+    Path(directory).rmdir()
+    return tempfile.mkdtemp(prefix="djinn-", dir="/tmp")
+
+
+def _spawn(options: ExecutorOptions, report: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        executor_command(options.module, options.device, report),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(report,),
+        env=executor_environment(),
+        bufsize=0,
+        process_group=0,  # an interrupt from the keyboard is for the user's program alone
+    )
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    try:
+        status = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return "closed its report pipe"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
+def _end(process: subprocess.Popen[bytes], answers: int, directory: str, owner: int) -> None:
+    """End the process for certain; runs once, at the latest when the interpreter exits."""
+    if os.getpid() != owner:
+        return
+    if process.stdin is not None:
+        process.stdin.close()  # tells an executor that its parent is gone, on which it ends
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_TERMINATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        _log.warning("executor does not end, killing it", process=process.pid)
+        process.kill()
+        process.wait()
+    os.close(answers)
+    shutil.rmtree(directory, ignore_errors=True)

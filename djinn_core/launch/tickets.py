@@ -1,0 +1,80 @@
+"""One-time tickets: how whoever started an executor lets a client in.
+
+A ticket is a signed statement (who, until when, a number used once) under a key that only the executor and its parent
+know. Issuing one needs no word with the executor, which may be busy computing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+
+import attrs
+import msgspec
+
+KEY_BYTES = 32
+LIFETIME = 60.0  # seconds; a client dials several addresses, each of which may time out
+CLIENT_LENGTH = 128
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """What a ticket says. `expires` is in seconds of the machine's monotonic clock, which its processes share."""
+
+    client: str
+    expires: float
+    nonce: str
+
+
+def new_key() -> bytes:
+    """A fresh signing key."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def issue(key: bytes, client: str, lifetime: float = LIFETIME) -> str:
+    """A ticket for `client` (a name for people to read), good for one use within `lifetime` seconds."""
+    grant = Grant(client[:CLIENT_LENGTH], time.monotonic() + lifetime, secrets.token_urlsafe(12))
+    statement = msgspec.json.encode(grant)
+    return base64.urlsafe_b64encode(_sign(key, statement) + statement).decode("ascii")
+
+
+@attrs.define
+class TicketChecker:
+    """Accepts each good ticket once. Safe to use from several threads."""
+
+    _key: bytes = attrs.field(repr=False)
+    _used: dict[str, float] = attrs.field(factory=dict, repr=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
+
+    def redeem(self, ticket: str) -> Grant | None:
+        """What the ticket grants, or None where it is forged, expired or used. Takes the same time for every forgery."""
+        grant = _verify(self._key, ticket)
+        now = time.monotonic()
+        if grant is None or grant.expires < now:
+            return None
+        with self._lock:
+            self._used = {nonce: expires for nonce, expires in self._used.items() if expires >= now}
+            if grant.nonce in self._used:
+                return None
+            self._used[grant.nonce] = grant.expires
+        return grant
+
+
+def _sign(key: bytes, statement: bytes) -> bytes:
+    return hmac.digest(key, statement, hashlib.sha256)
+
+
+def _verify(key: bytes, ticket: str) -> Grant | None:
+    try:
+        raw = base64.urlsafe_b64decode(ticket.encode("ascii"))
+    except (UnicodeEncodeError, binascii.Error):
+        raw = b""
+    size = hashlib.sha256().digest_size
+    signature, statement = raw[:size], raw[size:]
+    if not hmac.compare_digest(signature, _sign(key, statement)):
+        return None
+    return msgspec.json.decode(statement, type=Grant)

@@ -1,0 +1,64 @@
+"""The first message of a client to an executor: a ticket, or nothing happens."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.ir.operators import allowed_operators, operators_digest
+from djinn_core.launch.tickets import Grant, TicketChecker
+from djinn_core.logs import get_logger
+from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse
+from djinn_core.wire.messages import Attach, Attached, DeviceInfo
+
+ATTACH_SECONDS = 10.0
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class Admitted:
+    """A client that showed a good ticket: what it grants, and the digest of the client's allow-list of ops."""
+
+    grant: Grant
+    operators: str
+
+
+def admit(connection: Connection, tickets: TicketChecker) -> Admitted | None:
+    """Read the client's `Attach`; None where it was refused, broken or never came.
+
+    Until then the connection may carry small messages only, afterwards frames of any usual size.
+    """
+    connection.limits = STRANGER_LIMITS
+    try:
+        message = receive_message(connection, ATTACH_SECONDS)
+    except TimeoutError:
+        _log.warning("a connection was closed that asked for nothing", seconds=ATTACH_SECONDS)
+        return None
+    except ProtocolError as error:
+        _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+        complain(connection, str(error))
+        return None
+    except TransportError as error:
+        _log.info("a connection ended before it attached", error=str(error))
+        return None
+    grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
+    if grant is None or not isinstance(message, Attach):
+        _log.warning("a connection without a valid ticket was refused", asked=type(message).__name__)
+        refuse(connection, "the ticket is not valid (any more): connect to the gateway again for a new one")
+        return None
+    connection.limits = Limits()
+    return Admitted(grant, message.operators)
+
+
+def attached(session: str, process: int, device: DeviceInfo, client_operators: str) -> Attached:
+    """The answer to an admitted client; the whole allow-list goes along where the client has another."""
+    differs = client_operators != operators_digest()
+    return Attached(
+        session=session,
+        process=process,
+        device=device,
+        torch=str(torch.__version__),
+        operators=tuple(sorted(allowed_operators())) if differs else None,
+    )

@@ -1,0 +1,113 @@
+"""An executor's line to its parent: orders in, reports out, and the end when the parent is gone."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from djinn_core.errors import StartupError
+from djinn_core.launch.lines import LineReader, write_line
+from djinn_core.launch.orders import Answer, Drain, Report, Sessions, Start, read_order, to_line
+from djinn_core.logs import get_logger
+
+START_SECONDS = 30.0
+DRAIN_SECONDS = 10.0  # where the executor is terminated by itself, without a limit from its parent
+_WATCH_SECONDS = 1.0
+_DRAIN_STEP_SECONDS = 0.02
+_log = get_logger("djinn.server")
+
+
+class Serving(Protocol):
+    """What the orders are about."""
+
+    def sessions(self, number: int) -> Sessions:
+        """The report of that number."""
+
+    def stop_accepting(self) -> None:
+        """Let nobody in any more."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no session is left."""
+
+
+class Control:
+    """Reads orders and writes reports, on the main thread."""
+
+    def __init__(self, orders: int, reports: int) -> None:
+        self._orders = LineReader(orders)
+        self._reports = reports
+        self._parent = os.getppid()
+        self._wake_receive, self._wake_send = os.pipe()
+        self._deadline: float | None = None
+
+    def catch_signals(self) -> None:
+        """Let SIGTERM drain; SIGINT from a terminal is for the parent, which will say what to do."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: os.write(self._wake_send, b"t"))
+
+    def read_start(self) -> Start:
+        """The first order.
+
+        Raises:
+            StartupError: it is another one, or none came.
+        """
+        try:
+            line = self._orders.read_line(START_SECONDS)
+        except TimeoutError:
+            line = None
+        order = None if line is None else read_order(line)
+        if not isinstance(order, Start):
+            raise StartupError(
+                "this is the inside of an executor and takes its orders from another process: run `djinn serve` instead"
+            )
+        return order
+
+    def report(self, answer: Answer) -> None:
+        """Tell the parent; one that is gone hears nothing, and `run` notices."""
+        try:
+            write_line(self._reports, to_line(answer))
+        except OSError as error:
+            _log.info("the parent process does not listen any more", error=str(error))
+
+    def run(self, serving: Serving) -> None:
+        """Follow orders until everything is drained or the parent is gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._orders.descriptor, selectors.EVENT_READ, lambda: self._follow(serving))
+            selector.register(self._wake_receive, selectors.EVENT_READ, lambda: self._terminate(serving))
+            while not self._finished(serving):
+                for key, _ in selector.select(_WATCH_SECONDS if self._deadline is None else _DRAIN_STEP_SECONDS):
+                    action: Callable[[], bool] = key.data
+                    if not action():
+                        return
+
+    def _finished(self, serving: Serving) -> bool:
+        # The pipe alone is not enough: a forked child of the parent may hold its other end open.
+        if os.getppid() != self._parent:
+            _log.info("the parent process is gone")
+            return True
+        return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
+
+    def _follow(self, serving: Serving) -> bool:
+        more = self._orders.fill()
+        while (line := self._orders.next_line()) is not None:
+            order = read_order(line)
+            if isinstance(order, Report):
+                self.report(serving.sessions(order.number))
+            elif isinstance(order, Drain):
+                self._drain(serving, order.seconds)
+        return more
+
+    def _terminate(self, serving: Serving) -> bool:
+        os.read(self._wake_receive, 64)
+        self._drain(serving, DRAIN_SECONDS)
+        return True
+
+    def _drain(self, serving: Serving, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
+        serving.stop_accepting()

@@ -1,0 +1,61 @@
+"""The device that an executor computes on: chosen, opened and described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.devices import Device, DeviceRuntime
+from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.wire.messages import DeviceInfo
+
+FALLBACK = "cpu"
+
+
+@attrs.frozen
+class OpenDevice:
+    """A device that this process has opened."""
+
+    capabilities: DeviceCapabilities
+    runtime: DeviceRuntime
+
+    def info(self) -> DeviceInfo:
+        """The device as messages describe it, with its memory as it is now."""
+        memory = self.runtime.memory()
+        known = self.capabilities
+        return DeviceInfo(
+            id=known.id,
+            kind=known.kind,
+            name=known.name,
+            memory=memory.get("total", known.memory),
+            memory_free=memory.get("free", known.memory_free),
+        )
+
+
+def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
+    """Open the device called `wanted` (`cuda:0`, or `cuda` for its first); empty: the first that is not a CPU, or else one.
+
+    Raises:
+        StartupError: there is no such device, or it does not work; the message names those that there are.
+    """
+    kind, _, index_text = (wanted or _best(devices)).partition(":")
+    device = next((d for d in devices if d.name == kind), None)
+    if device is None or not (index_text or "0").isdigit():
+        kinds = ", ".join(d.name for d in devices) or "none"
+        raise StartupError(
+            f"there is no device {wanted!r} here (kinds of device: {kinds}). Other kinds come with a plugin of their own, "
+            f"such as djinn-cuda; `djinn plugins` shows what is installed"
+        )
+    index = int(index_text or 0)
+    found = device.discover()
+    if index >= len(found):
+        present = ", ".join(c.id for c in found) or f"no {kind} device"
+        raise StartupError(f"there is no device {kind}:{index} on this machine, which has {present}")
+    return OpenDevice(found[index], device.open(index))
+
+
+def _best(devices: Sequence[Device]) -> str:
+    present = (device.name for device in devices if device.name != FALLBACK and device.discover())
+    return next(present, FALLBACK)

@@ -1,0 +1,206 @@
+"""The executor process: one device, and the sessions that compute on it.
+
+It is started by a parent (`djinn_core.launch`), which tells it over pipes what to be, and it ends with that parent. It
+never registers `remote_accelerator`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from djinn_core import logs
+from djinn_core.builtins import builtin_plugins
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transport
+from djinn_core.launch.addresses import network_location, transport_for
+from djinn_core.launch.orders import Failed, Ready, Sessions, Start
+from djinn_core.launch.tickets import TicketChecker
+from djinn_core.plugins.kinds import EXECUTOR_KINDS
+from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.server.attach import admit, attached
+from djinn_core.server.control import Control
+from djinn_core.server.devices import OpenDevice, open_device
+from djinn_core.server.greetings import complain, refuse, send_message
+from djinn_core.server.roster import Entry, Roster, Session
+from djinn_core.server.session import ExecutorSession, SharedDevice
+
+# Given the opened device, makes a session of a given id each time that it is called.
+SessionFactory = Callable[[DeviceRuntime], Callable[[str], Session]]
+_log = logs.get_logger("djinn.server")
+
+
+class Executor:
+    """Lets clients with tickets in and gives each a session on the device."""
+
+    def __init__(self, device: OpenDevice, registry: Registry, tickets: TicketChecker, new: SessionFactory) -> None:
+        self._device = device
+        self._registry = registry
+        self._tickets = tickets
+        self._new_session = new(device.runtime)
+        self._roster = Roster()
+        self._listeners: list[Listener] = []
+        self._accepting = True
+
+    def listen(self, directory: str, host: str) -> tuple[str, ...]:
+        """Listen at a socket in `directory`, and at `host` with every transport that clients reach directly; the URLs.
+
+        Raises:
+            TransportError: an address cannot be bound.
+            PluginError: there is no local transport.
+        """
+        urls = [f"unix://{directory}/executor.sock"]
+        if host:
+            urls += [f"{t.schemes[0]}://{network_location(host, 0)}" for t in self._registry.transports if _direct(t)]
+        for url in urls:
+            transport = transport_for(url, self._registry.transports)
+            self._listeners.append(transport.listen(url, Limits(), self.serve))
+        return tuple(listener.url for listener in self._listeners)
+
+    def serve(self, connection: Connection) -> None:
+        """One connection from its first message to its last, in a thread of its own."""
+        admitted = admit(connection, self._tickets)
+        if admitted is None:
+            return
+        if not self._accepting:
+            refuse(connection, "the executor is shutting down: connect again later")
+            return
+        name = secrets.token_urlsafe(16)
+        session = self._new_session(name)
+        client = admitted.grant.client
+        try:
+            with self._roster.enter(Entry(name, client, session)), _log_session(connection, name, client):
+                send_message(connection, attached(name, os.getpid(), self._device.info(), admitted.operators))
+                session.serve(connection)
+        finally:
+            session.close()
+
+    def sessions(self, number: int) -> Sessions:
+        """What runs now."""
+        return Sessions(number, self._device.info(), self._roster.statuses())
+
+    @property
+    def idle(self) -> bool:
+        """Whether no session is left."""
+        return self._roster.empty
+
+    def stop_accepting(self) -> None:
+        """Let nobody in any more. Calling it again does nothing."""
+        self._accepting = False
+        while self._listeners:
+            self._listeners.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop_accepting()
+
+
+def _direct(transport: Transport) -> bool:
+    return not (transport.capabilities.same_host or transport.capabilities.relayed)
+
+
+@contextmanager
+def _log_session(connection: Connection, name: str, client: str) -> Iterator[None]:
+    """Log how a session began and ended; what goes wrong in it ends this connection and nothing else."""
+    log = _log.bind(session=name)
+    log.info("session began", client=client)
+    try:
+        yield
+    except ProtocolError as error:
+        log.warning("session broken off: the client does not follow the protocol", error=str(error))
+        complain(connection, str(error))
+    except TransportError as error:
+        log.info("session ended with its connection", error=str(error))
+    except Exception as error:
+        log.exception("session ended by an error of the executor's own", error=repr(error))
+        complain(connection, f"the executor failed: {error!r}; its log has the details")
+    else:
+        log.info("session ended")
+
+
+def replaying_sessions(runtime: DeviceRuntime) -> Callable[[str], Session]:
+    """Sessions that replay programs on the device, one at a time."""
+    return partial(ExecutorSession, SharedDevice(runtime))
+
+
+def run(device: str, reports: int, new: SessionFactory = replaying_sessions) -> int:
+    """Be an executor until it is time to end; the exit status.
+
+    Args:
+        device: name of the device, or an empty string for the best.
+        reports: file descriptor to report on. Orders come on the standard input.
+        new: makes what makes sessions.
+    """
+    control = Control(_take_standard_input(), reports)
+    control.catch_signals()
+    start = control.read_start()
+    try:
+        logs.show(start.log_level)
+        logs.set_debug_level(start.debug)
+        with _open(device, start, new) as executor:
+            urls = executor.listen(start.directory, start.host)
+            control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
+            _log.info("executor is ready", urls=urls, process=os.getpid())
+            control.run(executor)
+    except Exception as error:
+        expected = isinstance(error, DjinnError)
+        if not expected:
+            _log.exception("executor failed", error=repr(error))
+        control.report(Failed(str(error) if expected else f"the executor failed: {error!r}; its log has the details"))
+        return 1
+    finally:
+        shutil.rmtree(start.directory, ignore_errors=True)
+    _log.info("executor ends", process=os.getpid())
+    return 0
+
+
+def _open(device: str, start: Start, new: SessionFactory) -> Executor:
+    if start.threads is not None:
+        torch.set_num_threads(start.threads)
+    selection = Selection(start.plugins, frozenset(start.disable))
+    registry = load_registry(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
+    return Executor(open_device(registry.devices, device), registry, TicketChecker(start.key), new)
+
+
+def _take_standard_input() -> int:
+    """The orders, on a descriptor that nobody else reads; what anybody prints goes to the log."""
+    orders = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return orders
+
+
+def main(arguments: Sequence[str] | None = None, new: SessionFactory = replaying_sessions) -> None:
+    """Run an executor and end the process, without waiting for threads that may be deep inside an op."""
+    parser = argparse.ArgumentParser(prog="djinn executor", description="Started by djinn itself.")
+    parser.add_argument("--device", default="")
+    parser.add_argument("--report-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        status = run(options.device, options.report_fd, new)
+    except DjinnError as error:
+        sys.stderr.write(f"{error}\n")
+        status = 2
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The gateway process: lets clients in and watches over the executors, which do the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import attrs
+
+from djinn_core.errors import PluginError
+from djinn_core.hookspecs.transports import Listener, Transport
+from djinn_core.launch.addresses import network_location
+from djinn_core.launch.command import EXECUTOR_MODULE
+from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
+from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.version import djinn_version
+from djinn_core.logs import get_logger
+from djinn_core.server.admission import Admission
+from djinn_core.server.greetings import STRANGER_LIMITS
+from djinn_core.server.pool import Pool
+from djinn_core.server.tokens import Token, check_exposure, find_token
+from djinn_core.wire.messages import Status
+
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class GatewayOptions:
+    """How to serve.
+
+    Attributes:
+        host: address to listen at.
+        ports: by URL scheme the port to listen at; 0, as for schemes that are missing, takes any free one.
+        devices: devices to offer, an executor for each; empty: the best that the machine has.
+        token_file: file with the token; None: the environment's, or a new one.
+        connection_file: where to write URLs and token; None: a place of the user's own.
+        threads: torch threads of each executor.
+        plaintext_accepted: whether the operator accepts that everything travels unencrypted on a network.
+        drain_seconds: how long sessions may go on after a signal to stop.
+        start_timeout: how long the executors may take to start, in seconds.
+        plugins, disable: as in the settings.
+        log_level, debug: what the executors log.
+        executor_module: what the executors run; only tests change it.
+    """
+
+    host: str = "127.0.0.1"
+    ports: Mapping[str, int] = attrs.field(factory=dict)
+    devices: tuple[str, ...] = ()
+    token_file: Path | None = None
+    connection_file: Path | None = None
+    threads: int | None = None
+    plugins: tuple[str, ...] | None = None
+    disable: tuple[str, ...] = ()
+    plaintext_accepted: bool = False
+    drain_seconds: float = 30.0
+    start_timeout: float = 60.0
+    log_level: str = "info"
+    debug: str = ""
+    executor_module: str = EXECUTOR_MODULE
+
+
+@attrs.frozen
+class Serving:
+    """A gateway that is ready: where it listens, what it offers, and the file that says so to clients."""
+
+    urls: tuple[str, ...]
+    executors: tuple[ExecutorProcess, ...]
+    connection_file: Path
+    token_origin: str
+
+
+class Gateway:
+    """Executors, listeners and a connection file that belong together."""
+
+    def __init__(self, options: GatewayOptions, token: Token) -> None:
+        self._options = options
+        self._token = token
+        self._pool: Pool | None = None
+        self._listeners: list[Listener] = []
+        self._file: tuple[Path, ConnectionFile] | None = None
+        self._since = time.monotonic()
+
+    def start(self) -> Serving:
+        """Start the executors, listen, and write the connection file.
+
+        Raises:
+            StartupError: an executor did not start.
+            TransportError: an address cannot be bound.
+            ConfigurationError: the connection file cannot be written.
+        """
+        self._pool = Pool(_executors(self._options), self._options.start_timeout)
+        transports = self._transports()
+        executors = self._pool.wait_ready()
+        urls = self._listen(transports, self._pool)
+        path = self._options.connection_file or default_connection_file()
+        content = ConnectionFile(urls, self._token.value)
+        write_connection_file(path, content)
+        self._file = (path, content)
+        _log.info("ready", urls=urls, process=os.getpid())
+        return Serving(urls, executors, path, self._token.origin)
+
+    def close(self, drain_seconds: float) -> None:
+        """Let nobody in any more, let sessions end for at most `drain_seconds`, then end the executors."""
+        while self._listeners:
+            self._listeners.pop().close()
+        if self._file is not None:
+            remove_connection_file(*self._file)
+        if self._pool is not None:
+            self._pool.close(drain_seconds)
+
+    def _transports(self) -> tuple[Transport, ...]:
+        # Imported here because they import PyTorch, which takes as long as the executors take to start.
+        from djinn_core.builtins import builtin_plugins
+        from djinn_core.plugins.registry import Selection, load_registry
+
+        selection = Selection(self._options.plugins, frozenset(self._options.disable))
+        return load_registry(selection, builtins=builtin_plugins(), kinds={"transports"}).transports
+
+    def _listen(self, transports: tuple[Transport, ...], pool: Pool) -> tuple[str, ...]:
+        open_to_network = [t for t in transports if not t.capabilities.same_host]
+        if not open_to_network:
+            raise PluginError(
+                "there is no transport to listen with: install djinn-tcp or djinn-http; `djinn plugins` shows what is "
+                "installed and what is broken or disabled"
+            )
+        admission = Admission(self._token, pool, transports, lambda: self._status(pool))
+        for transport in open_to_network:
+            scheme = transport.schemes[0]
+            url = f"{scheme}://{network_location(self._options.host, self._options.ports.get(scheme, 0))}"
+            self._listeners.append(transport.listen(url, STRANGER_LIMITS, admission.serve))
+        return tuple(listener.url for listener in self._listeners)
+
+    def _status(self, pool: Pool) -> Status:
+        return Status(djinn_version(), os.getpid(), time.monotonic() - self._since, pool.statuses())
+
+
+def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then let sessions end; `announce` is called when clients can connect.
+
+    Must run in the main thread, because of the signals. A second signal ends the process at once, and with it the
+    executors.
+
+    Raises:
+        ConfigurationError: it would be open to strangers, or a file cannot be read or written.
+        PluginError: there is nothing to listen with.
+        StartupError: an executor did not start.
+        TransportError: an address cannot be bound.
+    """
+    token = find_token(options.token_file, os.environ)
+    check_exposure(options.host, token, options.plaintext_accepted)
+    gateway = Gateway(options, token)
+    try:
+        with _signals_stop():
+            announce(gateway.start())
+            while True:
+                signal.pause()
+    except _Stop as stop:
+        _log.info("draining", signal=str(stop), seconds=options.drain_seconds)
+        gateway.close(options.drain_seconds)
+    except BaseException:
+        gateway.close(0.0)
+        raise
+    _log.info("ended", process=os.getpid())
+
+
+def default_connection_file() -> Path:
+    """A file of its own for this server, in the user's runtime or state directory."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(runtime or state).expanduser() / "djinn" / f"server-{os.getpid()}.json"
+
+
+class _Stop(BaseException):
+    """A signal asked the server to stop. No `Exception`, so that nothing on the way takes it for an error."""
+
+
+@contextmanager
+def _signals_stop() -> Iterator[None]:
+    """Raise `_Stop` in the main thread on SIGTERM and SIGINT; afterwards the signals do what they did before."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise _Stop(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
+    return tuple(
+        ExecutorOptions(
+            device=device,
+            host=options.host,
+            threads=options.threads,
+            plugins=options.plugins,
+            disable=options.disable,
+            log_level=options.log_level,
+            debug=options.debug,
+            module=options.executor_module,
+        )
+        for device in options.devices or ("",)
+    )

@@ -1,0 +1,44 @@
+"""Single messages on a connection that is not yet, or no longer, in a session."""
+
+from __future__ import annotations
+
+import contextlib
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.wire.messages import AnyMessage, Broken, Message, Refused, decode, encode
+
+# Whoever has not shown a token or a ticket can make this end hold no more than this.
+STRANGER_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
+
+
+def send_message(connection: Connection, message: Message) -> None:
+    """Send a message without a body.
+
+    Raises:
+        TransportError: the connection is broken or closed.
+    """
+    connection.send(Frame(encode(message)))
+
+
+def receive_message(connection: Connection, timeout: float | None) -> AnyMessage:
+    """The next message.
+
+    Raises:
+        TimeoutError: none came within `timeout` seconds.
+        ProtocolError: what came is no message.
+        TransportError: the connection is broken or closed.
+    """
+    return decode(connection.receive(timeout).head)
+
+
+def refuse(connection: Connection, reason: str) -> None:
+    """Say no, and why. The other end may be gone already."""
+    with contextlib.suppress(TransportError):
+        send_message(connection, Refused(reason))
+
+
+def complain(connection: Connection, reason: str) -> None:
+    """Say that what came cannot be accepted. The transport has closed the connection if the frame itself was broken."""
+    with contextlib.suppress(TransportError, ProtocolError):
+        send_message(connection, Broken(reason))

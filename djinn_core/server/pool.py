@@ -1,0 +1,149 @@
+"""The executor processes of a gateway: started warm, watched, started again when one dies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from djinn_core.errors import StartupError
+from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.logs import get_logger
+from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
+
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_STATUS_SECONDS = 2.0
+_log = get_logger("djinn.server")
+
+
+class Seat:
+    """The place of one executor, whoever sits in it."""
+
+    def __init__(self, options: ExecutorOptions, start_timeout: float) -> None:
+        """Start the first process, without waiting for it."""
+        self._options = options
+        self._start_timeout = start_timeout
+        self._closing = threading.Event()
+        self._state = "starting"
+        self._process = ExecutorProcess(options)
+        self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
+
+    def wait_ready(self) -> None:
+        """Wait until the first process is ready, and watch it from then on.
+
+        Raises:
+            StartupError: it did not start.
+        """
+        self._process.wait_ready(self._start_timeout)
+        self._state = "ready"
+        self._watcher.start()
+
+    @property
+    def executor(self) -> ExecutorProcess | None:
+        """The process, if it is ready."""
+        return self._process if self._state == "ready" else None
+
+    def status(self) -> ExecutorStatus:
+        """What `djinn status` shows of it."""
+        process, state = self._process, self._state
+        if state == "ready":
+            try:
+                report = process.status(_STATUS_SECONDS)
+                return ExecutorStatus(report.device, process.process_id, state, report.sessions)
+            except StartupError as error:
+                _log.warning("an executor does not report", process=process.process_id, error=str(error))
+                state = "silent"
+        name = self._options.device or "default"
+        return ExecutorStatus(DeviceInfo(id=name, kind=name.partition(":")[0]), process.process_id, state)
+
+    def drain(self, seconds: float) -> None:
+        """Let its sessions end within `seconds`; returns at once."""
+        self._closing.set()
+        self._process.drain(seconds)
+
+    def close(self, drain_seconds: float) -> None:
+        """End it, and wait until it has ended."""
+        self._closing.set()
+        self._process.close(drain_seconds)
+        if self._watcher.is_alive():
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        while True:
+            status = self._process.wait()
+            self._state = "restarting"
+            if self._closing.is_set():
+                return
+            _log.error("an executor died; its sessions are lost", process=self._process.process_id, exit_status=status)
+            self._process.close(0.0)
+            if not self._restart():
+                return
+
+    def _restart(self) -> bool:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._closing.is_set():
+            try:
+                self._process = ExecutorProcess(self._options)
+                self._process.wait_ready(self._start_timeout)
+            except StartupError as error:
+                _log.error("an executor does not start again", error=str(error), next_try_seconds=pause)
+                self._closing.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                continue
+            if self._closing.is_set():  # closed while it was starting: `close` had the process before this one
+                self._process.close(0.0)
+                return False
+            self._state = "ready"
+            _log.info("an executor was started again", process=self._process.process_id)
+            return True
+        return False
+
+
+class Pool:
+    """All executors of a gateway, one for each device."""
+
+    def __init__(self, options: Sequence[ExecutorOptions], start_timeout: float) -> None:
+        """Start them all at once, without waiting.
+
+        Raises:
+            StartupError: a process cannot be started.
+        """
+        self._seats: list[Seat] = []
+        try:
+            for one in options:
+                self._seats.append(Seat(one, start_timeout))
+        except StartupError:
+            self.close(0.0)
+            raise
+
+    def wait_ready(self) -> tuple[ExecutorProcess, ...]:
+        """Wait until all are ready.
+
+        Raises:
+            StartupError: one did not start; the message says why.
+        """
+        for seat in self._seats:
+            seat.wait_ready()
+        return tuple(seat.executor for seat in self._seats if seat.executor is not None)
+
+    def find(self, device: str) -> ExecutorProcess | str:
+        """A ready executor for `device` (empty: any), or the reason why there is none."""
+        ready = [seat.executor for seat in self._seats if seat.executor is not None]
+        for executor in ready:
+            if not device or device in {executor.device.id, executor.device.kind}:
+                return executor
+        if len(ready) < len(self._seats):
+            return "an executor is being started again after it died: try again in a few seconds"
+        offered = ", ".join(executor.device.id for executor in ready)
+        return f"this server has no device {device!r}, it offers {offered}"
+
+    def statuses(self) -> tuple[ExecutorStatus, ...]:
+        """What `djinn status` shows of each."""
+        return tuple(seat.status() for seat in self._seats)
+
+    def close(self, drain_seconds: float) -> None:
+        """Let sessions end for at most `drain_seconds`, then end all processes."""
+        for seat in self._seats:
+            seat.drain(drain_seconds)
+        for seat in self._seats:
+            seat.close(drain_seconds)

@@ -1,0 +1,83 @@
+"""The token that a gateway asks for, and whether it may listen beyond this machine with it."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.launch.addresses import is_loopback
+
+VARIABLE = "DJINN_TOKEN"
+SHORTEST = 16  # characters; what people type and what can be tried out is shorter
+
+
+@attrs.frozen
+class Token:
+    """A token and where it came from: `generated`, or the file or variable that the operator supplied it in."""
+
+    value: str = attrs.field(repr=False)
+    origin: str
+
+    @property
+    def supplied(self) -> bool:
+        """Whether the operator chose it."""
+        return self.origin != "generated"
+
+    def matches(self, given: str) -> bool:
+        """Whether `given` is the token, in a time that does not depend on how much of it is right."""
+        return hmac.compare_digest(self.value.encode(), given.encode())
+
+
+def find_token(file: Path | None, environ: Mapping[str, str]) -> Token:
+    """The token from `file`, or from the environment, or a new one.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or the token is too short to protect anything.
+    """
+    if file is not None:
+        try:
+            return _checked(file.read_text(encoding="utf-8").strip(), f"file {file}")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
+    if environ.get(VARIABLE):
+        return _checked(environ[VARIABLE], f"environment {VARIABLE}")
+    return Token(secrets.token_urlsafe(32), "generated")
+
+
+def _checked(value: str, origin: str) -> Token:
+    if len(value) < SHORTEST:
+        raise ConfigurationError(
+            f"the token ({origin}) has {len(value)} characters and must have {SHORTEST} or more. A good one: "
+            "python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKEN_FILE && chmod 600 TOKEN_FILE"
+        )
+    return Token(value, origin)
+
+
+def check_exposure(host: str, token: Token, plaintext_accepted: bool) -> None:
+    """Refuse to be reachable from other machines unless the operator took care of it.
+
+    Raises:
+        ConfigurationError: `host` is not a loopback address, and the token was not supplied or nobody accepted that
+            everything travels unencrypted. The message says what to do.
+    """
+    if is_loopback(host):
+        return
+    lacking = []
+    if not token.supplied:
+        lacking.append("a token of your own: --token-file FILE, or the variable DJINN_TOKEN")
+    if not plaintext_accepted:
+        lacking.append(
+            "encryption, which this version does not bring: keep --host 127.0.0.1 and let clients come through "
+            "`ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network where nobody can listen in, add "
+            "--insecure-plaintext-on-network"
+        )
+    if lacking:
+        raise ConfigurationError(
+            f"djinn serve does not listen on {host}, which other machines can reach, without "
+            + " and without ".join(lacking)
+        )
