@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 import attrs
 
 from djinn_core.hookspecs import hookspec
+from djinn_core.wire.frames import Buffer, Frame, Limits
 
-Buffer = memoryview | bytes | bytearray
-
-
-@attrs.frozen
-class Frame:
-    """One message with its tensor data, the unit that transports move.
-
-    Attributes:
-        head: the encoded message, at most `Limits.head` bytes.
-        body: raw buffers, moved without being looked at, together at most `Limits.body` bytes. Their lengths are kept.
-    """
-
-    head: bytes
-    body: Sequence[Buffer] = ()
-
-
-@attrs.frozen
-class Limits:
-    """What one frame may weigh, in bytes, and how many buffers it may carry."""
-
-    head: int = 64 << 20
-    body: int = 1 << 30
-    buffers: int = 65536
+__all__ = [
+    "Buffer",
+    "Connection",
+    "Frame",
+    "Limits",
+    "Listener",
+    "Transport",
+    "TransportCapabilities",
+    "djinn_register_transports",
+]
 
 
 @attrs.frozen
@@ -56,9 +44,12 @@ class Connection(Protocol):
     """A two-way, ordered, reliable stream of frames. `send` and `receive` may be called from different threads.
 
     Attributes:
+        limits: what a frame may weigh, checked in both directions. May be replaced at any time, say by wider ones once
+            the other end is trusted.
         bytes_sent, bytes_received: bytes that this end has put on and taken off the wire, framing included.
     """
 
+    limits: Limits
     bytes_sent: int
     bytes_received: int
 

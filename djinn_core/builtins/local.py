@@ -1,0 +1,139 @@
+"""The built-in transport `local`: Unix sockets, for a server on this machine that belongs to the same user."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import attrs
+
+from djinn_core.builtins.sockets import SocketConnection, SocketListener
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs import hookimpl
+from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transport, TransportCapabilities
+
+djinn_api_version = 1
+
+# The kernel's `sun_path`, less the zero at its end.
+_LONGEST_PATH: Final = 107 if sys.platform == "linux" else 103
+# Unix sockets have no automatic tuning; the kernel cuts this down to what the machine allows.
+_BUFFER_BYTES: Final = 4 << 20
+
+
+class LocalTransport:
+    """Scheme `unix`: `unix:///absolute/path.sock`. Listening at `unix://` picks a path in a new private directory."""
+
+    name = "local"
+    schemes: tuple[str, ...] = ("unix",)
+    capabilities = TransportCapabilities(zero_copy=True, same_host=True, relayed=False, speed=100)
+
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        """As `Transport.connect`."""
+        path = _path_of(url)
+        sock = _open_socket()
+        try:
+            sock.settimeout(timeout)
+            sock.connect(str(path))
+        except OSError as error:
+            sock.close()
+            raise TransportError(f"no server answers at {url}: {error}; is it running, as this user?") from error
+        return SocketConnection(sock, limits, f"server {url}")
+
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        """As `Transport.listen`. A socket file that no server listens on any more is replaced.
+
+        Raises:
+            TransportError: the path is too long or taken, or others may write to its directory.
+        """
+        path = _path_of(url) if urlsplit(url).path else Path(tempfile.mkdtemp(prefix="djinn-")) / "server.sock"
+        temporary = path.parent if not urlsplit(url).path else None
+        sock = _open_socket()
+        try:
+            _check_length(path)
+            _prepare_directory(path.parent)
+            _remove_stale(path)
+            sock.bind(str(path))
+            # Nobody can connect in between: it does not listen yet.
+            path.chmod(0o600)
+            release = _Release(path, path.stat().st_ino, temporary)
+            return SocketListener(sock, f"unix://{path}", limits, accept, release)
+        except OSError as error:
+            sock.close()
+            if isinstance(error, TransportError):
+                raise
+            raise TransportError(f"cannot listen at {url}: {error}") from error
+
+
+@hookimpl
+def djinn_register_transports() -> Iterable[Transport]:
+    """The transport `local`."""
+    return [LocalTransport()]
+
+
+@attrs.frozen
+class _Release:
+    """Removes a listener's socket file, unless another server has put its own there, and its temporary directory."""
+
+    path: Path
+    inode: int
+    temporary: Path | None
+
+    def __call__(self) -> None:
+        if self.path.exists() and self.path.stat().st_ino == self.inode:
+            self.path.unlink()
+        if self.temporary is not None and self.temporary.exists():
+            self.temporary.rmdir()
+
+
+def _open_socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+    return sock
+
+
+def _path_of(url: str) -> Path:
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.scheme != "unix" or parts.netloc or not path.startswith("/"):
+        raise TransportError(f"{url!r} is no address of a Unix socket; write unix:///absolute/path.sock")
+    _check_length(Path(path))
+    return Path(path)
+
+
+def _check_length(path: Path) -> None:
+    length = len(os.fsencode(path))
+    if length > _LONGEST_PATH:
+        raise TransportError(
+            f"the path of a Unix socket may take {_LONGEST_PATH} bytes, {path} takes {length};"
+            " choose a shorter one, for instance below $XDG_RUNTIME_DIR"
+        )
+
+
+def _prepare_directory(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if shared or status.st_uid not in (os.getuid(), 0):
+        raise TransportError(
+            f"others can replace files in {directory}; choose a directory of your own (chmod 700) for the socket"
+        )
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise TransportError(f"another server listens at {path}; stop it or choose another path")

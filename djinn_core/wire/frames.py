@@ -1,0 +1,241 @@
+"""Frames on a byte stream, without I/O.
+
+A frame is a fixed prefix (magic, version, length of the head, number of buffers, length of the body), the head, the
+lengths of the buffers, then the buffers themselves. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+
+from djinn_core.errors import ProtocolError
+
+Buffer = memoryview | bytes | bytearray
+
+FRAME_VERSION: Final = 1
+_MAGIC: Final = b"DJNF"
+_PREFIX: Final = struct.Struct("<4sHHIIQ")
+_LENGTH: Final = struct.Struct("<Q")
+# Small parts are read together with what follows them, large ones straight into place.
+_SCRATCH_BYTES: Final = 256 << 10
+_DIRECT_BYTES: Final = 16 << 10
+_ALIGNMENT: Final = 64
+
+
+@attrs.frozen
+class Frame:
+    """One message with its tensor data, the unit that transports move.
+
+    Attributes:
+        head: the encoded message, at most `Limits.head` bytes.
+        body: raw buffers, moved without being looked at, together at most `Limits.body` bytes. Their lengths are kept.
+    """
+
+    head: bytes
+    body: Sequence[Buffer] = ()
+
+
+@attrs.frozen
+class Limits:
+    """What one frame may weigh, in bytes, and how many buffers it may carry."""
+
+    head: int = 64 << 20
+    body: int = 1 << 30
+    buffers: int = 65536
+
+    def check(self, head: int, buffers: int, body: int) -> None:
+        """Raise `ProtocolError` where a frame of these sizes (bytes) is too large."""
+        if head > self.head or buffers > self.buffers or body > self.body:
+            raise ProtocolError(
+                f"a frame with a head of {head:,} bytes and {buffers:,} buffers of {body:,} bytes in all exceeds the"
+                f" limits ({self.head:,} bytes, {self.buffers:,} buffers, {self.body:,} bytes); send less at a time"
+            )
+
+
+def allocate(length: int) -> memoryview:
+    """Writable memory of `length` bytes, aligned as PyTorch aligns tensors; its pages are not touched yet."""
+    block = np.empty(length + _ALIGNMENT, np.uint8)
+    start = -block.__array_interface__["data"][0] % _ALIGNMENT
+    return memoryview(block[start : start + length])  # type: ignore[arg-type]
+
+
+def flatten(buffer: Buffer) -> memoryview:
+    """The bytes of `buffer`, which must be contiguous, without copying them."""
+    view = memoryview(buffer)
+    if not view.nbytes:
+        return memoryview(b"")
+    if not view.c_contiguous:
+        raise ProtocolError(f"a buffer of shape {view.shape} is not contiguous; copy it before sending")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
+    """The bytes of `frame` as buffers to be written one after the other; the body is not copied.
+
+    Raises:
+        ProtocolError: the frame exceeds `limits`, or a buffer is not contiguous.
+    """
+    body = [flatten(buffer) for buffer in frame.body]
+    lengths = [len(view) for view in body]
+    total = sum(lengths)
+    limits.check(len(frame.head), len(body), total)
+    prefix = _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(frame.head), len(body), total)
+    opening = b"".join((prefix, frame.head, struct.pack(f"<{len(body)}Q", *lengths)))
+    return [opening, *(view for view in body if len(view))]
+
+
+class FrameDecoder:
+    """Frames from a byte stream that arrives in pieces of any size: a state machine that does no I/O.
+
+    Read bytes into `buffer()`, report how many with `received(count)`, take frames from `frames`. Large buffers are read
+    straight into memory of their own. Nothing is allocated before its size is checked against `limits`.
+
+    Attributes:
+        limits: what a frame may weigh; may be replaced at any time, and holds from the next frame on.
+        frames: whole frames, oldest first.
+    """
+
+    def __init__(self, limits: Limits, allocate: Callable[[int], memoryview] = allocate) -> None:
+        self.limits = limits
+        self.frames: deque[Frame] = deque()
+        self._allocate = allocate
+        self._scratch = memoryview(np.empty(_SCRATCH_BYTES, np.uint8))  # type: ignore[arg-type]
+        self._prefix = memoryview(bytearray(_PREFIX.size))
+        self._error: ProtocolError | None = None
+        self._direct = False
+        self._head_length = 0
+        self._opening = self._prefix
+        self._body: list[memoryview] = []
+        self._pending: deque[int] = deque()
+        self._start_frame()
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has begun and is not complete."""
+        return self._filled > 0 or self._part is not self._prefix
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes belong. Never empty; valid until the next call of `received`.
+
+        Raises:
+            ProtocolError: the stream broke the format earlier.
+        """
+        if self._error is not None:
+            raise self._error
+        rest = self._part[self._filled :]
+        self._direct = len(rest) >= _DIRECT_BYTES
+        return rest if self._direct else self._scratch
+
+    def received(self, count: int) -> None:
+        """Take in `count` bytes, which have been written to the start of the last `buffer()`.
+
+        Raises:
+            ProtocolError: the bytes do not follow the format or exceed the limits. The decoder is of no use any more.
+        """
+        try:
+            if self._direct:
+                self._fill(count)
+            else:
+                self._distribute(self._scratch[:count])
+        except ProtocolError as error:
+            self._error = error
+            raise
+
+    def feed(self, data: Buffer) -> None:
+        """Take in `data`, copying it, for streams that cannot be read into a given place. Raises as `received`."""
+        rest = flatten(data)
+        while rest:
+            place = self.buffer()
+            count = min(len(place), len(rest))
+            place[:count] = rest[:count]
+            self.received(count)
+            rest = rest[count:]
+
+    def _distribute(self, data: memoryview) -> None:
+        position = self._take_small(data) if self._filled == 0 and self._part is self._prefix else 0
+        while position < len(data):
+            count = min(len(self._part) - self._filled, len(data) - position)
+            self._part[self._filled : self._filled + count] = data[position : position + count]
+            position += count
+            self._fill(count)
+
+    def _take_small(self, data: memoryview) -> int:
+        """Take frames without buffers that lie whole in `data` by the shortest way; return the bytes that they took."""
+        position = 0
+        while len(data) - position >= _PREFIX.size:
+            head, buffers, _ = self._read_prefix(data, position)
+            start = position + _PREFIX.size
+            if buffers or start + head > len(data):
+                break
+            position = start + head
+            self.frames.append(Frame(bytes(data[start:position])))
+        return position
+
+    def _fill(self, count: int) -> None:
+        self._filled += count
+        if self._filled == len(self._part):
+            self._finish_part()
+
+    def _start_part(self, part: memoryview, finish: Callable[[], None]) -> None:
+        self._part = part
+        self._filled = 0
+        self._finish_part = finish
+
+    def _start_frame(self) -> None:
+        self._start_part(self._prefix, self._finish_prefix)
+
+    def _read_prefix(self, data: memoryview, position: int) -> tuple[int, int, int]:
+        """Length of the head, number of buffers and length of the body, checked."""
+        magic, version, reserved, head, buffers, body = _PREFIX.unpack_from(data, position)
+        if magic != _MAGIC:
+            raise ProtocolError(f"not a frame: it starts with {bytes(magic)!r}; is the other end Djinn?")
+        if version != FRAME_VERSION or reserved:
+            raise ProtocolError(
+                f"frame version {version} (flags {reserved}) met version {FRAME_VERSION}; update one end"
+            )
+        self.limits.check(head, buffers, body)
+        if body and not buffers:
+            raise ProtocolError(f"a frame without buffers says that they take {body:,} bytes")
+        return head, buffers, body
+
+    def _finish_prefix(self) -> None:
+        head, buffers, body = self._read_prefix(self._prefix, 0)
+        self._head_length = head
+        self._body_length = body
+        length = head + _LENGTH.size * buffers
+        self._opening = self._reserve(length) if length >= _DIRECT_BYTES else memoryview(bytearray(length))
+        self._start_part(self._opening, self._finish_opening)
+        if not self._opening:
+            self._finish_opening()
+
+    def _finish_opening(self) -> None:
+        lengths = self._opening[self._head_length :]
+        self._pending = deque(struct.unpack(f"<{len(lengths) // _LENGTH.size}Q", lengths))
+        if sum(self._pending) != self._body_length:
+            raise ProtocolError(f"buffers of {sum(self._pending):,} bytes in a frame that says {self._body_length:,}")
+        self._body = []
+        self._next_buffer()
+
+    def _next_buffer(self) -> None:
+        while self._pending:
+            buffer = self._reserve(self._pending.popleft())
+            self._body.append(buffer)
+            if len(buffer):
+                self._start_part(buffer, self._next_buffer)
+                return
+        self.frames.append(Frame(bytes(self._opening[: self._head_length]), self._body))
+        # The frame is its owner's now: nothing here may keep its memory alive.
+        self._opening, self._body = self._prefix, []
+        self._start_frame()
+
+    def _reserve(self, length: int) -> memoryview:
+        try:
+            return self._allocate(length)
+        except MemoryError:
+            raise ProtocolError(f"no memory for a buffer of {length:,} bytes") from None

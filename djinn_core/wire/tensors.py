@@ -1,0 +1,148 @@
+"""Tensors to bytes and back without copying: a header for the message, a buffer for the body of the frame."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from djinn_core.errors import ProtocolError
+from djinn_core.wire.frames import Buffer, allocate, flatten
+from djinn_core.wire.messages import TensorHeader
+
+# Quantized tensors carry scales that a dtype and bytes do not; PyTorch has deprecated them.
+_QUANTIZED: Final = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+_NAMES: Final = MappingProxyType(
+    {
+        value: str(value).removeprefix("torch.")
+        for value in vars(torch).values()
+        if isinstance(value, torch.dtype) and value not in _QUANTIZED
+    }
+)
+_DTYPES: Final = MappingProxyType({name: dtype for dtype, name in _NAMES.items()})
+
+_LARGEST: Final = 2**63 - 1
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name under which `dtype` travels, such as `bfloat16`.
+
+    Raises:
+        ProtocolError: tensors of this dtype cannot be sent.
+    """
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise ProtocolError(f"tensors of dtype {dtype} cannot be sent; dequantize them first") from None
+
+
+def dtype_from_name(name: str) -> torch.dtype:
+    """The dtype that travels as `name`.
+
+    Raises:
+        ProtocolError: this PyTorch has no such dtype.
+    """
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise ProtocolError(
+            f"PyTorch {torch.__version__} has no dtype {name[:64]!r}; are both ends up to date?"
+        ) from None
+
+
+def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
+    """A strided CPU tensor of any shape and dtype as a header and its bytes.
+
+    The bytes are the tensor's own memory wherever its elements fill one stretch of it, in whatever order; then shape and
+    stride in the header are the tensor's. Expanded dimensions travel once. Otherwise, and where a conj or neg bit is
+    set, they are a copy in row-major order. The buffer keeps the memory alive.
+
+    Raises:
+        ProtocolError: the tensor is not on the CPU, not strided, or quantized.
+    """
+    name = dtype_name(tensor.dtype)
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        raise ProtocolError(
+            f"cannot send a tensor of layout {tensor.layout} on {tensor.device}; only strided CPU tensors can be sent"
+        )
+    with torch.no_grad():
+        dense = tensor.detach().resolve_conj().resolve_neg()
+        extent = _extent_if_filled(dense)
+        if extent is None:
+            dense = dense.contiguous()
+            extent = dense.numel()
+        header = TensorHeader(name, tuple(dense.shape), dense.stride())
+        return header, _bytes_of(dense, extent)
+
+
+def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
+    """The tensor of `header` over `buffer`, which it shares unless the buffer is read-only or unsuitably aligned.
+
+    Raises:
+        ProtocolError: the dtype is unknown, or shape and stride do not fit each other or the length of the buffer.
+    """
+    dtype = dtype_from_name(header.dtype)
+    data = flatten(buffer)
+    if len(header.shape) != len(header.stride) or any(not 0 <= n <= _LARGEST for n in (*header.shape, *header.stride)):
+        raise ProtocolError(f"a tensor cannot have shape {header.shape} with stride {header.stride}")
+    needed = _extent(header.shape, header.stride) * dtype.itemsize
+    if needed != len(data):
+        raise ProtocolError(
+            f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {needed:,} bytes,"
+            f" but {len(data):,} came"
+        )
+    try:
+        return torch.empty(0, dtype=dtype).set_(_storage_over(data, dtype), 0, header.shape, header.stride)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ProtocolError(
+            f"PyTorch cannot make a tensor of shape {header.shape}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _bytes_of(tensor: torch.Tensor, extent: int) -> memoryview:
+    """The `extent` elements from the tensor's first on."""
+    if not extent:
+        return memoryview(b"")
+    size = tensor.element_size()
+    start = int(tensor.storage_offset()) * size
+    octets = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (extent * size,), (1,))
+    return memoryview(octets.numpy())  # type: ignore[arg-type]
+
+
+def _storage_over(data: memoryview, dtype: torch.dtype) -> torch.UntypedStorage:
+    if not len(data):
+        return torch.UntypedStorage(0)
+    octets = torch.frombuffer(data if not data.readonly else _copy(data), dtype=torch.uint8)
+    if octets.data_ptr() % dtype.itemsize:
+        octets = torch.frombuffer(_copy(data), dtype=torch.uint8)
+    return octets.untyped_storage()
+
+
+def _copy(data: memoryview) -> memoryview:
+    copy = allocate(len(data))
+    copy[:] = data
+    return copy
+
+
+def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last that a tensor of this shape and stride looks at."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _extent_if_filled(tensor: torch.Tensor) -> int | None:
+    """The tensor's extent in elements, or None where there are elements in between that are not its own.
+
+    Dimensions of stride 0 count once.
+    """
+    if tensor.is_contiguous():
+        return tensor.numel()
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1
+    for step, size in sorted((step, size) for size, step in dimensions if size != 1 and step):
+        if step != extent:
+            return None
+        extent *= size
+    return extent
