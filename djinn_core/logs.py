@@ -61,7 +61,13 @@ def get_logger(name: str) -> Any:
 def redact(logger: object, method: str, event: Event) -> Event:
     """Replace what must not be logged: values under telling names, and tokens inside texts and URLs."""
     del logger, method
-    return {key: HIDDEN if _SECRET_KEYS.search(key) else _clean(value) for key, value in event.items()}
+    return {key: _clean_entry(key, value) for key, value in event.items()}
+
+
+def _clean_entry(key: str, value: object) -> Any:
+    if key == "exc_info":  # still an exception; its text is cleaned once it is formatted
+        return value
+    return HIDDEN if _SECRET_KEYS.search(key) else _clean(value)
 
 
 def _clean(value: object) -> Any:
@@ -70,12 +76,14 @@ def _clean(value: object) -> Any:
             value = pattern.sub(rf"\g<keep>{HIDDEN}", value)
         return value
     if isinstance(value, Mapping):
-        return {k: HIDDEN if _SECRET_KEYS.search(str(k)) else _clean(v) for k, v in value.items()}
+        return {str(key): _clean_entry(str(key), item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_clean(item) for item in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"{len(value)} bytes"
-    return value if isinstance(value, (int, float, bool, type(None), BaseException)) else _clean(str(value))
+    if isinstance(value, BaseException):
+        return _clean(repr(value))
+    return value if isinstance(value, (int, float, bool, type(None))) else _clean(str(value))
 
 
 def _to_record(logger: object, method: str, event: Event) -> tuple[tuple[str], dict[str, Any]]:
@@ -178,12 +186,12 @@ def _install(stream: TextIO, environ: Mapping[str, str], shown_level: int | None
 
 
 def _formatter(style: str, colours: bool) -> structlog.stdlib.ProcessorFormatter:
-    last: list[Any] = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
-    if style == "json":
-        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    people = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
+    renderer = structlog.processors.JSONRenderer(default=str) if style == "json" else people
+    clean = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[_from_record, structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level, _add_time],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        processors=[clean, structlog.processors.format_exc_info, redact, renderer],
     )
 
 

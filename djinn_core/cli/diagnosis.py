@@ -1,0 +1,196 @@
+"""What `djinn doctor` finds out: facts, and findings that say what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+
+from djinn_core import config
+from djinn_core.config import Resolved, SettingRow
+from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.plugins.report import PluginRow
+
+T = TypeVar("T")
+
+LEAST_PYTHON = (3, 11)
+LEAST_TORCH = (2, 11)
+LIBRARIES = ("djinn", "torch", "numpy", "attrs", "msgspec", "networkx", "pluggy", "rich", "structlog", "click")
+
+
+@attrs.frozen
+class Finding:
+    """Something that is wrong. `fatal` where Djinn cannot work before it is mended."""
+
+    what: str
+    mend: str
+    fatal: bool = True
+
+
+@attrs.frozen
+class ServerRow:
+    """A configured server: whether it lets us in, and what it runs."""
+
+    url: str
+    reachable: bool
+    detail: str
+
+
+@attrs.frozen
+class Diagnosis:
+    """Everything that was found out. `findings` is empty where all is well."""
+
+    versions: Mapping[str, str]
+    plugins: tuple[PluginRow, ...]
+    settings: tuple[SettingRow, ...]
+    configuration_file: str
+    servers: tuple[ServerRow, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing fatal was found."""
+        return not any(finding.fatal for finding in self.findings)
+
+
+def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
+    """Look at this installation. Changes nothing and raises nothing of Djinn's: what is wrong becomes a finding."""
+    environ = os.environ if environ is None else environ
+    findings = [*check_versions(versions()), *check_torch(), *check_variables(environ)]
+    resolved = _caught(lambda: config.resolve(environ=environ), findings, "Correct the value that the message names.")
+    if resolved is None:
+        return Diagnosis(versions(), (), (), str(config.config_file(environ)), (), tuple(findings))
+    findings += check_file(resolved)
+    rows = _caught(lambda: plugin_rows(resolved), findings, "Uninstall or disable the plugin.") or ()
+    findings += check_plugins(rows)
+    servers = _caught(lambda: server_rows(resolved), findings, "Correct the setting `servers`.") or ()
+    findings += check_servers(servers)
+    return Diagnosis(
+        versions(), tuple(rows), resolved.rows(), str(resolved.file or ""), tuple(servers), tuple(findings)
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what Djinn stands on; an empty string for what is not installed."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
+    """Too old, missing, or somebody else's package under our name."""
+    for name, version in found.items():
+        if not version:
+            yield Finding(f"{name} is not installed.", "Install Djinn from its checkout: `pip install -e .`.")
+    if _numbers(found["python"]) < LEAST_PYTHON:
+        yield Finding(f"Python {found['python']} is too old.", "Use Python 3.11 or newer.")
+    if found["torch"] and _numbers(found["torch"]) < LEAST_TORCH:
+        yield Finding(f"torch {found['torch']} is too old.", "Install torch 2.11 or newer.")
+    if found["djinn"] and _numbers(found["djinn"]) < (26,):
+        yield Finding(
+            f"The installed `djinn` {found['djinn']} is another project of that name.",
+            "Uninstall it and install Djinn from its checkout.",
+        )
+
+
+def check_torch() -> Iterator[Finding]:
+    """Private functions of torch that interception needs and this torch lacks."""
+    from djinn_core.interception.torch_private import missing
+
+    for name in missing():
+        yield Finding(
+            f"torch has no {name}, which interception needs.",
+            "Install a torch that has it; `make` installs one that works (see TORCH in the Makefile).",
+        )
+
+
+def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables that look like ours and are not."""
+    for variable, meant in config.unknown_variables(environ).items():
+        hint = f"Did you mean {meant}?" if meant else "Unset it, or see docs/configuration.md."
+        yield Finding(f"The environment sets {variable}, which means nothing to Djinn.", hint, fatal=False)
+
+
+def check_file(resolved: Resolved) -> Iterator[Finding]:
+    """A configuration or connection file with a token that others may read."""
+    settings = resolved.settings
+    in_file = resolved.origins["token"].startswith("file ")
+    if resolved.file is not None and in_file and _others_read(resolved.file):
+        yield Finding(
+            f"{resolved.file} holds the token and others may read it.", f"chmod 600 {resolved.file}", fatal=False
+        )
+    connection = settings.connection_file
+    if connection is None:
+        return
+    if not connection.exists():
+        yield Finding(
+            f"There is no connection file {connection}.",
+            f"Start a server with `djinn serve --connection-file {connection}`, or unset the setting.",
+        )
+    elif _others_read(connection):
+        yield Finding(f"Others may read the token in {connection}.", f"chmod 600 {connection}", fatal=False)
+
+
+def plugin_rows(resolved: Resolved) -> tuple[PluginRow, ...]:
+    """What became of each plugin."""
+    from djinn_core.builtins import builtin_plugins
+    from djinn_core.plugins.registry import Selection, survey
+
+    return survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins()).registry.rows
+
+
+def check_plugins(rows: tuple[PluginRow, ...]) -> Iterator[Finding]:
+    """Plugins that cannot be used."""
+    for row in rows:
+        if row.status == "failed":
+            yield Finding(
+                row.error or f"{row.label} failed.",
+                f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}.",
+                fatal=False,
+            )
+
+
+def server_rows(resolved: Resolved) -> tuple[ServerRow, ...]:
+    """Each configured server, asked once; none where the embedded executor is used."""
+    probe = importlib.import_module("djinn_core.cli.probing").probe
+    return tuple(ServerRow(*answer) for answer in probe(resolved.settings))
+
+
+def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
+    """Servers that do not let us in."""
+    for row in rows:
+        if not row.reachable:
+            yield Finding(
+                f"The server {row.url} cannot be used: {row.detail}",
+                "Check that `djinn serve` runs there, the address, the token, and whether a firewall is in between.",
+            )
+
+
+def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | None:
+    """What `ask` returns; an error of Djinn's becomes a finding."""
+    try:
+        return ask()
+    except DjinnError as error:
+        kind = "The configuration is wrong: " if isinstance(error, ConfigurationError) else ""
+        findings.append(Finding(f"{kind}{error}", mend))
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _others_read(path: Path) -> bool:
+    return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))

@@ -1,0 +1,73 @@
+"""The command `djinn` as a whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from djinn_core.cli import COMMANDS, main
+from djinn_core.errors import TransportError
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    @click.command()
+    def command():
+        raise TransportError("Nobody answers at tcp://x:1: start `djinn serve` there.")
+
+    monkeypatch.setitem(sys.modules, "djinn_core.cli.status", SimpleNamespace(command=command))
+
+
+def run(*arguments, **environ):
+    return CliRunner().invoke(main, arguments, env={"XDG_CONFIG_HOME": "/nonexistent", **environ})
+
+
+def test_help_lists_every_command():
+    shown = run("--help").output
+    assert all(name in shown and summary in shown for name, summary in COMMANDS.items())
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    script = (
+        "import sys; from djinn_core.cli import main\n"
+        "for flag in ('--help', '--version'):\n    main([flag], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "djinn, version 26." in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_there_and_explains_itself(name):
+    done = run(name, "--help")
+    assert done.exit_code == 0
+    assert f"Usage: main {name}" in done.output
+
+
+def test_a_near_miss_is_named():
+    done = run("serv")
+    assert done.exit_code == 2
+    assert "Did you mean 'serve'?" in done.output
+
+
+def test_an_error_is_one_message_and_exit_code_1(failing):
+    done = run("status", DJINN_DEBUG="")
+    assert done.exit_code == 1
+    assert done.output == "Error: Nobody answers at tcp://x:1: start `djinn serve` there.\n"
+
+
+def test_debugging_shows_the_traceback(failing):
+    done = run("status", DJINN_DEBUG="wire")
+    assert isinstance(done.exception, TransportError)
+
+
+def test_a_wrong_setting_stops_every_command_but_doctor():
+    assert "must be a whole number" in run("plugins", DJINN_THREADS="x").output
+    done = run("doctor", "--json", DJINN_THREADS="x")
+    assert done.exit_code == 1
+    assert '"well": false' in done.output

@@ -1,0 +1,134 @@
+"""Logs stay out of the user's way until asked for, and never hold a secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from djinn_core import logs
+from djinn_core.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logs.hide()
+    yield
+    logs.hide()
+
+
+@pytest.fixture
+def log():
+    return logs.get_logger("djinn.wire")
+
+
+def shown(level="info", **environ):
+    stream = io.StringIO()
+    logs.show(level, stream, environ)
+    return stream
+
+
+def test_nothing_is_installed_until_asked(log, caplog):
+    log.warning("it happened", size=3)
+    assert logging.getLogger("djinn").handlers == []
+    (record,) = caplog.records
+    assert (record.name, record.getMessage()) == ("djinn.wire", "it happened size=3")
+    assert record.djinn == {"event": "it happened", "size": 3}
+
+
+def test_without_any_set_up_only_warnings_are_seen():
+    script = "from djinn_core.logs import get_logger; l = get_logger('djinn.x'); l.info('quiet'); l.warning('loud', pct='5%')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "loud pct='5%'\n")
+
+
+def test_for_people(log):
+    stream = shown()
+    log.info("connected", url="tcp://host:1", seconds=0.5)
+    line = stream.getvalue()
+    assert "connected" in line
+    assert "url=tcp://host:1" in line
+    assert "djinn.wire" in line
+    assert "\x1b" not in line
+
+
+def test_for_programs(log):
+    stream = shown(DJINN_LOG_FORMAT="json")
+    log.info("connected", seconds=0.5)
+    try:
+        raise OSError("broken, token=s3cr3t")
+    except OSError:
+        log.warning("lost", exc_info=True)
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert {k: first[k] for k in ("event", "logger", "level", "seconds")} == {
+        "event": "connected",
+        "logger": "djinn.wire",
+        "level": "info",
+        "seconds": 0.5,
+    }
+    assert "OSError: broken, token=[hidden]" in second["exception"]
+
+
+def test_showing_twice_does_not_show_it_twice(log):
+    shown()
+    stream = shown()
+    log.info("once")
+    assert stream.getvalue().count("once") == 1
+    assert len(logging.getLogger("djinn").handlers) == 1
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_secrets_are_hidden(log, style):
+    stream = shown(DJINN_LOG_FORMAT=style)
+    log.info(
+        "hello bearer s3cr3t",
+        token="s3cr3t",
+        nested={"ticket": "s3cr3t", "deep": [{"password": "s3cr3t"}]},
+        url="tcp://me:s3cr3t@host/?token=s3cr3t&x=1",
+        error=ValueError("token=s3cr3t"),
+        body=b"s3cr3t",
+    )
+    assert "s3cr3t" not in stream.getvalue()
+    assert "x=1" in stream.getvalue()
+
+
+def test_debug_of_some_parts(log):
+    stream = shown("warning")
+    logs.set_debug_level("wire,runtime")
+    log.debug("seen")
+    logs.get_logger("djinn.server").debug("not seen")
+    assert "seen" in stream.getvalue()
+    assert "not seen" not in stream.getvalue()
+    logs.set_debug_level("off")
+    log.info("over")
+    log.warning("as before")
+    assert "over" not in stream.getvalue()
+    assert "as before" in stream.getvalue()
+
+
+def test_debug_of_everything_and_back(log, capsys):
+    logs.set_debug_level("all")
+    log.debug("one")
+    logs.set_debug_level("")
+    log.debug("two")
+    assert "one" in capsys.readouterr().err
+    assert logging.getLogger("djinn").handlers == []
+    assert logging.getLogger("djinn").propagate
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: logs.set_debug_level("wir"), "did you mean 'wire'"),
+        (lambda: logs.set_debug_level("wire,qqq"), "use all, off or some of"),
+        (lambda: logs.show("loud"), "no log level 'loud'"),
+        (lambda: logs.show(environ={"DJINN_LOG_FORMAT": "xml"}), "use json or console"),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ConfigurationError, match=message):
+        call()

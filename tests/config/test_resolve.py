@@ -1,0 +1,103 @@
+"""Where settings come from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from djinn_core.config import NAMES, config_file, resolve, unknown_variables
+from djinn_core.errors import ConfigurationError
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('servers = ["tcp://file:1"]\nthreads = 3\ntoken = "in-file"\n')
+    return path
+
+
+def test_argument_over_environment_over_file_over_default(file):
+    found = resolve({"servers": ["tcp://argument:1"]}, {"DJINN_SERVERS": "tcp://e:1", "DJINN_THREADS": "2"}, file)
+    assert found.settings.servers == ("tcp://argument:1",)
+    assert found.settings.threads == 2
+    assert found.settings.token == "in-file"
+    assert found.settings.scheduler == "sequential"
+    assert found.origins["servers"] == "argument"
+    assert found.origins["threads"] == "environment DJINN_THREADS"
+    assert found.origins["token"] == f"file {file}"
+    assert found.origins["scheduler"] == "default"
+    assert found.file == file
+
+
+def test_every_setting_has_an_origin_and_a_row():
+    found = resolve({}, {"XDG_CONFIG_HOME": "/nonexistent"})
+    assert tuple(row.name for row in found.rows()) == NAMES
+    assert set(found.origins.values()) == {"default"}
+
+
+def test_no_plugins_is_not_the_same_as_all_plugins():
+    environ = {"XDG_CONFIG_HOME": "/nonexistent"}
+    assert resolve({}, environ).settings.plugins is None
+    assert resolve({}, environ | {"DJINN_PLUGINS": ""}).settings.plugins == ()
+    assert resolve({}, environ | {"DJINN_PLUGINS": "a, b"}).settings.plugins == ("a", "b")
+    assert resolve({"plugins": [ConfigurationError]}, environ).settings.plugins == (ConfigurationError,)
+
+
+def test_the_file_is_looked_for_in_the_usual_place(tmp_path):
+    assert config_file({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "djinn" / "config.toml"
+    assert config_file({"DJINN_CONFIG": "~/x.toml"}) == Path("~/x.toml").expanduser()
+    assert config_file({}) == Path("~/.config/djinn/config.toml").expanduser()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environ", "message"),
+    [
+        ({"servrs": "x"}, {}, r"no setting `servrs` \(argument\): did you mean `servers`\?"),
+        ({"wholly_unlike": 1}, {}, "the settings are plugins, "),
+        ({}, {"DJINN_THREADS": "many"}, "`threads` must be a whole number.*'many'.*environment DJINN_THREADS"),
+        ({"threads": 0}, {}, "1 or more"),
+        ({"threads": True}, {}, "whole number"),
+        ({"connect_timeout": "nan"}, {}, "seconds above 0"),
+        ({"start_timeout": -1}, {}, "seconds above 0"),
+        ({"strict": "perhaps"}, {}, "true or false"),
+        ({"executor": "thread"}, {}, "'process' or 'inline'"),
+        ({"servers": [1]}, {}, "list of names"),
+        ({"plugins": 3}, {}, "list of names, modules or objects"),
+        ({"device": 3}, {}, "must be text"),
+        ({"connection_file": 3}, {}, "must be a path"),
+        ({}, {"DJINN_CONFIG": "/nonexistent.toml"}, "no configuration file /nonexistent.toml"),
+    ],
+)
+def test_refusals_say_what_and_where(overrides, environ, message):
+    with pytest.raises(ConfigurationError, match=message):
+        resolve(overrides, {"XDG_CONFIG_HOME": "/nonexistent"} | environ)
+
+
+def test_a_broken_file_is_named(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("servers = [")
+    with pytest.raises(ConfigurationError, match=f"{file} cannot be read"):
+        resolve({}, {}, file)
+
+
+def test_an_unknown_name_in_the_file_is_refused(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("tokn = 'x'")
+    with pytest.raises(ConfigurationError, match=f"no setting `tokn` .file {file}.: did you mean `token`"):
+        resolve({}, {}, file)
+
+
+def test_the_token_is_shown_nowhere():
+    found = resolve({"token": "hush"}, {})
+    assert "hush" not in repr(found)
+    assert "hush" not in str(found.rows())
+    assert found.settings.token == "hush"
+    with pytest.raises(ConfigurationError) as refusal:
+        resolve({"token": b"hush"}, {})
+    assert "hush" not in str(refusal.value)
+
+
+def test_variables_that_mean_nothing():
+    environ = {"DJINN_TOKN": "x", "DJINN_CONFIG": "y", "DJINN_SERVERS": "z", "DJINN_QQQQQQ": "", "PATH": ""}
+    assert unknown_variables(environ) == {"DJINN_TOKN": "DJINN_TOKEN", "DJINN_QQQQQQ": ""}

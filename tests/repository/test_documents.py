@@ -1,0 +1,60 @@
+"""The documents' Python runs, and their links lead somewhere.
+
+The blocks of one document run in order, as one program. A block is left out with a comment on the line before it:
+`<!-- not run: reason -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/*/README.md") for path in ROOT.glob(pattern))
+BLOCK = re.compile(r"(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?!https?:|mailto:|#)([^)#\s]+)")
+
+
+def label(path):
+    return str(path.relative_to(ROOT))
+
+
+def program(path):
+    """The document's blocks as one program, each block on the line that it has in the document."""
+    text = path.read_text()
+    lines = [""] * text.count("\n")
+    for block in BLOCK.finditer(text):
+        if SKIPPED.search(block["before"]):
+            continue
+        start = text.count("\n", 0, block.start("code"))
+        code = block["code"].splitlines()
+        lines[start : start + len(code)] = code
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if program(p).strip()], ids=label)
+def test_python_runs(path, tmp_path):
+    script = tmp_path / f"{path.stem}.py"
+    script.write_text(program(path))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
+    environ |= {"XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, f"{label(path)}: {done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=label)
+def test_links_lead_somewhere(path):
+    assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
+
+
+def test_the_changelog_knows_this_version():
+    version = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()

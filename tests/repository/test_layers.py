@@ -1,0 +1,59 @@
+"""Who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+def test_each_layer_imports_only_from_those_below(root):
+    lint = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))",
+    ]
+    done = subprocess.run(
+        lint, cwd=root, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_plugins_never_import_the_implementation(root, sources):
+    plugins = [path for path in sources if path.is_relative_to(root / "plugins")]
+    guilty = [
+        f"{path.relative_to(root)} imports {name}"
+        for path in plugins
+        for name in imports(path)
+        if name.split(".")[0] == "djinn_core"
+    ]
+    assert not guilty
+
+
+def test_the_face_holds_no_logic(root):
+    makers = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With)
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for path in (root / "djinn").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, makers)
+    ]
+    assert not found
+
+
+def test_importing_the_face_leaves_logging_and_structlog_alone():
+    script = (
+        "import logging, structlog; before = list(logging.root.handlers); import djinn; "
+        "assert logging.root.handlers == before; assert not logging.getLogger('djinn').handlers; "
+        "assert not structlog.is_configured()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
