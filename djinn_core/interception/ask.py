@@ -59,8 +59,10 @@ def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opera
     inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
     form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
     metas = tuple(o._value.meta for o in operands)
+    signature = signature_of(form, metas)
+    signature.layout_trusted = True  # nothing was predicted
     return Call(
-        signature=signature_of(form, metas),
+        signature=signature,
         operands=metas,
         results=tuple(_UNKNOWN for _ in returns),
         aliases=(-1,) * len(returns),

@@ -9,6 +9,7 @@ import torch
 
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.lazy_tensor import logical_device
+from djinn_core.interception.sync import copy
 from djinn_core.interception.current_device import current_device
 
 aten = torch.ops.aten
@@ -61,12 +62,18 @@ def _check_layout(layout: torch.layout | None) -> None:
         raise NotImplementedError(f"layout {layout} is not supported on remote_accelerator; use a strided tensor")
 
 
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`aten::_copy_from`: copies that PyTorch makes below the dispatch of subclasses, as `torch.tensor` does."""
+    return copy(aten.copy_.default, (target, source), {})  # type: ignore[no-any-return]
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
     "arange": lambda end, **options: arange(0, end, 1, **options),
     "arange.start": lambda start, end, **options: arange(start, end, 1, **options),
     "arange.start_step": arange,
+    "_copy_from": copy_from,
 }
 
 

@@ -94,7 +94,10 @@ def show(tensor: LazyTensor) -> str:
     else:
         contents = torch._tensor_str._tensor_str(fetch(tensor.detach()), len("tensor("))
     text = torch._tensor_str._str(tensor, tensor_contents=contents)
-    return "tensor(" + text.removeprefix(f"{type(tensor).__name__}(")
+    heading = ""
+    if text.startswith("Parameter("):
+        heading, text = "Parameter containing:\n", text.removeprefix("Parameter(")[:-1]
+    return heading + "tensor(" + text.removeprefix(f"{type(tensor).__name__}(")
 
 
 lazy_tensor.printer.append(show)

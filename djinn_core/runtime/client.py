@@ -1,0 +1,269 @@
+"""The one place with state: what is configured, which session is open, and what to do when the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from djinn_core.config import Settings, resolve
+from djinn_core.errors import DjinnError, SessionLost
+from djinn_core.interception import recorder, sync
+from djinn_core.interception.port import Runtime, port
+from djinn_core.ir.program import Program
+from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.logs import get_logger, set_debug_level
+from djinn_core.ir.result import PipelineResult
+from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.connect import Opened, open_connection
+from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_program
+from djinn_core.runtime.session import Session
+from djinn_core.runtime.stats import Stats
+
+log = get_logger("djinn.client")
+
+InitHook = Callable[[], None]
+
+
+@attrs.define
+class _State:
+    overrides: dict[str, Any] = attrs.field(factory=dict)
+    settings: Settings | None = None
+    registry: Registry | None = None
+    opened: Opened | None = None
+    session: Session | None = None
+    stats: Stats = attrs.field(factory=Stats)
+    baseline: tuple[int, int, int] = (0, 0, 0)
+    hooks: list[InitHook] = attrs.field(factory=list)
+    recordings: list[list[PipelineResult]] = attrs.field(factory=list)
+    process: int = attrs.field(factory=os.getpid)
+
+
+_state = _State()
+_lock = threading.RLock()
+
+
+def configure(
+    plugins: Any = None,
+    servers: Any = None,
+    token: str | None = None,
+    connection_file: Any = None,
+    **settings: Any,
+) -> None:
+    """Set what differs from the environment and the configuration file.
+
+    Args:
+        plugins: names, modules or objects: the built-ins plus exactly these. None: everything that is installed.
+        servers: URLs of servers, such as `["tcp://gpu-box:5556"]`. None: an executor on this machine.
+        token: what the servers ask for.
+        connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
+        **settings: any other field of `Settings`.
+
+    Configuring ends a session that is open: its tensors are lost.
+
+    Raises:
+        ConfigurationError: a setting is unknown or malformed.
+        PluginError: a plugin that is named cannot be used.
+    """
+    named = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
+    overrides = {**{k: v for k, v in named.items() if v is not None}, **settings}
+    resolved = resolve(overrides).settings
+    registry = load_plugins(resolved)
+    with _lock:
+        shut_down()
+        _state.overrides = overrides
+        _apply(resolved, registry)
+
+
+def _apply(settings: Settings, registry: Registry) -> None:
+    _state.settings, _state.registry = settings, registry
+    port.checkpoint_instructions = settings.checkpoint_instructions
+    if settings.debug:
+        set_debug_level(settings.debug)
+
+
+def settings() -> Settings:
+    """What is in force."""
+    _load()
+    assert _state.settings is not None
+    return _state.settings
+
+
+def registry() -> Registry:
+    """The plugins that are in use."""
+    _load()
+    assert _state.registry is not None
+    return _state.registry
+
+
+def _load() -> None:
+    with _lock:
+        if _state.settings is None:
+            resolved = resolve(_state.overrides).settings
+            _apply(resolved, load_plugins(resolved))
+
+
+def init() -> None:
+    """Connect now, instead of at the first use of the device; once, however many threads ask.
+
+    A session that was lost is replaced by a new one.
+
+    Raises:
+        StartupError: the embedded executor does not start.
+        TransportError: no server can be reached.
+        AccessRefused: the server does not accept the token.
+    """
+    _session()
+
+
+def _session() -> Session:
+    session = _state.session
+    if session is not None and not session.lost:
+        return session
+    with _lock:
+        if os.getpid() != _state.process:
+            raise SessionLost(
+                "this process was forked from one that used remote_accelerator, whose session stays with the parent; "
+                "start processes with multiprocessing's 'spawn' or 'forkserver'"
+            )
+        if _state.session is None or _state.session.lost:
+            _open()
+        assert _state.session is not None
+        return _state.session
+
+
+def _open() -> None:
+    if _state.opened is not None:
+        _close_opened()
+    opened = open_connection(settings(), registry())
+    planner = Planner(_plan, _state.stats)
+    _state.opened = opened
+    _state.session = Session(opened.connection, planner, _state.stats, opened.url)
+    log.info("connected", server=opened.url, session=opened.attached.session)
+    for hook in list(_state.hooks):
+        hook()
+
+
+def _runtime() -> Runtime:
+    """For interception: the session that is open; a lost one stays lost until `init()`."""
+    return _state.session if _state.session is not None and not _forked() else _session()
+
+
+def _forked() -> bool:
+    return os.getpid() != _state.process
+
+
+async def init_async() -> None:
+    """`init()` without blocking the event loop."""
+    import asyncio
+
+    await asyncio.to_thread(init)
+
+
+def register_init_hook(hook: InitHook) -> None:
+    """Call `hook` after each time a session begins; at once if one is open."""
+    with _lock:
+        _state.hooks.append(hook)
+        if is_initialized():
+            hook()
+
+
+def is_initialized() -> bool:
+    """Whether a session is open."""
+    return _state.session is not None and not _state.session.lost
+
+
+def shut_down() -> None:
+    """End the session and, where it is the embedded default, its executor. Its tensors are lost."""
+    with _lock:
+        session, _state.session = _state.session, None
+        if session is not None and not _forked():
+            session.close()
+        _close_opened()
+
+
+def _close_opened() -> None:
+    opened, _state.opened = _state.opened, None
+    if opened is not None and opened.executor is not None and not _forked():
+        opened.executor.close()
+
+
+def synchronize() -> None:
+    """Send everything that was recorded and wait until the devices have finished it.
+
+    Raises:
+        RemoteError: an op failed since the last sync point.
+    """
+    sync.synchronize()
+
+
+def _plan(program: Program) -> ExecutionSchedule:
+    device = _state.opened.attached.device if _state.opened is not None else NOWHERE
+    result = plan_program(program, registry(), settings(), device)
+    for recording in _state.recordings:
+        recording.append(result)
+    assert result.schedule is not None
+    return result.schedule
+
+
+@contextmanager
+def record_plans() -> Iterator[list[PipelineResult]]:
+    """Collects the result of every plan that is made meanwhile."""
+    recording: list[PipelineResult] = []
+    _state.recordings.append(recording)
+    try:
+        yield recording
+    finally:
+        _state.recordings.remove(recording)
+
+
+def stats() -> Mapping[str, int]:
+    """Counters since the start or the last reset; sizes in bytes."""
+    counts = {k: int(v) for k, v in attrs.asdict(_state.stats).items() if k != "server_seconds"}
+    captured, sent, received = _totals()
+    before = _state.baseline
+    return counts | {
+        "ops_captured": captured - before[0],
+        "bytes_sent": sent - before[1],
+        "bytes_received": received - before[2],
+    }
+
+
+def _totals() -> tuple[int, int, int]:
+    opened = _state.opened
+    if opened is None:
+        return port.ops_captured, 0, 0
+    return port.ops_captured, opened.connection.bytes_sent, opened.connection.bytes_received
+
+
+def reset_stats() -> None:
+    """Start counting from zero."""
+    fresh = Stats()
+    for field in attrs.fields(Stats):
+        setattr(_state.stats, field.name, getattr(fresh, field.name))
+    _state.baseline = _totals()
+
+
+def _after_fork() -> None:
+    """The child shares neither the session nor the programs: it is inert, and must not write to the socket."""
+    recorder.forget_everything()
+
+
+def _at_exit() -> None:
+    try:
+        shut_down()
+    except DjinnError as error:
+        log.debug("shutting down", reason=str(error))
+
+
+def attach() -> None:
+    """Make this module the runtime of the interception; called once, when `djinn` is imported."""
+    port.start = _runtime
+    os.register_at_fork(after_in_child=_after_fork)
+    atexit.register(_at_exit)

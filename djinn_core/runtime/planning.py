@@ -1,0 +1,42 @@
+"""What the client asks of the pipeline: plans for its programs, on the device that it is connected to."""
+
+from __future__ import annotations
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.config import Settings
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult
+from djinn_core.pipeline import Request, plan
+from djinn_core.plugins.kinds import CLIENT_KINDS
+from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.wire.messages import DeviceInfo
+
+# Where programs are planned before any server is known, as in `djinn.capture()`.
+NOWHERE = DeviceInfo(id="remote_accelerator:0", kind="unknown", name="no server is connected")
+
+
+def load_plugins(settings: Settings) -> Registry:
+    """The plugins that the settings select.
+
+    Raises:
+        PluginError: one that they name cannot be used.
+    """
+    return load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
+
+
+def topology_of(device: DeviceInfo) -> NetworkTopology:
+    """The topology of a single device."""
+    capabilities = DeviceCapabilities(device.id, device.kind, device.name, device.memory, device.memory_free)
+    return NetworkTopology((capabilities,))
+
+
+def plan_program(program: Program, registry: Registry, settings: Settings, device: DeviceInfo) -> PipelineResult:
+    """Plan a program for one device, as far as a schedule."""
+    topology = topology_of(device)
+    return plan(program, registry, request_for(settings, topology))
+
+
+def request_for(settings: Settings, topology: NetworkTopology) -> Request:
+    """What the settings ask of the pipeline."""
+    return Request(topology, placement_policy=settings.placement_policy, scheduler=settings.scheduler)

@@ -1,0 +1,308 @@
+"""The client's end of a session: numbered submissions out, answers in."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Buffer, Connection, Frame
+from djinn_core.interception.port import Answer, DescribedValue, Submission
+from djinn_core.ir.program import Call, Program, Slot
+from djinn_core.ir.values import tensor_meta
+from djinn_core.logs import get_logger
+from djinn_core.runtime.failures import Failures
+from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.stats import Stats
+from djinn_core.runtime.template import Prepared
+from djinn_core.wire.messages import (
+    AnyMessage,
+    Broken,
+    Claim,
+    Completed,
+    Define,
+    Described,
+    Failure,
+    Figures,
+    Goodbye,
+    Message,
+    NeedTemplate,
+    Query,
+    Submit,
+    Upload,
+    decode,
+    encode,
+)
+from djinn_core.wire.templates import TEMPLATES_LIMIT
+from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_from_wire, tensor_to_wire
+
+log = get_logger("djinn.session")
+
+WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
+CHUNK = 256 << 20  # bytes of an upload that travel in one frame
+
+
+@attrs.frozen
+class _Pending:
+    program: Program
+    prepared: Prepared | None
+    claimed: tuple[int, ...]
+    asked: Submission
+
+
+class Session:
+    """Implements `interception.port.Runtime` over one connection.
+
+    Sending is serialised by the recorder's lock; whichever thread waits for an answer reads the connection.
+    """
+
+    def __init__(self, connection: Connection, planner: Planner, stats: Stats, server: str) -> None:
+        self.connection = connection
+        self.server = server
+        self._planner = planner
+        self._stats = stats
+        self._sequence = 0
+        self._pending: OrderedDict[int, _Pending] = OrderedDict()
+        self._answers: dict[int, tuple[Completed, Sequence[Buffer]]] = {}
+        self._failures = Failures()
+        self._known: OrderedDict[bytes, tuple[Slot, ...]] = OrderedDict()
+        self._receiving = threading.RLock()
+        self._figures: Figures | None = None
+        self.lost: str = ""
+
+    # --- out ---------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission) -> int:
+        """Send a submission without waiting for it; returns its number.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        program = submission.program
+        sequence = self._sequence + 1
+        prepared: Prepared | None = None
+        if program.calls:
+            prepared, values = self._planner.prepare(program)
+            message = self._run_message(sequence, submission, prepared, values)
+        else:
+            message = Submit(
+                sequence,
+                fetch=submission.fetch,
+                describe=submission.describe,
+                free=submission.free,
+                synchronize=submission.synchronize,
+            )
+        self._sequence = sequence
+        claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
+        self._pending[sequence] = _Pending(program, prepared, claimed, submission)
+        self._stats.submissions += 1
+        self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
+        self._send(message)
+        if len(self._pending) > WINDOW:
+            self._stats.round_trips += 1
+            self._receive_until(sequence - WINDOW)
+        return sequence
+
+    def _run_message(
+        self, sequence: int, submission: Submission, prepared: Prepared, values: list[int]
+    ) -> Submit:
+        program = submission.program
+        slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
+        before = self._known.get(prepared.digest)
+        self._remember(prepared.digest, slots)
+        if before is None:
+            self._stats.templates_sent += 1
+        else:
+            self._stats.templates_reused += 1
+        return Submit(
+            sequence,
+            digest=prepared.digest,
+            template=prepared.template if before is None else None,
+            inputs=tuple([values[i] for i in prepared.inputs]),
+            outputs=tuple([values[i] for i in prepared.outputs]),
+            slots=slots if before is None else None,
+            changed=() if before is None else _changes(before, slots),
+            fetch=submission.fetch,
+            describe=submission.describe,
+            free=submission.free,
+            claims=_claims(prepared, program) if prepared.claims else (),
+            synchronize=submission.synchronize,
+        )
+
+    def _remember(self, digest: bytes, slots: tuple[Slot, ...]) -> None:
+        self._known[digest] = slots
+        self._known.move_to_end(digest)
+        while len(self._known) > TEMPLATES_LIMIT:
+            self._known.popitem(last=False)
+
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """Send a CPU tensor; its memory is the caller's again when this returns.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        header, data = tensor_to_wire(source)
+        size = data.nbytes
+        self._stats.bytes_uploaded += size
+        for start in range(0, max(size, 1), CHUNK):
+            part = data[start : start + CHUNK]
+            self._send(Upload(handle, header.dtype, header.shape, header.stride, size, start), [part])
+
+    def _send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+        self._check()
+        try:
+            self.connection.send(Frame(encode(message), body))
+        except TransportError as error:
+            self._lose(error)
+
+    # --- in ----------------------------------------------------------------------------------------------------
+
+    def wait(self, number: int) -> Answer:
+        """Wait for what submission `number` asked for.
+
+        Raises:
+            RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
+            SessionLost: the executor is gone.
+        """
+        asked = self._pending.get(number)
+        self._stats.round_trips += 1
+        self._receive_until(number)
+        completed, body = self._answers.pop(number)
+        tensors = self._tensors(completed, body)
+        described = tuple([self._described(d) for d in completed.described])
+        if asked is not None and asked.asked.synchronize:
+            unseen = self._failures.take_unseen()
+            if unseen is not None:
+                raise unseen
+        return Answer(tensors, described)
+
+    def _receive_until(self, number: int) -> None:
+        with self._receiving:
+            while number in self._pending:
+                self._receive_one()
+
+    def _receive_one(self) -> None:
+        self._check()
+        try:
+            frame = self.connection.receive()
+        except (TransportError, ProtocolError) as error:
+            self._lose(error)
+        self._take(decode(frame.head), frame.body)
+
+    def _take(self, message: AnyMessage, body: Sequence[Buffer]) -> None:
+        if isinstance(message, Completed):
+            self._complete(message, body)
+        elif isinstance(message, NeedTemplate):
+            pending = self._pending[message.sequence]
+            assert pending.prepared is not None
+            self._send(Define(pending.prepared.template))
+        elif isinstance(message, Figures):
+            self._figures = message
+        elif isinstance(message, Broken):
+            self._lose(ProtocolError(message.reason))
+        else:
+            self._lose(ProtocolError(f"unexpected {type(message).__name__}"))
+
+    def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
+        pending = self._pending.pop(completed.sequence)
+        timing = completed.timing
+        self._stats.server_seconds += timing.queue + timing.decode + timing.execute + timing.encode
+        for failure in completed.failures:
+            node = failure.instruction
+            if pending.prepared is not None and node >= 0:
+                node = pending.prepared.nodes[node]
+            self._failures.note(failure, pending.program, node)
+        if pending.claimed and pending.prepared is not None:
+            _trust(pending, completed)
+        if pending.asked.fetch or pending.asked.describe or pending.asked.synchronize:
+            self._answers[completed.sequence] = (completed, body)
+
+    def _tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
+        buffers = iter(body)
+        tensors: list[torch.Tensor] = []
+        for result in completed.results:
+            if isinstance(result, Failure):
+                raise self._failures.error(result)
+            tensors.append(tensor_from_wire(result, next(buffers)))
+        return tuple(tensors)
+
+    def _described(self, described: Described | Failure) -> DescribedValue:
+        if isinstance(described, Failure):
+            raise self._failures.error(described)
+        dtype = dtype_from_name(described.dtype)
+        meta = tensor_meta(described.shape, described.stride, described.offset, dtype)
+        return DescribedValue(meta, described.scalar)
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, int]:
+        """The executor's counts and bytes for this session; one round trip."""
+        with self._receiving:
+            self._figures = None
+            self._send(Query())
+            while self._figures is None:
+                self._receive_one()
+            return dict(self._figures.values)
+
+    def _check(self) -> None:
+        if self.lost:
+            raise SessionLost(self.lost)
+
+    def _lose(self, error: Exception) -> None:
+        self.lost = (
+            f"the session with {self.server} is lost: {error}. Its tensors are gone; "
+            "call djinn.init() to begin a new session, and make or load them again"
+        )
+        raise SessionLost(self.lost) from error
+
+    def close(self) -> None:
+        """End the session; the executor frees everything in it."""
+        if not self.lost:
+            try:
+                self._send(Goodbye())
+            except DjinnError as error:
+                log.debug("no goodbye", reason=str(error))
+            self.lost = f"the session with {self.server} was closed"
+        self.connection.close()
+
+
+def _changes(before: tuple[Slot, ...], slots: tuple[Slot, ...]) -> tuple[tuple[int, Slot], ...]:
+    """Slots that differ. An int is not the float of the same value, and 0.0 is not -0.0."""
+    pairs = enumerate(zip(before, slots, strict=True))
+    return tuple([(i, new) for i, (old, new) in pairs if old is not new and (old != new or not new or _differ(old, new))])
+
+
+def _differ(old: Slot, new: Slot) -> bool:
+    return type(old) is not type(new)
+
+
+def _claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:
+    """Predicted layouts of results that no executor has confirmed for their signature."""
+    prepared.claims = tuple(
+        [i for i in prepared.claims if not program.calls[prepared.nodes[i]].signature.layout_trusted]
+    )
+    claims: list[Claim] = []
+    for instruction in prepared.claims:
+        claims += _claims_of(instruction, program.calls[prepared.nodes[instruction]])
+    return tuple(claims)
+
+
+def _claims_of(instruction: int, call: Call) -> list[Claim]:
+    return [
+        Claim(instruction, index, meta.shape, meta.stride, dtype_name(meta.dtype))
+        for index, (meta, alias, same, _) in enumerate(call.outcome)
+        if meta is not None and alias < 0 and same < 0
+    ]
+
+
+def _trust(pending: _Pending, completed: Completed) -> None:
+    failed = {f.instruction for f in completed.failures}
+    prepared = pending.prepared
+    assert prepared is not None
+    for instruction in pending.claimed:
+        if instruction not in completed.relaid and instruction not in failed:
+            pending.program.calls[prepared.nodes[instruction]].signature.layout_trusted = True

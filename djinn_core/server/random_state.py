@@ -1,0 +1,57 @@
+"""Each session has its own random state, although PyTorch has one default generator per device and process."""
+
+from __future__ import annotations
+
+import torch
+
+# What PyTorch's generators start from when nobody seeds them.
+DEFAULT_SEED = 67280421310721
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that ops on `device` use when none is given."""
+    if device.type == "cpu":
+        return torch.default_generator
+    generators: tuple[torch.Generator, ...] = torch.get_device_module(device.type).default_generators
+    return generators[device.index or 0]
+
+
+class DeviceRandomness:
+    """The default generator of a device, and which session's state it holds."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = default_generator(device)
+        self._holder: SessionRandomness | None = None
+
+    def hand_to(self, session: SessionRandomness) -> None:
+        """Put `session`'s state into the generator. Called under the device's lock."""
+        if self._holder is session:
+            return
+        if self._holder is not None:
+            self._holder.state = self._generator.get_state()
+        self._generator.set_state(session.state)
+        self._holder = session
+
+    def forget(self, session: SessionRandomness) -> None:
+        """`session` has ended."""
+        if self._holder is session:
+            self._holder = None
+
+    def manual_seed(self, seed: int) -> None:
+        """Restart from `seed`, as `torch.manual_seed` would."""
+        self._generator.manual_seed(seed)
+
+    def get_state(self) -> torch.Tensor:
+        """The present state, as bytes."""
+        return self._generator.get_state()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        """Go on from `state`."""
+        self._generator.set_state(state.cpu())
+
+
+class SessionRandomness:
+    """A session's random state while another session's is in the generator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.state = torch.Generator(device=device).manual_seed(DEFAULT_SEED).get_state()

@@ -1,0 +1,371 @@
+"""Templates compiled to closures, so that replay looks nothing up.
+
+All that a run needs lies in one list, the environment: constants, slots, inputs, then the values that the run makes.
+Every argument is a position in it, so a step is: get the arguments, call the op, put the results back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core.errors import ProtocolError, UnsupportedOperation
+from djinn_core.ir.form import (
+    Argument,
+    ComplexSlot,
+    Constant,
+    Enumerated,
+    Form,
+    ListArg,
+    Operand,
+    ScalarTensor,
+    SelfDevice,
+    SessionGenerator,
+    SlotArg,
+)
+from djinn_core.ir.operators import GET_RANDOM_STATE, MANUAL_SEED, SET_RANDOM_STATE, resolve
+from djinn_core.wire.messages import Template
+
+Environment = list[Any]
+Step = Callable[[Environment], None]
+Get = Callable[[Environment], Any]
+
+
+@attrs.frozen
+class CompiledStep:
+    """One instruction.
+
+    Attributes:
+        run: runs it on an environment.
+        op: its overload name.
+        reads: positions of its operands in the environment. makes: positions of its new values, by result.
+        writes: positions of the operands that it writes into.
+        release: positions that nobody needs after it.
+    """
+
+    run: Step
+    op: str
+    reads: tuple[int, ...]
+    makes: tuple[tuple[int, int], ...]
+    writes: tuple[int, ...]
+    release: tuple[int, ...]
+
+
+@attrs.frozen
+class CompiledTemplate:
+    """A template, ready to run.
+
+    Attributes:
+        constants: the environment's head. slots: how many slots follow. size: positions of values after the inputs.
+        random: whether any op uses the random state.
+    """
+
+    steps: tuple[CompiledStep, ...]
+    constants: tuple[Any, ...]
+    slots: int
+    inputs: int
+    made: int
+    outputs: tuple[int, ...]
+    consumed: tuple[int, ...]
+    random: bool
+
+    def environment(self, slots: Sequence[Any], inputs: Sequence[Any]) -> Environment:
+        """The environment of one run."""
+        return [*self.constants, *slots, *inputs, *([None] * self.made)]
+
+
+@attrs.frozen
+class OwnOperators:
+    """What the ops of Djinn's own do on this executor."""
+
+    manual_seed: Callable[[int], None]
+    get_random_state: Callable[[], torch.Tensor]
+    set_random_state: Callable[[torch.Tensor], None]
+
+    def find(self, name: str) -> Callable[..., Any] | None:
+        """The function behind one of Djinn's own ops."""
+        return {
+            MANUAL_SEED: self.manual_seed,
+            GET_RANDOM_STATE: self.get_random_state,
+            SET_RANDOM_STATE: self.set_random_state,
+        }.get(name)
+
+
+def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
+    """Check a received template and compile it.
+
+    Raises:
+        ProtocolError: its numbers do not fit together.
+        UnsupportedOperation: it contains an op that is not allowed.
+    """
+    return _Compiler(template, device, own).compile()
+
+
+class _Compiler:
+    def __init__(self, template: Template, device: torch.device, own: OwnOperators) -> None:
+        _check(template)
+        self.template = template
+        self.device = device
+        self.own = own
+        self.constants: list[Any] = []
+        self.slot_total = sum(template.forms[c].slot_count for c in template.code)
+        self.next_slot = 0
+        self.random = False
+
+    def compile(self) -> CompiledTemplate:
+        # Constants come first but are found last: count them before any position is given out.
+        constant_count = sum(_constants_in(self.template.forms[c]) for c in self.template.code)
+        self.first_slot = constant_count
+        self.places = self._places(constant_count + self.slot_total)
+        steps = self._steps()
+        made = len(self.places) - len(self.template.inputs)
+        return CompiledTemplate(
+            steps=tuple(steps),
+            constants=tuple(self.constants),
+            slots=self.slot_total,
+            inputs=len(self.template.inputs),
+            made=made,
+            outputs=tuple(self.places[v] for v in self.template.outputs),
+            consumed=tuple(self.places[v] for v in self.template.consumed),
+            random=self.random,
+        )
+
+    def _places(self, first: int) -> dict[int, int]:
+        """The environment position of every value number: inputs first, then what is made, in order."""
+        inputs = {number: first + i for i, number in enumerate(self.template.inputs)}
+        made = [n for n in dict.fromkeys(self.template.references) if n not in inputs]
+        return inputs | {number: first + len(inputs) + i for i, number in enumerate(made)}
+
+    def _steps(self) -> Iterator[CompiledStep]:
+        releases = self._releases()
+        at = 0
+        for index, code in enumerate(self.template.code):
+            form = self.template.forms[code]
+            middle, end = at + form.operand_count, at + form.operand_count + form.new_count
+            operands = [self.places[n] for n in self.template.references[at:middle]]
+            makes = [self.places[n] for n in self.template.references[middle:end]]
+            at = end
+            yield self._step(form, operands, makes, releases.get(index, ()))
+
+    def _releases(self) -> dict[int, tuple[int, ...]]:
+        kept = {*self.template.outputs, *self.template.inputs} - set(self.template.consumed)
+        last: dict[int, int] = {}
+        at = 0
+        for index, code in enumerate(self.template.code):
+            form = self.template.forms[code]
+            end = at + form.operand_count + form.new_count
+            last.update(dict.fromkeys(self.template.references[at:end], index))
+            at = end
+        releases: dict[int, list[int]] = {}
+        for number, index in last.items():
+            if number not in kept:
+                releases.setdefault(index, []).append(self.places[number])
+        return {index: tuple(places) for index, places in releases.items()}
+
+    def _step(self, form: Form, operands: list[int], makes: list[int], release: tuple[int, ...]) -> CompiledStep:
+        function = self.own.find(form.op)
+        writes: tuple[int, ...] = ()
+        if function is None:
+            overload = resolve(form.op)
+            function = overload._op
+            writes = _written(overload, form, operands)
+            self.random |= torch.Tag.nondeterministic_seeded in overload.tags
+        else:
+            self.random = True
+        taken = iter(operands)
+        positional = self._getter([self._place(a, taken) for a in form.args])
+        keywords = {name: self._single(self._place(a, taken)) for name, a in form.kwargs}
+        targets = tuple(zip([i for i, r in enumerate(form.results) if r == "new"], makes, strict=True))
+        run = _make_step(function, positional, keywords, targets, form.sequence, release)
+        return CompiledStep(run, form.op, tuple(operands), targets, writes, release)
+
+    def _place(self, argument: Argument, operands: Iterator[int]) -> Any:
+        """A position in the environment, or a function of the environment for arguments built from several."""
+        if isinstance(argument, Operand):
+            return next(operands)
+        if isinstance(argument, SlotArg):
+            return self._slot()
+        if isinstance(argument, ListArg):
+            return _list_getter([self._place(item, operands) for item in argument.items])
+        if isinstance(argument, ComplexSlot):
+            real, imaginary = self._slot(), self._slot()
+            return lambda env: complex(env[real], env[imaginary])
+        if isinstance(argument, ScalarTensor):
+            return self._scalar_tensor(argument)
+        return self._constant(self._constant_value(argument))
+
+    def _slot(self) -> int:
+        self.next_slot += 1
+        return self.first_slot + self.next_slot - 1
+
+    def _constant(self, value: Any) -> int:
+        self.constants.append(value)
+        return len(self.constants) - 1
+
+    def _constant_value(self, argument: Argument) -> Any:
+        if isinstance(argument, Constant):
+            return argument.value
+        if isinstance(argument, Enumerated):
+            return _enumerated(argument)
+        if isinstance(argument, SelfDevice):
+            return torch.device("cpu") if argument.cpu else self.device
+        assert isinstance(argument, SessionGenerator)
+        return None  # the device's default generator, which holds the session's state while it runs
+
+    def _scalar_tensor(self, argument: ScalarTensor) -> Get:
+        dtype = _enumerated(Enumerated("dtype", argument.dtype))
+        if dtype.is_complex:
+            real, imaginary = self._slot(), self._slot()
+            return lambda env: torch.tensor(complex(env[real], env[imaginary]), dtype=dtype)
+        slot = self._slot()
+        return lambda env: torch.tensor(env[slot], dtype=dtype)
+
+    def _getter(self, places: list[Any]) -> Get:
+        if not places:
+            return lambda env: ()
+        if len(places) > 1 and all(isinstance(p, int) for p in places):
+            return itemgetter(*places)
+        getters = [self._single(p) for p in places]
+        return lambda env: [get(env) for get in getters]
+
+    @staticmethod
+    def _single(place: Any) -> Get:
+        return itemgetter(place) if isinstance(place, int) else place  # type: ignore[no-any-return]
+
+
+def _list_getter(places: list[Any]) -> Get:
+    if places and all(isinstance(p, int) for p in places):
+        if len(places) == 1:
+            only = places[0]
+            return lambda env: [env[only]]
+        return itemgetter(*places)
+    return lambda env: [env[p] if isinstance(p, int) else p(env) for p in places]
+
+
+def _make_step(
+    function: Callable[..., Any],
+    positional: Get,
+    keywords: dict[str, Get],
+    targets: tuple[tuple[int, int], ...],
+    sequence: bool,
+    release: tuple[int, ...],
+) -> Step:
+    if keywords:
+        items = tuple(keywords.items())
+
+        def call(env: Environment) -> Any:
+            return function(*positional(env), **{name: get(env) for name, get in items})
+    else:
+
+        def call(env: Environment) -> Any:
+            return function(*positional(env))
+
+    store = _make_store(call, targets, sequence)
+    if not release:
+        return store
+
+    def store_and_release(env: Environment) -> None:
+        store(env)
+        for place in release:
+            env[place] = None
+
+    return store_and_release
+
+
+def _make_store(call: Get, targets: tuple[tuple[int, int], ...], sequence: bool) -> Step:
+    if not targets:
+
+        def store_nothing(env: Environment) -> None:
+            call(env)
+
+        return store_nothing
+    if not sequence:
+        (_, only) = targets[0]
+
+        def store_one(env: Environment) -> None:
+            env[only] = call(env)
+
+        return store_one
+
+    def store_many(env: Environment) -> None:
+        results = call(env)
+        for index, place in targets:
+            env[place] = results[index]
+
+    return store_many
+
+
+def _constants_in(form: Form) -> int:
+    return sum(isinstance(a, Constant | Enumerated | SelfDevice | SessionGenerator) for a in form.arguments())
+
+
+_ENUMERATED = {
+    "dtype": {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.dtype)},
+    "layout": {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.layout)},
+    "memory_format": {
+        str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.memory_format)
+    },
+}
+
+
+def _enumerated(argument: Enumerated) -> Any:
+    try:
+        return _ENUMERATED[argument.kind][argument.name]
+    except KeyError:
+        raise ProtocolError(f"no {argument.kind} is called {argument.name!r} in torch {torch.__version__}") from None
+
+
+def _written(overload: Any, form: Form, operands: list[int]) -> tuple[int, ...]:
+    schema = {a.name: a for a in overload._schema.arguments}
+    given = [*zip(schema, form.args, strict=False), *form.kwargs]
+    taken = iter(operands)
+    written: list[int] = []
+    for name, argument in given:
+        if name not in schema:
+            raise UnsupportedOperation(f"{form.op} has no argument called {name!r} in torch {torch.__version__}")
+        places = [next(taken) for leaf in _leaves(argument) if isinstance(leaf, Operand)]
+        info = schema[name].alias_info
+        if info is not None and info.is_write:
+            written += places
+    return tuple(written)
+
+
+def _leaves(argument: Argument) -> Iterator[Argument]:
+    if isinstance(argument, ListArg):
+        for item in argument.items:
+            yield from _leaves(item)
+    else:
+        yield argument
+
+
+def _check(template: Template) -> None:
+    """Everything that a template from elsewhere could get wrong, before any of it is used.
+
+    Raises:
+        ProtocolError: its numbers do not fit together.
+    """
+    forms = template.forms
+    if any(not 0 <= code < len(forms) for code in template.code):
+        raise ProtocolError("a template names a form that it does not define")
+    if len(template.references) != sum(forms[c].operand_count + forms[c].new_count for c in template.code):
+        raise ProtocolError("a template's references do not match its forms")
+    known = set(template.inputs)
+    if len(known) != len(template.inputs) or not set(template.consumed) <= known:
+        raise ProtocolError("a template's inputs are not distinct, or it consumes what is not an input")
+    at = 0
+    for code in template.code:
+        middle = at + forms[code].operand_count
+        end = middle + forms[code].new_count
+        if not known.issuperset(template.references[at:middle]):
+            raise ProtocolError("a template uses a value before it is made")
+        made = template.references[middle:end]
+        if not known.isdisjoint(made) or len(set(made)) != len(made):
+            raise ProtocolError("a template makes a value twice")
+        known.update(made)
+        at = end
+    if not known.issuperset(template.outputs):
+        raise ProtocolError("a template returns a value that it never makes")

@@ -1,0 +1,144 @@
+"""One run of a compiled template over a session's values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core.errors import DjinnError
+from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.values import Poison, ValueTable
+from djinn_core.wire.messages import Claim, Failure, Submit
+
+MESSAGE_LIMIT = 4000  # characters of an error message that travel
+
+
+@attrs.define
+class Run:
+    """What happened while a submission ran."""
+
+    failures: list[Failure] = attrs.field(factory=list)
+    relaid: list[int] = attrs.field(factory=list)
+
+
+def run_template(template: CompiledTemplate, submit: Submit, slots: Sequence[Any], values: ValueTable) -> Run:
+    """Run a template and put what it makes into `values`.
+
+    An op that raises poisons what it would have made or written, and what depends on it; everything else runs.
+    """
+    run = Run()
+    env = template.environment(slots, [_bound(values, handle, submit.sequence) for handle in submit.inputs])
+    first_input = len(template.constants) + template.slots
+    for place in template.consumed:
+        values.free((submit.inputs[place - first_input],))
+    claims = _by_instruction(submit.claims)
+    step, count = 0, len(template.steps)
+    with torch.inference_mode():
+        while step < count:
+            try:
+                step = _advance(template.steps, step, env, claims, run)
+            except _Stopped as stop:
+                step = stop.step + 1
+                _poison(template, stop, submit, env, values, run)
+    for handle, place in zip(submit.outputs, template.outputs, strict=True):
+        values[handle] = env[place]
+    return run
+
+
+class _Stopped(Exception):  # noqa: N818 - a signal between two functions
+    def __init__(self, step: int, error: Exception) -> None:
+        super().__init__(step)
+        self.step = step
+        self.error = error
+
+
+def _advance(
+    steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
+) -> int:
+    """Run steps from `start` to the end. The bookkeeping costs nothing per step unless there are claims."""
+    step = start
+    try:
+        if not claims:
+            for step in range(start, len(steps)):
+                steps[step].run(env)
+        else:
+            for step in range(start, len(steps)):
+                steps[step].run(env)
+                if step in claims:
+                    _fulfil(steps[step], claims[step], env, run)
+    except Exception as error:
+        raise _Stopped(step, error) from error
+    return len(steps)
+
+
+def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
+    found: dict[int, list[Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.instruction, []).append(claim)
+    return found
+
+
+def _fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: Run) -> None:
+    """Make results look as the client predicted: kernels and meta kernels sometimes choose different strides.
+
+    Raises:
+        DjinnError: shape or dtype differ, which no new layout can mend.
+    """
+    places = dict(step.makes)
+    for claim in claims:
+        place = places.get(claim.result)
+        tensor = env[place] if place is not None else None
+        if place is None or not isinstance(tensor, torch.Tensor):
+            continue
+        if tuple(tensor.shape) != claim.shape or str(tensor.dtype) != f"torch.{claim.dtype}":
+            raise DjinnError(
+                f"{step.op} returned {tuple(tensor.shape)} of {tensor.dtype} where {claim.shape} of {claim.dtype} was "
+                "predicted; please report this op"
+            )
+        if tensor.stride() != claim.stride:
+            laid = torch.empty_strided(claim.shape, claim.stride, dtype=tensor.dtype, device=tensor.device)
+            env[place] = laid.copy_(tensor)
+            run.relaid.append(claim.instruction)
+
+
+def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
+    if handle in values:
+        return values[handle]
+    return Poison(Failure(sequence, -1, "", "KeyError", f"this session has no value {handle}"))
+
+
+def _poison(
+    template: CompiledTemplate, stop: _Stopped, submit: Submit, env: Environment, values: ValueTable, run: Run
+) -> None:
+    step = template.steps[stop.step]
+    inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)
+    if inherited is not None:
+        poison = inherited
+    else:
+        kind = type(stop.error).__name__
+        failure = Failure(submit.sequence, stop.step, step.op, kind, str(stop.error)[:MESSAGE_LIMIT])
+        run.failures.append(failure)
+        poison = Poison(failure)
+    for _, place in step.makes:
+        env[place] = poison
+    first_input = len(template.constants) + template.slots
+    for place in step.writes:
+        _poison_written(env, place, poison)
+        if first_input <= place < first_input + template.inputs:
+            values.poison_storage(submit.inputs[place - first_input], poison.failure)
+    for place in step.release:
+        env[place] = None
+
+
+def _poison_written(env: Environment, place: int, poison: Poison) -> None:
+    """Poison every value of the run that shares memory with the one at `place`: it may be half written."""
+    target = env[place]
+    if isinstance(target, torch.Tensor):
+        storage = target.untyped_storage().data_ptr()
+        for other, value in enumerate(env):
+            if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() == storage:
+                env[other] = poison
+    env[place] = poison

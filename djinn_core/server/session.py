@@ -1,0 +1,270 @@
+"""A client's session on an executor: its values, its templates, and the loop that serves its connection."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
+from djinn_core.server.replay import CompiledTemplate, OwnOperators, compile_template
+from djinn_core.server.run import Run, run_template
+from djinn_core.server.uploads import Uploads
+from djinn_core.server.values import Poison, ValueTable
+from djinn_core.wire.messages import (
+    Completed,
+    Define,
+    Described,
+    Failure,
+    Figures,
+    Goodbye,
+    NeedTemplate,
+    Query,
+    Submit,
+    Template,
+    TensorHeader,
+    Timing,
+    Upload,
+    decode,
+    encode,
+)
+from djinn_core.wire.templates import TEMPLATES_LIMIT, digest_of
+from djinn_core.wire.tensors import dtype_name, tensor_to_wire
+
+Body = list[memoryview]
+BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
+
+
+class SharedDevice:
+    """A device that several sessions of this process take turns on."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self.runtime = runtime
+        self.turn = threading.Lock()
+        self.randomness = DeviceRandomness(runtime.device)
+        self.own = OwnOperators(
+            self.randomness.manual_seed, self.randomness.get_state, self.randomness.set_state
+        )
+
+
+_devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
+_devices_lock = threading.Lock()
+
+
+def _shared(runtime: DeviceRuntime) -> SharedDevice:
+    with _devices_lock:
+        device = _devices.get(runtime)
+        if device is None:
+            device = _devices[runtime] = SharedDevice(runtime)
+        return device
+
+
+class ExecutorSession:
+    """Serves one client. Everything in it is freed when it ends."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self.device = device = _shared(runtime)
+        self.values = ValueTable()
+        self.submissions = 0
+        self._randomness = SessionRandomness(device.runtime.device)
+        self._templates: OrderedDict[bytes, CompiledTemplate] = OrderedDict()
+        self._last_slots: dict[bytes, list[Any]] = {}
+        self._backlog: deque[Frame] = deque()
+        self._uploads = Uploads(device.runtime, self.values)
+
+    def serve(self, connection: Connection) -> None:
+        """Answer messages until the client says goodbye.
+
+        Raises:
+            TransportError: the connection ended without a goodbye.
+            ProtocolError: the client sent something that cannot be accepted.
+        """
+        while self._serve_one(connection):
+            pass
+
+    def _serve_one(self, connection: Connection) -> bool:
+        frame = self._backlog.popleft() if self._backlog else connection.receive()
+        started = time.perf_counter()
+        message = decode(frame.head)
+        if isinstance(message, Submit):
+            self._submit(message, connection, started)
+        elif isinstance(message, Upload):
+            self._uploads.take(message, frame.body)
+        elif isinstance(message, Query):
+            connection.send(Frame(encode(Figures(self.figures()))))
+        elif isinstance(message, Goodbye):
+            return False
+        else:
+            raise ProtocolError(f"an executor does not expect {type(message).__name__}")
+        return True
+
+    def _submit(self, submit: Submit, connection: Connection, started: float) -> None:
+        if submit.sequence != self.submissions + 1:
+            raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
+        self.submissions = submit.sequence
+        decoded = time.perf_counter()
+        try:
+            template = self._template(submit, connection)
+        except DjinnError as error:
+            if isinstance(error, ProtocolError | TransportError):
+                raise
+            self._refuse(submit, error, connection)
+            return
+        slots = self._slots(submit, template) if template is not None else []
+        waited = time.perf_counter()
+        with self.device.turn:
+            begun = time.perf_counter()
+            run = self._run(template, submit, slots)
+            results, body, described = self._collect(submit)
+            if submit.synchronize:
+                self._synchronize(submit, run)
+        self.values.free(submit.free)
+        done = time.perf_counter()
+        timing = Timing(begun - waited, decoded - started, done - begun, 0.0)
+        completed = Completed(
+            submit.sequence, tuple(results), tuple(described), tuple(run.failures), tuple(run.relaid), timing
+        )
+        connection.send(Frame(encode(completed), body))
+
+    def _template(self, submit: Submit, connection: Connection) -> CompiledTemplate | None:
+        """The compiled template of a submission; None where it runs nothing.
+
+        Raises:
+            UnsupportedOperation: the template contains an op that is not allowed.
+        """
+        if not submit.digest:
+            return None
+        found = self._templates.get(submit.digest)
+        if found is not None:
+            self._templates.move_to_end(submit.digest)
+            return found
+        template = submit.template
+        if template is None:
+            connection.send(Frame(encode(NeedTemplate(submit.sequence, submit.digest))))
+            template = self._await_definition(connection)
+        if digest_of(template) != submit.digest:
+            raise ProtocolError("a template does not have the digest that it was sent with")
+        return self._compile(template, submit.digest)
+
+    def _await_definition(self, connection: Connection) -> Template:
+        """The template that was asked for; what was already under way before it is kept for later."""
+        while True:
+            frame = connection.receive()
+            message = decode(frame.head)
+            if isinstance(message, Define):
+                return message.template
+            if len(self._backlog) >= BACKLOG_LIMIT:
+                raise ProtocolError("a template that was asked for does not come")
+            self._backlog.append(frame)
+
+    def _compile(self, template: Template, digest: bytes) -> CompiledTemplate:
+        compiled = compile_template(template, self.device.runtime.device, self.device.own)
+        self._templates[digest] = compiled
+        while len(self._templates) > TEMPLATES_LIMIT:
+            old, _ = self._templates.popitem(last=False)
+            self._last_slots.pop(old, None)
+        return compiled
+
+    def _slots(self, submit: Submit, template: CompiledTemplate) -> Sequence[Any]:
+        slots: list[Any]
+        if submit.slots is not None:
+            slots = list(submit.slots)
+        else:
+            if submit.digest not in self._last_slots:
+                raise ProtocolError("a submission changes slots of a run that never was")
+            slots = self._last_slots[submit.digest]
+            for position, slot in submit.changed:
+                if not 0 <= position < len(slots):
+                    raise ProtocolError(f"a submission changes slot {position} of {len(slots)}")
+                slots[position] = slot
+        if len(slots) != template.slots:
+            raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
+        if len(submit.inputs) != template.inputs or len(submit.outputs) != len(template.outputs):
+            raise ProtocolError("a submission's inputs or outputs do not match its template")
+        self._last_slots[submit.digest] = slots
+        return slots
+
+    def _run(self, template: CompiledTemplate | None, submit: Submit, slots: Sequence[Any]) -> Run:
+        if template is None:
+            return Run()
+        if template.random:
+            self.device.randomness.hand_to(self._randomness)
+        return run_template(template, submit, slots, self.values)
+
+    def _collect(self, submit: Submit) -> tuple[list[TensorHeader | Failure], Body, list[Described | Failure]]:
+        results: list[TensorHeader | Failure] = []
+        body: Body = []
+        with torch.inference_mode():
+            for handle in submit.fetch:
+                result = self._fetch(handle, submit)
+                if isinstance(result, Failure):
+                    results.append(result)
+                else:
+                    results.append(result[0])
+                    body.append(result[1])
+        return results, body, [self._describe(handle, submit) for handle in submit.describe]
+
+    def _value(self, handle: int, submit: Submit) -> Any:
+        if handle not in self.values:
+            return Failure(submit.sequence, -1, "", "KeyError", f"this session has no value {handle}")
+        value = self.values[handle]
+        return value.failure if isinstance(value, Poison) else value
+
+    def _fetch(self, handle: int, submit: Submit) -> Failure | tuple[TensorHeader, memoryview]:
+        value = self._value(handle, submit)
+        if isinstance(value, Failure):
+            return value
+        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
+        try:
+            return tensor_to_wire(self.device.runtime.deliver(tensor))
+        except (RuntimeError, NotImplementedError) as error:
+            return Failure(submit.sequence, -1, "fetch", type(error).__name__, str(error))
+
+    def _describe(self, handle: int, submit: Submit) -> Described | Failure:
+        value = self._value(handle, submit)
+        if isinstance(value, Failure):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return Described("uint8", (), (), 0, type(value).__name__)
+        shape, stride = tuple(value.shape), value.stride()
+        return Described(dtype_name(value.dtype), shape, stride, int(value.storage_offset()))
+
+    def _synchronize(self, submit: Submit, run: Run) -> None:
+        try:
+            self.device.runtime.synchronize()
+        except RuntimeError as error:
+            run.failures.append(Failure(submit.sequence, -1, "synchronize", type(error).__name__, str(error)))
+
+    def _refuse(self, submit: Submit, error: DjinnError, connection: Connection) -> None:
+        """Answer a submission whose template cannot run: all that it would have made is poison."""
+        failure = Failure(submit.sequence, -1, "", type(error).__name__, str(error))
+        for handle in submit.outputs:
+            self.values[handle] = Poison(failure)
+        self.values.free(submit.free)
+        results: tuple[Failure, ...] = (failure,) * len(submit.fetch)
+        described: tuple[Failure, ...] = (failure,) * len(submit.describe)
+        connection.send(Frame(encode(Completed(submit.sequence, results, described, (failure,)))))
+
+    def figures(self) -> dict[str, int]:
+        """Counts and bytes: `values`, `memory`, `submissions`, `templates`."""
+        return {
+            "values": len(self.values),
+            "memory": self.values.nbytes(),
+            "submissions": self.submissions,
+            "templates": len(self._templates),
+        }
+
+    def close(self) -> None:
+        """Free everything."""
+        with self.device.turn:
+            self.values.clear()
+            self._templates.clear()
+            self.device.randomness.forget(self._randomness)

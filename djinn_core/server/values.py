@@ -1,0 +1,69 @@
+"""The values of one session on an executor: tensors by handle, and what took the place of those that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import torch
+
+from djinn_core.ir.values import storage_of
+from djinn_core.wire.messages import Failure
+
+
+@attrs.frozen
+class Poison:
+    """Stands where a value would be that could not be computed; whatever uses it becomes poison, too."""
+
+    failure: Failure
+
+
+Stored = torch.Tensor | Poison | bool | int | float | complex | None
+
+
+class ValueTable:
+    """Values by handle."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Stored] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._values
+
+    def __getitem__(self, handle: int) -> Stored:
+        """The value.
+
+        Raises:
+            KeyError: this session has no such value.
+        """
+        return self._values[handle]
+
+    def __setitem__(self, handle: int, value: Stored) -> None:
+        self._values[handle] = value
+
+    def free(self, handles: Iterable[int]) -> None:
+        """Forget values; handles that are not there are ignored."""
+        for handle in handles:
+            self._values.pop(handle, None)
+
+    def poison_storage(self, handle: int, failure: Failure) -> None:
+        """Poison every value that shares memory with `handle`: a write to it failed half way."""
+        storage = storage_of(handle)
+        for other in [h for h in self._values if storage_of(h) == storage]:
+            self._values[other] = Poison(failure)
+
+    def nbytes(self) -> int:
+        """Bytes of the distinct storages that are held."""
+        sizes = {
+            v.untyped_storage().data_ptr(): v.untyped_storage().nbytes()
+            for v in list(self._values.values())
+            if isinstance(v, torch.Tensor)
+        }
+        return sum(sizes.values())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._values.clear()
