@@ -111,6 +111,7 @@ class ProgramBuilder:
             operand_count=len(inputs),
             slot_count=len(slots),
             new_count=0 if effect.written else 1,
+            nbytes=(0 if effect.written or effect.alias >= 0 else self.metas[effect.result].nbytes,),
         )
         if module:
             self.modules[len(self.calls)] = module
