@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -15,14 +14,21 @@ from typing import TypeVar
 import attrs
 
 from djinn_core import config
-from djinn_core.config import Resolved, SettingRow
+from djinn_core.builtins import builtin_plugins
+from djinn_core.config import Resolved, SettingRow, Settings
 from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.hookspecs.transports import Transport
+from djinn_core.interception.torch_private import missing
+from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
+from djinn_core.runtime.connect import find_servers
+from djinn_core.runtime.dialling import ask_status
 
 T = TypeVar("T")
 
 LEAST_PYTHON = (3, 11)
 LEAST_TORCH = (2, 11)
+PATIENCE = 5.0  # seconds for each server: a person is waiting
 LIBRARIES = ("djinn", "torch", "numpy", "attrs", "msgspec", "networkx", "pluggy", "rich", "structlog", "click")
 
 
@@ -69,12 +75,13 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     if resolved is None:
         return Diagnosis(versions(), (), (), str(config.config_file(environ)), (), tuple(findings))
     findings += check_file(resolved)
-    rows = _caught(lambda: plugin_rows(resolved), findings, "Uninstall or disable the plugin.") or ()
-    findings += check_plugins(rows)
-    servers = _caught(lambda: server_rows(resolved), findings, "Correct the setting `servers`.") or ()
+    registry = _caught(lambda: load(resolved), findings, "Uninstall or disable the plugin.") or Registry()
+    findings += check_plugins(registry.rows)
+    mend = "Correct the setting `servers` or the connection file."
+    servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
     return Diagnosis(
-        versions(), tuple(rows), resolved.rows(), str(resolved.file or ""), tuple(servers), tuple(findings)
+        versions(), registry.rows, resolved.rows(), str(resolved.file or ""), tuple(servers), tuple(findings)
     )
 
 
@@ -107,8 +114,6 @@ def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_torch() -> Iterator[Finding]:
     """Private functions of torch that interception needs and this torch lacks."""
-    from djinn_core.interception.torch_private import missing
-
     for name in missing():
         yield Finding(
             f"torch has no {name}, which interception needs.",
@@ -132,23 +137,14 @@ def check_file(resolved: Resolved) -> Iterator[Finding]:
             f"{resolved.file} holds the token and others may read it.", f"chmod 600 {resolved.file}", fatal=False
         )
     connection = settings.connection_file
-    if connection is None:
-        return
-    if not connection.exists():
-        yield Finding(
-            f"There is no connection file {connection}.",
-            f"Start a server with `djinn serve --connection-file {connection}`, or unset the setting.",
-        )
-    elif _others_read(connection):
+    # Whether the file is there at all is found out when servers are asked.
+    if connection is not None and connection.exists() and _others_read(connection):
         yield Finding(f"Others may read the token in {connection}.", f"chmod 600 {connection}", fatal=False)
 
 
-def plugin_rows(resolved: Resolved) -> tuple[PluginRow, ...]:
-    """What became of each plugin."""
-    from djinn_core.builtins import builtin_plugins
-    from djinn_core.plugins.registry import Selection, survey
-
-    return survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins()).registry.rows
+def load(resolved: Resolved) -> Registry:
+    """The plugins in use; what cannot be used is among its rows."""
+    return survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins()).registry
 
 
 def check_plugins(rows: tuple[PluginRow, ...]) -> Iterator[Finding]:
@@ -162,10 +158,22 @@ def check_plugins(rows: tuple[PluginRow, ...]) -> Iterator[Finding]:
             )
 
 
-def server_rows(resolved: Resolved) -> tuple[ServerRow, ...]:
+def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:
     """Each configured server, asked once; none where the embedded executor is used."""
-    probe = importlib.import_module("djinn_core.cli.probing").probe
-    return tuple(ServerRow(*answer) for answer in probe(resolved.settings))
+    servers = find_servers(settings)
+    if servers is None:
+        return ()
+    timeout = min(settings.connect_timeout, PATIENCE)
+    return tuple(_ask_server(url, servers.token, transports, timeout) for url in servers.urls)
+
+
+def _ask_server(url: str, token: str, transports: Sequence[Transport], timeout: float) -> ServerRow:
+    try:
+        status = ask_status(url, token, transports, timeout)
+    except DjinnError as error:
+        return ServerRow(url, reachable=False, detail=str(error))
+    devices = ", ".join(executor.device.id for executor in status.executors) or "no executor yet"
+    return ServerRow(url, reachable=True, detail=f"djinn {status.version}, {devices}")
 
 
 def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:

@@ -1,0 +1,88 @@
+"""`djinn doctor` says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from djinn_core.cli import main
+from djinn_core.cli.diagnosis import check_torch, check_versions, diagnose, versions
+from djinn_core.interception import torch_private
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"XDG_CONFIG_HOME": str(tmp_path)}
+
+
+def findings(environ):
+    return {finding.what: finding for finding in diagnose(environ).findings}
+
+
+def test_a_sound_installation_is_well(environ):
+    done = CliRunner().invoke(main, ["doctor", "--json"], env=environ)
+    found = json.loads(done.output)
+    assert (done.exit_code, found["well"]) == (0, True)
+    assert found["versions"]["djinn"].startswith("26.")
+    assert {"name": "scheduler", "value": "sequential", "origin": "default"} in found["settings"]
+    assert {"cpu", "local"} <= {row["name"] for row in found["plugins"] if row["status"] == "active"}
+
+
+def test_for_people_too(environ):
+    done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SCHEDULER": "mine"})
+    assert "environment DJINN_SCHEDULER" in " ".join(done.output.split())
+    assert "All is well." in done.output
+
+
+def test_an_older_torch_is_named(monkeypatch):
+    monkeypatch.setattr(torch_private, "NEEDED", (*torch_private.NEEDED, "torch._C._no_such_function"))
+    (finding,) = check_torch()
+    assert "torch._C._no_such_function" in finding.what
+    assert "Install a torch" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("python", "3.10.1", "Python 3.10.1 is too old"),
+        ("torch", "2.4.0", "torch 2.4.0 is too old"),
+        ("djinn", "1.1.14", "another project of that name"),
+        ("msgspec", "", "msgspec is not installed"),
+    ],
+)
+def test_versions_that_will_not_do(name, version, message):
+    (finding,) = check_versions(versions() | {name: version})
+    assert message in finding.what
+    assert finding.mend
+
+
+def test_an_unreachable_server_is_named(environ):
+    found = diagnose(environ | {"DJINN_SERVERS": "unix:///nonexistent.sock", "DJINN_TOKEN": "hush"})
+    assert not found.well
+    (row,) = found.servers
+    assert (row.url, row.reachable) == ("unix:///nonexistent.sock", False)
+    assert "hush" not in repr(found)
+
+
+def test_a_missing_connection_file_is_named(environ):
+    (finding,) = findings(environ | {"DJINN_CONNECTION_FILE": "/nonexistent.json"}).values()
+    assert "/nonexistent.json" in finding.what
+
+
+def test_a_readable_token_is_a_note(environ, tmp_path):
+    file = tmp_path / "djinn" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('token = "hush"')
+    file.chmod(0o644)
+    found = diagnose(environ)
+    assert found.well
+    assert [finding.mend for finding in found.findings] == [f"chmod 600 {file}"]
+    file.chmod(0o600)
+    assert not diagnose(environ).findings
+
+
+def test_a_variable_that_means_nothing_is_a_note(environ):
+    found = findings(environ | {"DJINN_SERVRES": "tcp://x"})
+    assert "Did you mean DJINN_SERVERS?" in [finding.mend for finding in found.values()]
