@@ -140,7 +140,8 @@ N = TypeVar("N", PlacementPolicy, ScheduleMaker)
 
 
 def _chosen(kind: str, name: str, offered: Sequence[N], built_in: N) -> N:
-    candidates: list[N] = [*offered, built_in]
+    candidates = list(offered)
+    candidates.append(built_in)
     for candidate in candidates:
         if candidate.name == name:
             return built_in if type(candidate) is type(built_in) else candidate

@@ -8,8 +8,9 @@ from djinn_core.builtins.flops import flops_of
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.costs import CostModel
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
+from djinn_core.ir.dataflow import is_view
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.ir.values import TensorMeta
 
 djinn_api_version = 1
 
@@ -30,19 +31,13 @@ class Roofline:
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
         """Cost of `node`: the larger of compute time and memory time, and the time to start it."""
-        if _moves_nothing(node):
+        if is_view(node):
             return CostEstimate(0.0, 0, 0, 0.0, self.name)
         flops = flops_of(graph, node)
         read, written = _bytes_read(graph, node), _bytes_written(graph, node)
         peak, bandwidth, start = _ASSUMED.get(device.kind, _ASSUMED_ELSEWHERE)
         seconds = max(flops / (device.flops or peak), (read + written) / (device.bandwidth or bandwidth))
         return CostEstimate(flops, read, written, start + seconds, self.name)
-
-
-def _moves_nothing(node: Node) -> bool:
-    """Views look into memory that exists."""
-    inputs = {storage_of(v) for v in node.inputs}
-    return bool(node.outputs) and not node.writes and all(storage_of(v) in inputs for v in node.outputs)
 
 
 def _bytes_read(graph: Graph, node: Node) -> int:

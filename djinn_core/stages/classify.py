@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import attrs
 
 from djinn_core.ir.arguments import arguments
+from djinn_core.ir.dataflow import origin
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
-from djinn_core.stages.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER, is_backward, origin
+from djinn_core.stages.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER, is_backward
 
 _TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows looked up is no position table
 _TABLES_OF_A_RECOMMENDER = 3

@@ -1,10 +1,10 @@
-"""Families of ops, by their whole names, and how values flow through those that only rearrange."""
+"""Families of ops, by their whole names."""
 
 from __future__ import annotations
 
 from djinn_core.ir.arguments import arguments
+from djinn_core.ir.dataflow import is_view, origin
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.values import storage_of
 
 CONVOLUTION = frozenset({
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_depthwise3d", "conv_transpose1d", "conv_transpose2d",
@@ -33,8 +33,6 @@ LOSS = frozenset({
 OPTIMIZER = frozenset({
     "_foreach_addcdiv_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "addcdiv_",
 })  # fmt: skip
-# These copy without computing: what comes out is what went in, in another dtype or layout.
-COPY = frozenset({"_to_copy", "clone", "contiguous", "reshape", "to"})
 
 _ROLES = {
     "convolution": CONVOLUTION,
@@ -69,23 +67,6 @@ def role_of(node: Node) -> str | None:
 def is_backward(node: Node) -> bool:
     """Whether autograd issued it: PyTorch names every derivative op `<forward>_backward`."""
     return node.operation.endswith("_backward")
-
-
-def is_view(node: Node) -> bool:
-    """Whether it makes nothing but views of its first input."""
-    return (
-        bool(node.outputs)
-        and not node.writes
-        and bool(node.inputs)
-        and all(storage_of(v) == storage_of(node.inputs[0]) for v in node.outputs)
-    )
-
-
-def origin(graph: Graph, value: int) -> int:
-    """The value that `value` was viewed, cast or copied from, as far back as the graph goes."""
-    while (node := graph.producer(value)) is not None and (is_view(node) or node.operation in COPY):
-        value = node.inputs[0]
-    return value
 
 
 def weights_of(graph: Graph, node: Node) -> list[int]:

@@ -1,0 +1,75 @@
+"""Where values come from and where they go, past the ops that only look, copy or rearrange."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.values import storage_of
+
+# These copy without computing: what comes out is what went in, in another dtype or layout.
+COPIES = frozenset({"_to_copy", "_unsafe_view", "clone", "contiguous", "reshape", "to"})
+
+
+def is_view(node: Node) -> bool:
+    """Whether `node` makes nothing but views of its first input."""
+    return (
+        bool(node.outputs)
+        and not node.writes
+        and bool(node.inputs)
+        and all(storage_of(v) == storage_of(node.inputs[0]) for v in node.outputs)
+    )
+
+
+def origin(graph: Graph, value: int) -> int:
+    """The value that `value` was viewed, cast or copied from, as far back as the graph goes."""
+    *_, first = chain(graph, value)
+    return first
+
+
+def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterator[int]:
+    """`value`, what it was viewed from or made from by an op in `through` (its first input), and so on backwards."""
+    yield value
+    while (node := graph.producer(value)) is not None and (is_view(node) or node.operation in through):
+        if not node.inputs:
+            return
+        value = node.inputs[0]
+        yield value
+
+
+def ancestors(
+    graph: Graph, value: int, stop: frozenset[str] = frozenset(), limit: int = 256
+) -> Iterator[tuple[int, Node | None]]:
+    """Values that `value` is computed from, nearest first, each with its maker (None for an input of the graph).
+
+    The walk does not go past ops in `stop`, and ends after `limit` values.
+    """
+    queue, seen = deque([value]), {value}
+    while queue and limit:
+        limit -= 1
+        current = queue.popleft()
+        node = graph.producer(current)
+        yield current, node
+        if node is not None and node.operation not in stop:
+            fresh = [v for v in dict.fromkeys(node.inputs) if v not in seen]
+            seen.update(fresh)
+            queue.extend(fresh)
+
+
+def users(graph: Graph, value: int, through: frozenset[str] = COPIES, limit: int = 256) -> Iterator[tuple[Node, int]]:
+    """Nodes that use `value` and do more than look at or pass it on, with the value as they see it, nearest first.
+
+    Views and ops in `through` pass it on. The walk ends after `limit` nodes.
+    """
+    queue, seen = deque([value]), {value}
+    while queue and limit:
+        current = queue.popleft()
+        for node in graph.consumers(current):
+            limit -= 1
+            if not (is_view(node) or node.operation in through):
+                yield node, current
+                continue
+            fresh = [v for v in node.outputs if v not in seen]
+            seen.update(fresh)
+            queue.extend(fresh)

@@ -1,0 +1,80 @@
+"""Common subexpressions: the same op on the same values, between the same writes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+
+import attrs
+
+from djinn.hooks import Graph, Node, OptimizationPlan, slot_positions, storage_of
+
+
+@attrs.define
+class Merged:
+    """Nodes that repeat others, which values stand in for theirs, and the pairs of scalars that were compared."""
+
+    drop: set[int] = attrs.field(factory=set)
+    replace: dict[int, int] = attrs.field(factory=dict)
+    equal_slots: list[tuple[int, int]] = attrs.field(factory=list)
+
+
+def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> Merged:
+    """Find the nodes of `plan` that compute what an earlier node has computed."""
+    search = _Search(graph, plan, kept)
+    for node_id in plan.nodes:
+        search.take(graph.nodes[node_id])
+    return search.merged
+
+
+class _Search:
+    """Walks the program once and remembers every computation under what it depends on."""
+
+    def __init__(self, graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> None:
+        self.graph, self.kept = graph, kept
+        self.replace = dict(plan.replace)
+        self.kept_storages = {storage_of(v) for v in kept}
+        running = [graph.nodes[i] for i in plan.nodes]
+        self.changed = {v for node in running for v in node.writes}
+        self.written = {storage_of(v) for v in self.changed}
+        self.positions = dict(zip((n.id for n in graph.nodes), slot_positions(tuple(graph.nodes)), strict=True))
+        self.versions: Counter[int] = Counter()
+        self.known: dict[Hashable, list[Node]] = defaultdict(list)
+        self.merged = Merged()
+
+    def take(self, node: Node) -> None:
+        if not node.writes and not node.random and node.outputs and node.form is not None:
+            key = self._key(node)
+            first = next((n for n in self.known[key] if self._may_stand_in(n, node)), None)
+            if first is not None:
+                self._merge(first, node)
+            else:
+                self.known[key].append(node)
+        for value in node.writes:
+            self.versions[storage_of(value)] += 1
+
+    def _key(self, node: Node) -> Hashable:
+        """What the results depend on: the form, the scalars with their types, the operands and how often they were written."""
+        inputs = tuple(self.replace.get(v, v) for v in node.inputs)
+        versions = tuple(self.versions[storage_of(v)] for v in inputs)
+        return (node.form, tuple((type(s), s) for s in node.slots), inputs, versions)
+
+    def _may_stand_in(self, first: Node, second: Node) -> bool:
+        return all(self._indistinguishable(a, b) for a, b in zip(first.outputs, second.outputs, strict=True))
+
+    def _indistinguishable(self, first: int, second: int) -> bool:
+        """Whether nobody can tell that `second` has become `first`: neither is held, or written, apart from the other."""
+        if second in self.kept or self.graph.meta(first) is not self.graph.meta(second):
+            return False
+        own, other = storage_of(second), storage_of(first)
+        if own == other:
+            return second not in self.changed and first not in self.changed
+        return own not in self.kept_storages and own not in self.written and other not in self.written
+
+    def _merge(self, first: Node, second: Node) -> None:
+        replaced = dict(zip(second.outputs, first.outputs, strict=True))
+        self.replace.update(replaced)
+        self.merged.replace.update(replaced)
+        self.merged.drop.add(second.id)
+        pairs = zip(self.positions[first.id], self.positions[second.id], strict=True)
+        self.merged.equal_slots += pairs

@@ -1,0 +1,41 @@
+"""The two optimizations as the core calls them."""
+
+from __future__ import annotations
+
+from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
+from djinn_cleanup.dead import dead_nodes
+from djinn_cleanup.equal import merge
+
+
+class CommonSubexpressions:
+    """Computes once what is computed twice."""
+
+    name = "common_subexpressions"
+    before = frozenset({"dead_code"})
+    after: frozenset[str] = frozenset()
+    after_placement = False
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Replace each repeated computation by the first."""
+        merged = merge(context.graph, context.plan, context.kept)
+        if not merged.drop:
+            return OptimizationResult(self.name, applied=False, reason="no op repeats another")
+        rewrite = Rewrite(frozenset(merged.drop), merged.replace, equal_slots=tuple(merged.equal_slots))
+        held = f", while {len(merged.equal_slots)} pairs of scalars are equal" if merged.equal_slots else ""
+        return OptimizationResult(self.name, True, f"{len(merged.drop)} ops repeat others{held}", rewrite)
+
+
+class DeadCode:
+    """Drops what nobody can see."""
+
+    name = "dead_code"
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    after_placement = False
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Drop every op that neither leads to a kept value nor has an effect."""
+        dead = dead_nodes(context.graph, context.plan, context.kept)
+        if not dead:
+            return OptimizationResult(self.name, applied=False, reason="every op leads to something that is kept")
+        return OptimizationResult(self.name, True, f"nobody uses the results of {len(dead)} ops", Rewrite(dead))

@@ -1,0 +1,16 @@
+"""Recognises attention by what flows where: softmax(q·kᵀ)·v, as one op or as many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Pattern, hookimpl
+from djinn_attention.pattern import Attention
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_patterns() -> Iterable[Pattern]:
+    """The pattern `attention`."""
+    return [Attention()]

@@ -1,0 +1,16 @@
+"""Recognises KV caches: keys and values that attention reads and that outlive the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Pattern, hookimpl
+from djinn_kv_cache.pattern import KeyValueCache
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_patterns() -> Iterable[Pattern]:
+    """The pattern `kv_cache`."""
+    return [KeyValueCache()]
