@@ -1,1 +1,119 @@
-"""Djinn: a remote accelerator as a local PyTorch device."""
+"""Djinn: a remote accelerator as a local PyTorch device.
+
+    import torch, djinn
+
+    model.to("remote_accelerator:0")
+
+Importing registers the device. What runs it is connected at first use: the servers that `configure` names, or an
+executor on this machine.
+"""
+
+from __future__ import annotations
+
+from djinn_core.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DjinnError,
+    InvalidStage,
+    PluginError,
+    ProtocolError,
+    RemoteError,
+    RemoteIndexError,
+    RemoteNotImplementedError,
+    RemoteOutOfMemory,
+    RemoteTypeError,
+    RemoteValueError,
+    SessionLost,
+    StartupError,
+    TransportError,
+    UnsupportedOperation,
+)
+from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.interception.capture import is_capturing
+from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.placement import PlacementDecision
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
+from djinn_core.ir.profile import (
+    DataResidency,
+    ExecutionPhase,
+    Modality,
+    PatternMatch,
+    SemanticMetadata,
+    WorkloadProfile,
+)
+from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
+from djinn_core.logs import set_debug_level
+from djinn_core.role import is_client
+from djinn_core.runtime.captured import capture, get_graph, plan
+from djinn_core.runtime.client import (
+    attach,
+    configure,
+    init,
+    init_async,
+    is_initialized,
+    register_init_hook,
+    reset_stats,
+    shut_down,
+    stats,
+    synchronize,
+)
+
+__version__ = "26.11.0"
+
+__all__ = [
+    "API_VERSION",
+    "AccessRefused",
+    "ConfigurationError",
+    "CostEstimate",
+    "DataResidency",
+    "DeviceCapabilities",
+    "DjinnError",
+    "ExecutionPhase",
+    "ExecutionSchedule",
+    "Graph",
+    "InvalidStage",
+    "LazyTensor",
+    "Modality",
+    "NetworkTopology",
+    "OptimizationPlan",
+    "OptimizationResult",
+    "PatternMatch",
+    "PlacementDecision",
+    "PluginError",
+    "ProtocolError",
+    "RemoteError",
+    "RemoteIndexError",
+    "RemoteNotImplementedError",
+    "RemoteOutOfMemory",
+    "RemoteTypeError",
+    "RemoteValueError",
+    "SchedulingGroup",
+    "SchedulingStrategy",
+    "SemanticMetadata",
+    "SessionLost",
+    "StartupError",
+    "TransportError",
+    "UnsupportedOperation",
+    "WorkloadProfile",
+    "capture",
+    "configure",
+    "get_graph",
+    "hookimpl",
+    "init",
+    "init_async",
+    "is_capturing",
+    "is_initialized",
+    "plan",
+    "register_init_hook",
+    "reset_stats",
+    "set_debug_level",
+    "shut_down",
+    "stats",
+    "synchronize",
+]
+
+if is_client():
+    attach()
+del attach, is_client

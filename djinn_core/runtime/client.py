@@ -14,6 +14,7 @@ import attrs
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, SessionLost
 from djinn_core.interception import recorder, sync
+from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
@@ -25,6 +26,7 @@ from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_program
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
+from djinn_core.wire.messages import DeviceInfo
 
 log = get_logger("djinn.client")
 
@@ -203,9 +205,13 @@ def synchronize() -> None:
     sync.synchronize()
 
 
+def device() -> DeviceInfo | None:
+    """The physical device of the open session; None where there is none."""
+    return _state.opened.attached.device if _state.opened is not None else None
+
+
 def _plan(program: Program) -> ExecutionSchedule:
-    device = _state.opened.attached.device if _state.opened is not None else NOWHERE
-    result = plan_program(program, registry(), settings(), device)
+    result = plan_program(program, registry(), settings(), device() or NOWHERE)
     for recording in _state.recordings:
         recording.append(result)
     assert result.schedule is not None
@@ -263,7 +269,8 @@ def _at_exit() -> None:
 
 
 def attach() -> None:
-    """Make this module the runtime of the interception; called once, when `djinn` is imported."""
+    """Register the device and become its runtime; called once, when `djinn` is imported by a client."""
+    install()
     port.start = _runtime
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(_at_exit)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
@@ -31,12 +32,19 @@ def topology_of(device: DeviceInfo) -> NetworkTopology:
     return NetworkTopology((capabilities,))
 
 
-def plan_program(program: Program, registry: Registry, settings: Settings, device: DeviceInfo) -> PipelineResult:
-    """Plan a program for one device, as far as a schedule."""
-    topology = topology_of(device)
-    return plan(program, registry, request_for(settings, topology))
+def plan_program(
+    program: Program | ProgramGraph,
+    registry: Registry,
+    settings: Settings,
+    device: DeviceInfo,
+    until: Stage = "schedule",
+) -> PipelineResult:
+    """Plan a program for one device, as far as `until`."""
+    return plan(program, registry, request_for(settings, topology_of(device), until))
 
 
-def request_for(settings: Settings, topology: NetworkTopology) -> Request:
+def request_for(settings: Settings, topology: NetworkTopology, until: Stage) -> Request:
     """What the settings ask of the pipeline."""
-    return Request(topology, placement_policy=settings.placement_policy, scheduler=settings.scheduler)
+    return Request(
+        topology, until=until, placement_policy=settings.placement_policy, scheduler=settings.scheduler
+    )

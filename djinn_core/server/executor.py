@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -29,15 +28,16 @@ from djinn_core.launch.orders import Failed, Ready, Sessions, Start
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.role import become_server
+from djinn_core.role import become_executor
 from djinn_core.server.attach import admit, attached
 from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, open_device
 from djinn_core.server.greetings import complain, refuse, send_message
 from djinn_core.server.roster import Entry, Roster, Session
-from djinn_core.server.session import ExecutorSession, SharedDevice
+from djinn_core.server.session import ExecutorSession
 
-# Given the opened device, makes a session of a given id each time that it is called.
-SessionFactory = Callable[[DeviceRuntime], Callable[[str], Session]]
+SessionFactory = Callable[[DeviceRuntime], Session]
 _log = logs.get_logger("djinn.server")
 
 
@@ -48,7 +48,7 @@ class Executor:
         self._device = device
         self._registry = registry
         self._tickets = tickets
-        self._new_session = new(device.runtime)
+        self._new_session = new
         self._roster = Roster()
         self._listeners: list[Listener] = []
         self._accepting = True
@@ -77,7 +77,7 @@ class Executor:
             refuse(connection, "the executor is shutting down: connect again later")
             return
         name = secrets.token_urlsafe(16)
-        session = self._new_session(name)
+        session = self._new_session(self._device.runtime)
         client = admitted.grant.client
         try:
             with self._roster.enter(Entry(name, client, session)), _log_session(connection, name, client):
@@ -133,19 +133,16 @@ def _log_session(connection: Connection, name: str, client: str) -> Iterator[Non
         log.info("session ended")
 
 
-def replaying_sessions(runtime: DeviceRuntime) -> Callable[[str], Session]:
-    """Sessions that replay programs on the device, one at a time."""
-    return partial(ExecutorSession, SharedDevice(runtime))
-
-
-def run(device: str, reports: int, new: SessionFactory = replaying_sessions) -> int:
+def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int:
     """Be an executor until it is time to end; the exit status.
 
     Args:
         device: name of the device, or an empty string for the best.
         reports: file descriptor to report on. Orders come on the standard input.
-        new: makes what makes sessions.
+        new: makes a session on the device.
     """
+    become_server("executor")
+    become_executor()
     control = Control(_take_standard_input(), reports)
     control.catch_signals()
     start = control.read_start()
@@ -187,7 +184,7 @@ def _take_standard_input() -> int:
     return orders
 
 
-def main(arguments: Sequence[str] | None = None, new: SessionFactory = replaying_sessions) -> None:
+def main(arguments: Sequence[str] | None = None, new: SessionFactory = ExecutorSession) -> None:
     """Run an executor and end the process, without waiting for threads that may be deep inside an op."""
     parser = argparse.ArgumentParser(prog="djinn executor", description="Started by djinn itself.")
     parser.add_argument("--device", default="")

@@ -1,0 +1,88 @@
+"""`djinn.capture()` and what it gives: the graph of the code inside, and what is known about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+from djinn_core.errors import DjinnError
+from djinn_core.interception.capture import Capturing, capturing
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult, Stage
+from djinn_core.ir.semantics import semantic_metadata
+from djinn_core.runtime import client
+from djinn_core.runtime.planning import NOWHERE, plan_program
+
+
+class Captured:
+    """What was recorded inside `capture()`. Analysed when one of its attributes is asked for, and only then."""
+
+    def __init__(self, capturing: Capturing) -> None:
+        self._capturing = capturing
+
+    @property
+    def program(self) -> Program:
+        """The instructions, in program order."""
+        return self._capturing.program
+
+    @cached_property
+    def graph(self) -> ProgramGraph:
+        """The program as a graph."""
+        return ProgramGraph(self.program)
+
+    @cached_property
+    def profile(self) -> WorkloadProfile:
+        """What the program is about."""
+        profile = plan(self.graph, until="annotate").profile
+        assert profile is not None
+        return profile
+
+    @property
+    def patterns(self) -> tuple[PatternMatch, ...]:
+        """What the patterns recognised."""
+        return self.profile.patterns
+
+    @cached_property
+    def semantic_metadata(self) -> tuple[SemanticMetadata, ...]:
+        """Everything that is known of each node."""
+        return semantic_metadata(self.graph, self.profile)
+
+
+class _Latest(threading.local):
+    captured: Captured | None = None
+
+
+_latest = _Latest()
+
+
+@contextmanager
+def capture() -> Iterator[Captured]:
+    """Record what this thread does inside the block, without a server and without running it.
+
+    Factories without a device argument make remote tensors there. What was recorded runs when something needs a result.
+    """
+    with capturing() as under_way:
+        captured = _latest.captured = Captured(under_way)
+        yield captured
+
+
+def get_graph() -> ProgramGraph:
+    """The graph of this thread's present or last `capture()`.
+
+    Raises:
+        DjinnError: this thread has captured nothing.
+    """
+    if _latest.captured is None:
+        raise DjinnError("nothing was captured in this thread: record something inside `with djinn.capture():` first")
+    return ProgramGraph(_latest.captured.program)
+
+
+def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") -> PipelineResult:
+    """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one)."""
+    if isinstance(program, Captured):
+        program = program.graph
+    return plan_program(program, client.registry(), client.settings(), client.device() or NOWHERE, until)
