@@ -12,6 +12,7 @@ from types import FrameType
 
 import attrs
 
+from djinn_core.config import Settings
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs.transports import Listener, Transport
 from djinn_core.launch.addresses import network_location
@@ -20,6 +21,7 @@ from djinn_core.launch.connection_file import ConnectionFile, remove_connection_
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.role import become_server
 from djinn_core.server.admission import Admission
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.pool import Pool
@@ -63,6 +65,18 @@ class GatewayOptions:
     debug: str = ""
     executor_module: str = EXECUTOR_MODULE
 
+    def with_settings(self, settings: Settings) -> GatewayOptions:
+        """What the command line left open, from the settings."""
+        return attrs.evolve(
+            self,
+            devices=self.devices or ((settings.device,) if settings.device else ()),
+            threads=self.threads or settings.threads,
+            plugins=settings.plugins,
+            disable=settings.disable,
+            start_timeout=settings.start_timeout,
+            debug=settings.debug,
+        )
+
 
 @attrs.frozen
 class Serving:
@@ -71,7 +85,7 @@ class Serving:
     urls: tuple[str, ...]
     executors: tuple[ExecutorProcess, ...]
     connection_file: Path
-    token_origin: str
+    token_from: str
 
 
 class Gateway:
@@ -153,6 +167,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     """
     token = find_token(options.token_file, os.environ)
     check_exposure(options.host, token, options.plaintext_accepted)
+    become_server("gateway")
     gateway = Gateway(options, token)
     try:
         with _signals_stop():
