@@ -45,7 +45,7 @@ from djinn_core.ir.profile import (
 )
 from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
 from djinn_core.logs import set_debug_level
-from djinn_core.role import is_executor
+from djinn_core.role import is_client
 from djinn_core.runtime.captured import capture, get_graph, plan
 from djinn_core.runtime.client import (
     attach,
@@ -114,6 +114,6 @@ __all__ = [
     "synchronize",
 ]
 
-if not is_executor():
+if is_client():
     attach()
-del attach, is_executor
+del attach, is_client
