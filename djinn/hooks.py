@@ -15,44 +15,16 @@ from djinn_core.errors import (
     TransportError,
     UnsupportedOperation,
 )
-from djinn_core.hookspecs import (
-    API_VERSION,
-    hookimpl,
-)
-from djinn_core.hookspecs.compilers import (
-    Compiler,
-    CompilerContext,
-    Replay,
-)
-from djinn_core.hookspecs.costs import (
-    CostModel,
-)
-from djinn_core.hookspecs.devices import (
-    Device,
-    DeviceRuntime,
-)
-from djinn_core.hookspecs.interception import (
-    Interceptor,
-)
-from djinn_core.hookspecs.observers import (
-    Event,
-    Observer,
-)
-from djinn_core.hookspecs.optimizations import (
-    Optimization,
-    OptimizationContext,
-)
-from djinn_core.hookspecs.patterns import (
-    Pattern,
-)
-from djinn_core.hookspecs.placement import (
-    PlacementContext,
-    PlacementPolicy,
-)
-from djinn_core.hookspecs.schedulers import (
-    ScheduleMaker,
-    SchedulingContext,
-)
+from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
+from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.devices import Device, DeviceRuntime
+from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
+from djinn_core.hookspecs.patterns import Pattern
+from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
 from djinn_core.hookspecs.transports import (
     Buffer,
     Connection,
@@ -62,31 +34,11 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
-from djinn_core.ir.arguments import (
-    arguments,
-    slot_positions,
-)
-from djinn_core.ir.costs import (
-    CostEstimate,
-    Costs,
-    DeviceCapabilities,
-    Link,
-    NetworkTopology,
-)
-from djinn_core.ir.graph import (
-    Edge,
-    Graph,
-    Node,
-)
-from djinn_core.ir.placement import (
-    Placement,
-    PlacementDecision,
-)
-from djinn_core.ir.plan import (
-    OptimizationPlan,
-    OptimizationResult,
-    Rewrite,
-)
+from djinn_core.ir.arguments import arguments, slot_positions
+from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
+from djinn_core.ir.graph import Edge, Graph, Node
+from djinn_core.ir.placement import Placement, PlacementDecision
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
 from djinn_core.ir.profile import (
     DataResidency,
     ExecutionPhase,
@@ -96,10 +48,7 @@ from djinn_core.ir.profile import (
     WorkloadProfile,
     WorkloadType,
 )
-from djinn_core.ir.program import (
-    Instruction,
-    Program,
-)
+from djinn_core.ir.program import Instruction, Program
 from djinn_core.ir.schedule import (
     ExecutionSchedule,
     Fetch,
@@ -112,10 +61,7 @@ from djinn_core.ir.schedule import (
     Step,
     Upload,
 )
-from djinn_core.ir.values import (
-    TensorMeta,
-    storage_of,
-)
+from djinn_core.ir.values import TensorMeta, storage_of
 
 __all__ = [
     "API_VERSION",

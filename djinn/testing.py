@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from djinn_core.conformance.builders import (
-    ProgramBuilder,
-)
-from djinn_core.conformance.compilers import (
-    CompilerConformance,
-)
-from djinn_core.conformance.contexts import (
-    optimization_context,
-    placement_context,
-    scheduling_context,
-    topology,
-)
-from djinn_core.conformance.costs import (
-    CostModelConformance,
-)
-from djinn_core.conformance.devices import (
-    DeviceConformance,
-)
-from djinn_core.conformance.interception import (
-    InterceptorConformance,
-)
-from djinn_core.conformance.observers import (
-    ObserverConformance,
-)
-from djinn_core.conformance.optimizations import (
-    OptimizationConformance,
-)
-from djinn_core.conformance.patterns import (
-    PatternConformance,
-)
-from djinn_core.conformance.placement import (
-    PlacementPolicyConformance,
-)
-from djinn_core.conformance.registration import (
-    PluginConformance,
-)
-from djinn_core.conformance.samples import (
-    sample_graphs,
-)
-from djinn_core.conformance.schedulers import (
-    SchedulerConformance,
-)
+from djinn_core.conformance.builders import ProgramBuilder
+from djinn_core.conformance.compilers import CompilerConformance
+from djinn_core.conformance.contexts import optimization_context, placement_context, scheduling_context, topology
+from djinn_core.conformance.costs import CostModelConformance
+from djinn_core.conformance.devices import DeviceConformance
+from djinn_core.conformance.interception import InterceptorConformance
+from djinn_core.conformance.observers import ObserverConformance
+from djinn_core.conformance.optimizations import OptimizationConformance
+from djinn_core.conformance.patterns import PatternConformance
+from djinn_core.conformance.placement import PlacementPolicyConformance
+from djinn_core.conformance.registration import PluginConformance
+from djinn_core.conformance.samples import sample_graphs
+from djinn_core.conformance.schedulers import SchedulerConformance
+from djinn_core.conformance.transports import TransportConformance
 
 __all__ = [
     "CompilerConformance",
@@ -57,6 +29,7 @@ __all__ = [
     "PluginConformance",
     "ProgramBuilder",
     "SchedulerConformance",
+    "TransportConformance",
     "optimization_context",
     "placement_context",
     "sample_graphs",

@@ -47,11 +47,10 @@ def plan(graph: Graph) -> OptimizationPlan:
 
 
 def optimization_context(graph: Graph, devices: int = 1) -> OptimizationContext:
-    """For an optimization that is asked first."""
+    """For an optimization that is asked first. Inputs are kept, as is whatever the program does not drop."""
     network = topology(devices)
-    return OptimizationContext(
-        graph, profile(graph), costs(graph, network), network, plan(graph), frozenset(graph.outputs)
-    )
+    kept = frozenset((*graph.inputs, *graph.outputs))
+    return OptimizationContext(graph, profile(graph), costs(graph, network), network, plan(graph), kept)
 
 
 def placement_context(graph: Graph, devices: int = 1) -> PlacementContext:

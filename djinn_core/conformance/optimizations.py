@@ -38,7 +38,7 @@ class OptimizationConformance(OnGraphs):
     ) -> None:
         """The same where every value is held until the end."""
         for name, graph in graphs.items():
-            every = frozenset(value for node in graph.nodes for value in node.outputs)
+            every = frozenset((*graph.inputs, *(value for node in graph.nodes for value in node.outputs)))
             _judge(optimization, attrs.evolve(optimization_context(graph), kept=every), name)
 
     def test_it_gives_one_answer(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:

@@ -1,10 +1,20 @@
 import djinn_example
 import pytest
 
-from djinn.testing import PluginConformance
+from djinn.testing import PluginConformance, TransportConformance
 
 
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
         return djinn_example
+
+
+class TestTransport(TransportConformance):
+    @pytest.fixture
+    def transport(self):
+        return djinn_example.ExampleTransport()
+
+    @pytest.fixture
+    def listen_url(self):
+        return "example://127.0.0.1:0"
