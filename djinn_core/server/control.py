@@ -76,6 +76,7 @@ class Control:
 
     def run(self, serving: Serving) -> None:
         """Follow orders until everything is drained or the parent is gone."""
+        self._follow_lines(serving)  # what came together with the first order
         with selectors.DefaultSelector() as selector:
             selector.register(self._orders.descriptor, selectors.EVENT_READ, lambda: self._follow(serving))
             selector.register(self._wake_receive, selectors.EVENT_READ, lambda: self._terminate(serving))
@@ -94,13 +95,16 @@ class Control:
 
     def _follow(self, serving: Serving) -> bool:
         more = self._orders.fill()
+        self._follow_lines(serving)
+        return more
+
+    def _follow_lines(self, serving: Serving) -> None:
         while (line := self._orders.next_line()) is not None:
             order = read_order(line)
             if isinstance(order, Report):
                 self.report(serving.sessions(order.number))
             elif isinstance(order, Drain):
                 self._drain(serving, order.seconds)
-        return more
 
     def _terminate(self, serving: Serving) -> bool:
         os.read(self._wake_receive, 64)

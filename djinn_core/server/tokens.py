@@ -13,12 +13,13 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_loopback
 
 VARIABLE = "DJINN_TOKEN"
+GENERATED = "made up for this server"
 SHORTEST = 16  # characters; what people type and what can be tried out is shorter
 
 
 @attrs.frozen
 class Token:
-    """A token and where it came from: `generated`, or the file or variable that the operator supplied it in."""
+    """A token and where it came from: `GENERATED`, or the file or variable that the operator supplied it in."""
 
     value: str = attrs.field(repr=False)
     origin: str
@@ -26,7 +27,7 @@ class Token:
     @property
     def supplied(self) -> bool:
         """Whether the operator chose it."""
-        return self.origin != "generated"
+        return self.origin != GENERATED
 
     def matches(self, given: str) -> bool:
         """Whether `given` is the token, in a time that does not depend on how much of it is right."""
@@ -41,12 +42,12 @@ def find_token(file: Path | None, environ: Mapping[str, str]) -> Token:
     """
     if file is not None:
         try:
-            return _checked(file.read_text(encoding="utf-8").strip(), f"file {file}")
+            return _checked(file.read_text(encoding="utf-8").strip(), f"from the file {file}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
     if environ.get(VARIABLE):
-        return _checked(environ[VARIABLE], f"environment {VARIABLE}")
-    return Token(secrets.token_urlsafe(32), "generated")
+        return _checked(environ[VARIABLE], f"from the environment, {VARIABLE}")
+    return Token(secrets.token_urlsafe(32), GENERATED)
 
 
 def _checked(value: str, origin: str) -> Token:

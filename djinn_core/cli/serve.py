@@ -1,0 +1,92 @@
+"""`djinn serve`: offer this machine's devices to clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.server.gateway import GatewayOptions, Serving
+
+_PORT = click.IntRange(0, 65535)
+
+
+@click.command(name="serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=_PORT, default=0, help="TCP port; 0 takes any free one.", show_default=True)
+@click.option("--http-port", type=_PORT, default=0, help="HTTP port; 0 takes any free one.", show_default=True)
+@click.option("--device", "devices", multiple=True, help="Device to offer, such as cpu or cuda:0. May be repeated.")
+@click.option("--threads", type=click.IntRange(1), help="Torch threads of each executor.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with the token that clients must show.")
+@click.option(
+    "--connection-file",
+    type=click.Path(path_type=Path),
+    help="Where to write the URLs and the token once clients can connect. Only you can read it.",
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Not in this version: it says what to do instead.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Not in this version: it says what to do instead.")
+@click.option(
+    "--insecure-plaintext-on-network",
+    is_flag=True,
+    help="Accept that programs, data and the token travel unencrypted to other machines.",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="How long a stop waits for sessions.",
+)
+def command(
+    host: str,
+    port: int,
+    http_port: int,
+    devices: tuple[str, ...],
+    threads: int | None,
+    token_file: Path | None,
+    connection_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    insecure_plaintext_on_network: bool,
+    drain_seconds: float,
+) -> None:
+    """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
+
+    The token is taken from --token-file, from DJINN_TOKEN, or made up.
+    """
+    if tls_cert or tls_key:
+        raise ConfigurationError(
+            "this version has no TLS of its own: keep --host 127.0.0.1 and let clients come through "
+            "`ssh -L 5556:127.0.0.1:5556 SERVER`"
+        )
+    options = GatewayOptions(
+        host=host,
+        ports={"tcp": port, "http": http_port},
+        devices=devices,
+        token_file=token_file,
+        connection_file=connection_file,
+        threads=threads,
+        plaintext_accepted=insecure_plaintext_on_network,
+        drain_seconds=drain_seconds,
+    )
+    _serve(options)
+
+
+def _serve(options: GatewayOptions) -> None:
+    from djinn_core import config, logs
+    from djinn_core.server.gateway import serve
+
+    settings = config.resolve().settings
+    logs.show(options.log_level)
+    logs.set_debug_level(settings.debug)
+    serve(options.with_settings(settings), _announce)
+
+
+def _announce(serving: Serving) -> None:
+    for executor in serving.executors:
+        click.echo(f"Executor for {executor.device.id} ({executor.device.name}), process {executor.process_id}")
+    for url in serving.urls:
+        click.echo(f"Listening at {url}")
+    click.echo(f"The token ({serving.token_from}) is in {serving.connection_file}")
+    click.echo(f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}")

@@ -1,0 +1,104 @@
+"""`djinn status`: what servers are doing, and whose memory it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.wire.messages import ExecutorStatus, Status
+
+
+@click.command(name="status")
+@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a server.")
+def command(servers: tuple[str, ...], connection_file: Path | None, as_json: bool) -> None:
+    """Show the sessions, executors, devices and memory of servers."""
+    found = _ask(servers, connection_file)
+    if as_json:
+        rows = [_row(url, answer) for url, answer in found.items()]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    else:
+        for url, answer in found.items():
+            _show(url, answer)
+    if not any(isinstance(answer, Status) for answer in found.values()):
+        raise SystemExit(1)
+
+
+def _ask(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Status | DjinnError]:
+    """One answer for each server: gateways with several URLs are asked once."""
+    from djinn_core.config import resolve
+    from djinn_core.runtime.status import ask_servers
+
+    given = {"servers": servers or None, "connection_file": connection_file}
+    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
+    answers = ask_servers(settings)
+    if not answers:
+        raise ConfigurationError(
+            "no server is configured: name one with --server URL (and DJINN_TOKEN), or the file that `djinn serve` wrote "
+            "with --connection-file or DJINN_CONNECTION_FILE. An executor of a program's own shows in that program only"
+        )
+    return answers
+
+
+def _row(url: str, answer: Status | DjinnError) -> dict[str, Any]:
+    if isinstance(answer, DjinnError):
+        return {"url": url, "error": str(answer)}
+    facts: dict[str, Any] = msgspec.to_builtins(answer)
+    facts.pop("type", None)
+    return {"url": url, "error": None, **facts, "memory_by_owner": _memory_by_owner(answer)}
+
+
+def _memory_by_owner(status: Status) -> dict[str, int]:
+    """Bytes by name of client."""
+    owners: Counter[str] = Counter()
+    for executor in status.executors:
+        for session in executor.sessions:
+            owners[session.client] += session.memory
+    return dict(owners)
+
+
+def _show(url: str, answer: Status | DjinnError) -> None:
+    console = Console()
+    if isinstance(answer, DjinnError):
+        console.print(f"{url}: {answer}", markup=False)
+        return
+    console.print(f"{url}: djinn {answer.version}, process {answer.process}, up {answer.uptime:.0f} s", markup=False)
+    table = Table(
+        "device", "state", "process", "memory free", "session", "owner", "values", "memory", "submissions", "age"
+    )
+    for executor in answer.executors:
+        for cells in _table_rows(executor):
+            table.add_row(*cells)
+    console.print(table)
+
+
+def _table_rows(executor: ExecutorStatus) -> list[tuple[str, ...]]:
+    device = executor.device
+    name = f"{device.id} {device.name}".strip()
+    free = f"{_size(device.memory_free)} of {_size(device.memory)}"
+    first = (name, executor.state, str(executor.process), free)
+    if not executor.sessions:
+        return [(*first, "none", *[""] * 5)]
+    rows: list[tuple[str, ...]] = []
+    for session in executor.sessions:
+        shown = (session.session[:8], session.client, f"{session.values:,}", _size(session.memory))
+        rows.append((*first, *shown, f"{session.submissions:,}", f"{session.age:.0f} s"))
+        first = ("", "", "", "")
+    return rows
+
+
+def _size(count: int) -> str:
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"

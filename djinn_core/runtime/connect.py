@@ -1,0 +1,165 @@
+"""From settings to a session: a server's gateway and then its executor, or an executor of this program's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core.config import Settings
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
+from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.logs import get_logger
+from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.dialling import Dialled, attach, client_name, reach_executor, reach_gateway
+from djinn_core.wire.messages import Attached
+
+_log = get_logger("djinn.runtime")
+
+
+@attrs.frozen
+class Opened:
+    """A session that has begun.
+
+    Attributes:
+        connection: where its frames go.
+        attached: what the executor said.
+        url: the address that was reached; `inline` where the executor is a thread of this process.
+        fallbacks: what was tried before, each with the reason why it was given up.
+        executor: the process that was started for this session alone, to be closed after it; None where a server runs it.
+    """
+
+    connection: Connection
+    attached: Attached
+    url: str
+    fallbacks: tuple[str, ...] = ()
+    executor: ExecutorProcess | None = None
+
+
+@attrs.frozen
+class Servers:
+    """Where to look for a server, and the token to show it."""
+
+    urls: tuple[str, ...]
+    token: str = attrs.field(repr=False)
+
+
+def open_connection(settings: Settings, registry: Registry) -> Opened:
+    """Begin a session with a configured server; where none is configured, with an executor that is started for it.
+
+    Raises:
+        ConfigurationError: an address or the connection file is malformed, or there is no token.
+        PluginError: no transport serves the address; the message names the package that would.
+        TransportError: no server can be reached.
+        AccessRefused: the server does not let this client in.
+        StartupError: the executor of this program's own does not start.
+    """
+    servers = find_servers(settings)
+    if servers is not None:
+        opened = _open_remote(settings, registry, servers)
+    elif settings.executor == "inline":
+        opened = _open_inline(settings)
+    else:
+        opened = _open_embedded(settings, registry)
+    for given_up in opened.fallbacks:
+        _log.warning(f"fell back from {given_up}", to=opened.url)
+    _compare_torch(opened)
+    return opened
+
+
+def find_servers(settings: Settings) -> Servers | None:
+    """The configured servers, from `servers` or from the connection file; None where there are none.
+
+    Raises:
+        ConfigurationError: the connection file cannot be read, or no token is configured.
+    """
+    file = None
+    if settings.connection_file is not None and not (settings.servers and settings.token):
+        file = read_connection_file(settings.connection_file)
+    if settings.servers:
+        return Servers(settings.servers, settings.token or _token_for(settings.servers, file))
+    if file is not None:
+        return Servers(file.urls, settings.token or file.token)
+    return None
+
+
+def _token_for(urls: tuple[str, ...], file: ConnectionFile | None) -> str:
+    """The file's token, but only for servers that the file is about: a token is not shown to strangers."""
+    if file is not None and set(urls) <= set(file.urls):
+        return file.token
+    raise ConfigurationError(
+        f"no token for {', '.join(urls)}: set DJINN_TOKEN, or copy the connection file that `djinn serve` wrote and set "
+        "DJINN_CONNECTION_FILE to it instead of naming servers"
+    )
+
+
+def _open_remote(settings: Settings, registry: Registry, servers: Servers) -> Opened:
+    gateway = reach_gateway(servers.urls, servers.token, settings.device, registry.transports, settings.connect_timeout)
+    try:
+        reached = reach_executor(gateway, registry.transports, settings.connect_timeout)
+    except BaseException:
+        gateway.connection.close()
+        raise
+    if reached.connection is not gateway.connection:
+        gateway.connection.close()
+    return _opened(reached)
+
+
+def _open_embedded(settings: Settings, registry: Registry) -> Opened:
+    executor = ExecutorProcess(
+        ExecutorOptions(
+            device=settings.device,
+            threads=settings.threads,
+            plugins=_plugin_names(settings.plugins),
+            disable=settings.disable,
+            debug=settings.debug,
+        )
+    )
+    try:
+        url = executor.wait_ready(settings.start_timeout).urls[0]
+        connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
+        attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
+    except BaseException:
+        executor.close(0.0)
+        raise
+    return Opened(connection, attached, url, executor=executor)
+
+
+def _open_inline(settings: Settings) -> Opened:
+    # The one place where the client reaches into the server, which it may not import: for debugging they share a process.
+    begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_core.server.inline").begin
+    connection, ticket = begin(settings, client_name())
+    return Opened(connection, attach(connection, ticket, settings.connect_timeout), "inline")
+
+
+def _opened(reached: Dialled) -> Opened:
+    return Opened(reached.connection, reached.attached, reached.url, reached.fallbacks)
+
+
+def _plugin_names(plugins: tuple[Any, ...] | None) -> tuple[str, ...] | None:
+    """Names that another process can load the same plugins by. Objects have none: they stay in this process."""
+    if plugins is None:
+        return None
+    names = [p if isinstance(p, str) else getattr(p, "__name__", "") for p in plugins]
+    for plugin, name in zip(plugins, names, strict=True):
+        if not name:
+            _log.info("a plugin is an object, which the executor process cannot load", plugin=repr(plugin))
+    return tuple(filter(None, names))
+
+
+def _compare_torch(opened: Opened) -> None:
+    ours, theirs = str(torch.__version__), opened.attached.torch
+    if ours.partition("+")[0] != theirs.partition("+")[0]:
+        _log.warning(
+            "client and executor run different torch: ops that one of them lacks fail, results may differ in the last "
+            "digits. Install the same version on both sides",
+            client=ours,
+            executor=theirs,
+            url=opened.url,
+        )

@@ -1,0 +1,194 @@
+"""Reaching a server's gateway and then one of its executors, over the fastest transport that works."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import attrs
+import torch
+
+from djinn_core.errors import AccessRefused, DjinnError, PluginError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
+from djinn_core.ir.operators import operators_digest
+from djinn_core.launch.addresses import has_transport, is_loopback, parse_url, transport_for, with_host
+from djinn_core.launch.version import djinn_version
+from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Hello,
+    Message,
+    Refused,
+    Status,
+    StatusRequest,
+    Welcome,
+    decode,
+    encode,
+)
+
+# An address behind a firewall swallows packets without an answer; the relay is there for that, so do not wait long.
+_DIRECT_SECONDS = 3.0
+M = TypeVar("M", bound=Message)
+
+
+@attrs.frozen
+class Gateway:
+    """A gateway that let this client in."""
+
+    connection: Connection
+    url: str
+    relayed: bool
+    welcome: Welcome
+    fallbacks: tuple[str, ...]
+
+
+@attrs.frozen
+class Dialled:
+    """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work."""
+
+    connection: Connection
+    attached: Attached
+    url: str
+    fallbacks: tuple[str, ...]
+
+
+def reach_gateway(
+    urls: Sequence[str], token: str, device: str, transports: Iterable[Transport], timeout: float
+) -> Gateway:
+    """Connect to the first of `urls` that answers, fastest transport first, and show the token.
+
+    Raises:
+        PluginError: no transport serves any of them.
+        TransportError: nobody answers, or whoever does is no server of Djinn's.
+        AccessRefused: the server said no; the message says why.
+    """
+    known = tuple(transports)
+    hello = Hello(PROTOCOL_VERSION, token, djinn_version(), str(torch.__version__), device, client_name())
+    errors: list[tuple[str, DjinnError]] = []
+    for url in _fastest_first(urls, known):
+        try:
+            transport = transport_for(url, known)
+            connection = transport.connect(url, Limits(), timeout)
+            welcome = _ask(connection, hello, Welcome, timeout, url)
+        except AccessRefused:
+            raise
+        except DjinnError as error:
+            errors.append((url, error))
+            continue
+        fallbacks = tuple(_given_up(*pair) for pair in errors)
+        return Gateway(connection, url, transport.capabilities.relayed, welcome, fallbacks)
+    raise _unreachable([error for _, error in errors])
+
+
+def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: float) -> Dialled:
+    """Dial the executor that `gateway` named, or have the gateway pass frames on where that does not work.
+
+    Raises:
+        TransportError: it cannot be reached either way.
+        AccessRefused: the executor said no.
+    """
+    fallbacks = list(gateway.fallbacks)
+    ticket = gateway.welcome.ticket
+    for url, transport in _direct_ways(gateway, tuple(transports)):
+        try:
+            connection = transport.connect(url, Limits(), min(timeout, _DIRECT_SECONDS))
+            attached = attach(connection, ticket, timeout, url)
+        except DjinnError as error:  # somebody else may listen there, as at the end of a tunnel
+            fallbacks.append(_given_up(url, error))
+            continue
+        return Dialled(connection, attached, url, tuple(fallbacks))
+    attached = attach(gateway.connection, ticket, timeout, gateway.url)
+    return Dialled(gateway.connection, attached, gateway.url, tuple(fallbacks))
+
+
+def attach(connection: Connection, ticket: str, timeout: float, url: str = "the executor") -> Attached:
+    """Show the ticket; closes the connection if it is not accepted.
+
+    Raises:
+        TransportError: no proper answer within `timeout` seconds.
+        AccessRefused: the executor said no.
+    """
+    return _ask(connection, Attach(ticket, operators_digest()), Attached, timeout, url)
+
+
+def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: float) -> Status:
+    """What the server at `url` is doing.
+
+    Raises:
+        PluginError: no transport serves the address.
+        TransportError: nobody answers there.
+        AccessRefused: the token is wrong.
+    """
+    connection = transport_for(url, transports).connect(url, Limits(), timeout)
+    try:
+        return _ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
+    finally:
+        connection.close()
+
+
+def client_name() -> str:
+    """What people see of this client in `djinn status`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()} process {os.getpid()}"
+
+
+def _ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
+    try:
+        connection.send(Frame(encode(question)))
+        answer = decode(connection.receive(timeout).head)
+        if isinstance(answer, Refused):
+            raise AccessRefused(f"{url} refused: {answer.reason}")
+        if not isinstance(answer, kind):
+            detail = getattr(answer, "reason", type(answer).__name__)
+            raise TransportError(f"{url} answered with something else than {kind.__name__}: {detail}")
+    except TimeoutError as error:
+        connection.close()
+        raise TransportError(f"{url} did not answer within {timeout:g} s (setting connect_timeout)") from error
+    except ProtocolError as error:
+        connection.close()
+        raise TransportError(f"whoever answers at {url} is no server of Djinn's: {error}") from error
+    except DjinnError:
+        connection.close()
+        raise
+    return answer
+
+
+def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:
+    """`urls` by the speed of their transports; those that none serves stay in, last, so that errors name them."""
+
+    def slowness(url: str) -> float:
+        return -transport_for(url, transports).capabilities.speed if has_transport(url, transports) else float("inf")
+
+    return sorted(urls, key=slowness)
+
+
+def _direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
+    """The executor's addresses that this client can try, fastest first; none behind a transport that is relayed."""
+    if gateway.relayed:
+        return []
+    host = parse_url(gateway.url).hostname or ""
+    urls = _fastest_first((with_host(url, host) for url in gateway.welcome.urls), transports)
+    ways = [(url, transport_for(url, transports)) for url in urls if has_transport(url, transports)]
+    here = not host or is_loopback(host)
+    return [(url, transport) for url, transport in ways if here or not transport.capabilities.same_host]
+
+
+def _given_up(url: str, error: DjinnError) -> str:
+    return f"{url} because: {error}"
+
+
+def _unreachable(errors: Sequence[DjinnError]) -> DjinnError:
+    lacking = [error for error in errors if isinstance(error, PluginError)]
+    if errors and len(lacking) == len(errors):
+        return lacking[0]
+    reasons = "; ".join(str(error) for error in errors) or "no server is configured"
+    return TransportError(
+        f"cannot reach a server: {reasons}. Is `djinn serve` running there? `djinn doctor` tells more"
+    )
