@@ -50,8 +50,14 @@ class Connection(Protocol):
     """
 
     limits: Limits
-    bytes_sent: int
-    bytes_received: int
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes put on the wire."""
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes taken off the wire."""
 
     def send(self, frame: Frame) -> None:
         """Send a frame; it may still be under way when this returns, but its buffers are the caller's again.

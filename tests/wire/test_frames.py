@@ -2,6 +2,7 @@ import itertools
 import os
 import struct
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -102,7 +103,7 @@ def test_a_frame_beyond_the_limits_allocates_nothing(head, buffers, body):
 
 
 def resident_bytes():
-    with open("/proc/self/statm") as figures:
+    with Path("/proc/self/statm").open() as figures:
         return int(figures.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -148,7 +149,7 @@ def test_bodies_are_sent_from_where_they_are():
 
 def test_large_bodies_are_read_into_aligned_memory_of_their_own():
     decoder = FrameDecoder(LIMITS)
-    opening, body = encode_frame(Frame(b"h", [bytes(100_000)]), LIMITS)
+    opening, _ = encode_frame(Frame(b"h", [bytes(100_000)]), LIMITS)
     decoder.feed(opening)
     place = decoder.buffer()
     assert len(place) == 100_000

@@ -1,0 +1,441 @@
+"""The suite for transports."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from djinn_core.conformance.suite import missing, require_protocol
+from djinn_core.conformance.wiretap import CountingRelay, dial
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Buffer, Connection, Frame, Limits, Listener, Transport
+
+SECONDS = 30.0
+LARGE_BYTES = 64 << 20
+LIMITS = Limits(head=1 << 20, body=256 << 20, buffers=4096)
+SMALL = Limits(head=1000, body=100_000, buffers=8)
+
+
+class Served:
+    """A listening transport whose connections are handed to the test."""
+
+    def __init__(self, transport: Transport, url: str, limits: Limits) -> None:
+        self.transport = transport
+        self.listener: Listener = transport.listen(url, limits, self._accept)
+        self._accepted: queue.Queue[Connection] = queue.Queue()
+        self._opened: list[Connection] = []
+        self._over = threading.Event()
+
+    def connect(self, url: str = "", limits: Limits = LIMITS) -> tuple[Connection, Connection]:
+        """Both ends of a new connection, the client's first."""
+        client = self.transport.connect(url or self.listener.url, limits, SECONDS)
+        server = self._accepted.get(timeout=SECONDS)
+        self._opened += [client, server]
+        return client, server
+
+    def close(self) -> None:
+        """Stop listening and close every connection."""
+        self._over.set()
+        for connection in self._opened:
+            connection.close()
+        self.listener.close()
+
+    def _accept(self, connection: Connection) -> None:
+        self._accepted.put(connection)
+        self._over.wait()
+
+
+def same(left: Frame, right: Frame) -> bool:
+    """Whether two frames hold the same bytes in the same buffers."""
+    return left.head == right.head and [bytes(b) for b in left.body] == [bytes(b) for b in right.body]
+
+
+def send_all(sender: Connection, frames: Iterable[Frame]) -> None:
+    """Send `frames` one after the other."""
+    for frame in frames:
+        sender.send(frame)
+
+
+def receive_many(receiver: Connection, count: int) -> list[Frame]:
+    """The next `count` frames."""
+    return [receiver.receive(SECONDS) for _ in range(count)]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether `condition` comes true within a few seconds."""
+    deadline = time.monotonic() + SECONDS / 3
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class TransportConformance:
+    """Subclass it and give the fixtures `transport` and `listen_url`, a URL at which any number of listeners can listen.
+
+    Override `wire` to return False where connections are not made over ordinary sockets; two tests are skipped then.
+    """
+
+    @pytest.fixture
+    def transport(self) -> Transport:
+        """The transport."""
+        return missing(self, "transport", "your transport")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def listen_url(self) -> str:
+        """Where to listen, such as `tcp://127.0.0.1:0`."""
+        return missing(self, "listen_url", "a URL to listen at")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def wire(self) -> bool:
+        """Whether a plain socket can connect to the address in a URL, so that a stranger and a relay can be played."""
+        return True
+
+    @pytest.fixture
+    def served(self, transport: Transport, listen_url: str) -> Iterator[Served]:
+        """The transport, listening with `LIMITS`."""
+        served = Served(transport, listen_url, LIMITS)
+        yield served
+        served.close()
+
+    @pytest.fixture
+    def ends(self, served: Served) -> tuple[Connection, Connection]:
+        """The two ends of a connection, the client's first."""
+        return served.connect()
+
+    @pytest.fixture(params=["up", "down"])
+    def way(self, ends: tuple[Connection, Connection], request: pytest.FixtureRequest) -> tuple[Connection, Connection]:
+        """Sender and receiver: from client to server, then from server to client."""
+        return ends if request.param == "up" else (ends[1], ends[0])
+
+    def test_it_is_a_transport(self, transport: Transport, ends: tuple[Connection, Connection]) -> None:
+        """It and its connections have every member."""
+        require_protocol(transport, "transports")
+        assert transport.schemes
+        for end in ends:
+            assert isinstance(end, Connection)
+            assert end.limits == LIMITS
+
+    # --- what is sent arrives -------------------------------------------------------------------------------
+
+    def test_frames_arrive_whole_and_in_order(self, way: tuple[Connection, Connection]) -> None:
+        """Heads and bodies of every size, among them none."""
+        sender, receiver = way
+        chance = random.Random(7)  # noqa: S311 - a test's variety
+        sizes = (0, 0, 1, 7, 100, 16_383, 16_384, 70_000, 300_000)
+        sent = [
+            Frame(
+                chance.randbytes(chance.choice(sizes)), [chance.randbytes(chance.choice(sizes)) for _ in range(n % 5)]
+            )
+            for n in range(60)
+        ]
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(send_all, sender, sent)
+            for frame in sent:
+                assert same(receiver.receive(SECONDS), frame)
+            sending.result()
+
+    def test_many_small_frames(self, way: tuple[Connection, Connection]) -> None:
+        """A thousand frames, none lost, none doubled, none before another."""
+        sender, receiver = way
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(send_all, sender, [Frame(str(n).encode()) for n in range(1000)])
+            assert [int(receiver.receive(SECONDS).head) for _ in range(1000)] == list(range(1000))
+            sending.result()
+
+    def test_large_bodies(self, way: tuple[Connection, Connection]) -> None:
+        """64 MiB in one buffer, and in several."""
+        sender, receiver = way
+        data = np.random.default_rng(7).integers(0, 256, LARGE_BYTES, np.uint8)
+        view = memoryview(data)  # type: ignore[arg-type]
+        third = LARGE_BYTES // 3
+        with ThreadPoolExecutor(1) as pool:
+            for body in ([view], [view[:third], view[third:third], view[third:]]):
+                sending = pool.submit(sender.send, Frame(b"large", body))
+                received = receiver.receive(SECONDS)
+                sending.result()
+                assert [memoryview(buffer).nbytes for buffer in received.body] == [len(buffer) for buffer in body]
+                assert np.array_equal(np.concatenate([np.frombuffer(b, np.uint8) for b in received.body]), data)
+
+    def test_every_kind_of_buffer(self, way: tuple[Connection, Connection]) -> None:
+        """Bytes, bytearrays and memoryviews of any format; empty ones keep their place; what comes can be written to."""
+        sender, receiver = way
+        floats = memoryview(np.arange(6, dtype=np.float32).reshape(2, 3))  # type: ignore[arg-type]
+        body: list[Buffer] = [b"", b"abc", bytearray(b"de"), floats, memoryview(b"xyz")[1:2], bytearray(), b""]
+        sender.send(Frame(b"", body))
+        received = receiver.receive(SECONDS)
+        assert received.head == b""
+        assert [bytes(buffer) for buffer in received.body] == [bytes(buffer) for buffer in body]
+        assert not any(memoryview(buffer).readonly for buffer in received.body if len(buffer))
+
+    @pytest.mark.parametrize("size", [10, 200_000, 8 << 20])
+    def test_buffers_are_the_senders_again(self, way: tuple[Connection, Connection], size: int) -> None:
+        """Once `send` has returned, its buffers may be written to."""
+        sender, receiver = way
+        buffer = bytearray(b"a" * size)
+
+        def send_and_overwrite() -> None:
+            sender.send(Frame(b"", [buffer]))
+            buffer[:] = b"b" * size
+
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(send_and_overwrite)
+            if size < 1000:
+                sending.result()
+            assert bytes(receiver.receive(SECONDS).body[0]) == b"a" * size
+            sending.result()
+
+    # --- several threads ------------------------------------------------------------------------------------
+
+    def test_frames_of_several_senders_do_not_mix(self, way: tuple[Connection, Connection]) -> None:
+        """Each arrives whole, and each sender's in their order."""
+        sender, receiver = way
+
+        def send_all(who: int) -> None:
+            for n in range(40):
+                sender.send(Frame(f"{who} {n}".encode(), [bytes([who]) * (n * 2500)]))
+
+        with ThreadPoolExecutor(4) as pool:
+            sending = [pool.submit(send_all, who) for who in range(4)]
+            seen: dict[int, list[int]] = {who: [] for who in range(4)}
+            for _ in range(160):
+                frame = receiver.receive(SECONDS)
+                who, n = map(int, frame.head.split())
+                assert bytes(frame.body[0]) == bytes([who]) * (n * 2500)
+                seen[who].append(n)
+            assert all(numbers == list(range(40)) for numbers in seen.values())
+            for future in sending:
+                future.result()
+
+    def test_both_ends_send_at_once(self, ends: tuple[Connection, Connection]) -> None:
+        """Much more than any buffer in between holds, in both directions at the same time."""
+        data = bytes(8 << 20)
+        with ThreadPoolExecutor(4) as pool:
+            sending = [pool.submit(send_all, end, [Frame(b"x", [data])] * 6) for end in ends]
+            receiving = [pool.submit(receive_many, end, 6) for end in ends]
+            for future in receiving:
+                assert all(len(frame.body[0]) == len(data) for frame in future.result())
+            for sent in sending:
+                sent.result()
+
+    def test_connections_are_independent(self, served: Served) -> None:
+        """Closing one of several leaves the others as they were."""
+        pairs = [served.connect() for _ in range(6)]
+        pairs[2][0].close()
+        pairs[4][1].close()
+        for n in (0, 1, 3, 5):
+            client, server = pairs[n]
+            client.send(Frame(b"ping %d" % n))
+            server.send(server.receive(SECONDS))
+            assert client.receive(SECONDS).head == b"ping %d" % n
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("timeout", [0.0, 0.05])
+    def test_a_timeout_loses_nothing(self, way: tuple[Connection, Connection], timeout: float) -> None:
+        """`receive` raises `TimeoutError` in time, and the next frame still comes."""
+        sender, receiver = way
+        for n in range(3):
+            start = time.monotonic()
+            with pytest.raises(TimeoutError):
+                receiver.receive(timeout)
+            assert time.monotonic() - start < timeout + 5
+            sender.send(Frame(b"%d" % n, [bytes(20_000)]))
+            frame = receiver.receive(SECONDS)
+            assert (frame.head, len(frame.body[0])) == (b"%d" % n, 20_000)
+
+    def test_timeouts_within_a_frame_lose_nothing(self, way: tuple[Connection, Connection]) -> None:
+        """A frame that is under way is taken up where it was left."""
+        sender, receiver = way
+        data = np.random.default_rng(7).integers(0, 256, 24 << 20, np.uint8)
+        waits = 0
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(send_all, sender, [Frame(b"", [memoryview(data)])] * 3)  # type: ignore[arg-type]
+            received: list[Frame] = []
+            while len(received) < 3:
+                try:
+                    received.append(receiver.receive(0.0))
+                except TimeoutError:
+                    waits += 1
+                    assert waits < 1_000_000
+                    time.sleep(0.0005)
+            sending.result()
+        assert waits
+        assert all(np.array_equal(np.frombuffer(frame.body[0], np.uint8), data) for frame in received)
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def test_close_wakes_a_receive(self, way: tuple[Connection, Connection]) -> None:
+        """It raises `TransportError`, at both ends; afterwards nothing works any more, and closing twice is fine."""
+        closer, other = way
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(end.receive) for end in way]
+            time.sleep(0.2)
+            closer.close()
+            for future in waiting:
+                with pytest.raises(TransportError):
+                    future.result(SECONDS)
+        closer.close()
+        with pytest.raises(TransportError):
+            closer.send(Frame(b"x"))
+        with pytest.raises(TransportError):
+            closer.receive(SECONDS)
+        with pytest.raises(TransportError):
+            other.receive(SECONDS)
+        other.close()
+
+    def test_what_was_sent_before_close_arrives(self, way: tuple[Connection, Connection]) -> None:
+        """Then the other end is told that there is no more, even while it has frames under way itself."""
+        sender, receiver = way
+        receiver.send(Frame(b"nobody will read this"))
+        for n in range(5):
+            sender.send(Frame(b"%d" % n, [bytes(10_000)]))
+        sender.close()
+        assert [receiver.receive(SECONDS).head for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+        with pytest.raises(TransportError):
+            receiver.receive(SECONDS)
+
+    def test_a_broken_connection_fails_the_sender(self, way: tuple[Connection, Connection]) -> None:
+        """`send` raises `TransportError`, at the latest after a few frames."""
+        closer, sender = way
+        closer.close()
+
+        def send_until_it_fails() -> None:
+            for _ in range(100):
+                sender.send(Frame(b"x", [bytes(100_000)]))
+                time.sleep(0.02)
+
+        with pytest.raises(TransportError):
+            send_until_it_fails()
+
+    @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+    def test_a_connection_ends_with_accept(self, transport: Transport, listen_url: str, fails: bool) -> None:
+        """Whether `accept` returns or raises; what it sent still arrives, and the next client is served."""
+
+        def accept(connection: Connection) -> None:
+            connection.send(Frame(b"refused"))
+            if fails:
+                raise ProtocolError("the test says so")
+
+        listener = transport.listen(listen_url, LIMITS, accept)
+        try:
+            for _ in range(2):
+                client = transport.connect(listener.url, LIMITS, SECONDS)
+                assert client.receive(SECONDS).head == b"refused"
+                with pytest.raises(TransportError):
+                    client.receive(SECONDS)
+                client.close()
+        finally:
+            listener.close()
+
+    def test_a_closed_listener_refuses_and_frees_its_address(self, transport: Transport, served: Served) -> None:
+        """Connections that exist stay; `connect` raises `TransportError` naming the URL; the address can be used again."""
+        client, server = served.connect()
+        url = served.listener.url
+        served.listener.close()
+        client.send(Frame(b"still here"))
+        server.send(server.receive(SECONDS))
+        assert client.receive(SECONDS).head == b"still here"
+        start = time.monotonic()
+        with pytest.raises(TransportError) as caught:
+            transport.connect(url, LIMITS, 5.0)
+        assert url in str(caught.value)
+        assert time.monotonic() - start < 10
+        again = Served(transport, url, LIMITS)
+        again.connect()
+        again.close()
+
+    # --- limits and strangers -------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "frame",
+        [Frame(bytes(1001)), Frame(b"", [bytes(100_001)]), Frame(b"", [bytes(60_000)] * 2), Frame(b"", [b""] * 9)],
+        ids=["head", "buffer", "body", "buffers"],
+    )
+    def test_limits_hold_for_what_comes(self, way: tuple[Connection, Connection], served: Served, frame: Frame) -> None:
+        """`receive` raises `ProtocolError` and closes that connection; others go on."""
+        sender, receiver = way
+        other = served.connect()
+        receiver.limits = SMALL
+        with suppress(TransportError):  # the other end may hang up while we send
+            sender.send(frame)
+        with pytest.raises(ProtocolError, match="exceeds the limits"):
+            receiver.receive(SECONDS)
+        with pytest.raises((TransportError, ProtocolError)):
+            receiver.receive(SECONDS)
+        with pytest.raises(TransportError):
+            sender.receive(SECONDS)
+        other[0].send(frame)
+        assert same(other[1].receive(SECONDS), frame)
+
+    def test_limits_hold_for_what_goes(self, way: tuple[Connection, Connection]) -> None:
+        """`send` raises `ProtocolError`, sends nothing, and the connection stays; wider limits hold at once."""
+        sender, receiver = way
+        frame = Frame(b"x", [bytes(100_001)])
+        sender.limits = SMALL
+        with pytest.raises(ProtocolError, match="exceeds the limits"):
+            sender.send(frame)
+        sender.limits = LIMITS
+        sender.send(frame)
+        assert same(receiver.receive(SECONDS), frame)
+
+    @pytest.mark.parametrize("garbage", [b"", b"\x00" * 64, b"\x16\x03\x01" * 100, b"GET / HTTP/1.1\r\n\r\n", b"DJNF"])
+    def test_a_stranger_harms_nobody(self, served: Served, wire: bool, garbage: bytes) -> None:
+        """Garbage ends the connection that it came on, at most; others are served before, meanwhile and after."""
+        if not wire:
+            pytest.skip("a plain socket cannot connect to this transport")
+        client, server = served.connect()
+        with dial(served.listener.url) as stranger:
+            stranger.sendall(garbage)
+            client.send(Frame(b"meanwhile"))
+            assert server.receive(SECONDS).head == b"meanwhile"
+        # Where a connection is made before the first byte is read, the stranger's is the next one that was accepted.
+        intruder = self._intruder(served)
+        if intruder is not None:
+            with pytest.raises((ProtocolError, TransportError)):
+                intruder.receive(SECONDS)
+            intruder.close()
+        client, server = served.connect()
+        client.send(Frame(b"after"))
+        assert server.receive(SECONDS).head == b"after"
+
+    def test_counters_are_what_a_relay_sees(self, served: Served, wire: bool, tmp_path: Path) -> None:
+        """To the byte, framing and whatever else the transport adds included."""
+        if not wire:
+            pytest.skip("no relay can stand between the ends of this transport")
+        with CountingRelay(served.listener.url, tmp_path) as relay, ThreadPoolExecutor(1) as pool:
+            client, server = served.connect(relay.url)
+            for size in (0, 10, 100_000, 3 << 20):
+                sending = pool.submit(client.send, Frame(b"up", [bytes(size)]))
+                server.receive(SECONDS)
+                sending.result()
+                sending = pool.submit(server.send, Frame(b"down", [bytes(size // 2), b"x"]))
+                client.receive(SECONDS)
+                sending.result()
+            figures: Callable[[], tuple[int, ...]] = lambda: (  # noqa: E731 - read twice
+                client.bytes_sent,
+                server.bytes_received,
+                client.bytes_received,
+                server.bytes_sent,
+            )
+            seen: Callable[[], tuple[int, ...]] = lambda: (*[relay.bytes_up] * 2, *[relay.bytes_down] * 2)  # noqa: E731
+            assert eventually(lambda: figures() == seen()), f"counted {figures()}, the relay saw {seen()}"
+            assert relay.bytes_up > 3 << 20
+            client.close()
+            server.close()
+
+    @staticmethod
+    def _intruder(served: Served) -> Connection | None:
+        with suppress(queue.Empty):
+            return served._accepted.get(timeout=0.2)  # noqa: SLF001 - the suite's own
+        return None

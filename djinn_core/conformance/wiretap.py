@@ -1,0 +1,95 @@
+"""Raw sockets beside a transport: a stranger who connects, and a relay that counts the bytes it passes on."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+_PIECE_BYTES = 1 << 18
+
+
+def dial(url: str, timeout: float = 10.0) -> socket.socket:
+    """A plain socket connected to where `url` listens: a path (scheme `unix`) or host and port (any other)."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(timeout)
+        sock.connect(parts.path)
+        return sock
+    return socket.create_connection((parts.hostname, parts.port or 0), timeout)
+
+
+class CountingRelay:
+    """Passes bytes on between clients and the server at `target`, and counts them. A context manager.
+
+    Attributes:
+        url: where clients connect instead.
+        bytes_up, bytes_down: bytes passed on from clients to the server, and back.
+    """
+
+    def __init__(self, target: str, directory: Path) -> None:
+        """`directory` holds the relay's own socket where the target is one of scheme `unix`."""
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._target = target
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        parts = urlsplit(target)
+        if parts.scheme == "unix":
+            path = directory / "relay.sock"
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(str(path))
+            self._listener.listen()
+            self.url = f"unix://{path}"
+        else:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            self.url = parts._replace(netloc=f"127.0.0.1:{self._listener.getsockname()[1]}").geturl()
+        self._start(self._accept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            sockets = [self._listener, *self._sockets]
+        for sock in sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for sock in sockets:
+            sock.close()
+
+    @property
+    def _threads(self) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == f"relay {self.url}"]
+
+    def _start(self, run: object, *arguments: object) -> None:
+        threading.Thread(target=run, args=arguments, name=f"relay {self.url}", daemon=True).start()  # type: ignore[arg-type]
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the listener was shut down
+            while True:
+                client, _ = self._listener.accept()
+                server = dial(self._target)
+                server.settimeout(None)
+                with self._lock:
+                    self._sockets += [client, server]
+                self._start(self._pass_on, client, server, True)
+                self._start(self._pass_on, server, client, False)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, up: bool) -> None:
+        with suppress(OSError):  # an end went away; the other one is told below
+            while piece := source.recv(_PIECE_BYTES):
+                with self._lock:
+                    if up:
+                        self.bytes_up += len(piece)
+                    else:
+                        self.bytes_down += len(piece)
+                target.sendall(piece)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
