@@ -1,19 +1,27 @@
-"""What this process is. Executors must not register `remote_accelerator`, although their plugins import `djinn`.
+"""What this process is. Servers must not register `remote_accelerator`, although their plugins import `djinn`.
 
 Once the device is registered, `pin_memory()` and `torch.accelerator` mean ours, and executors hold the real ones.
 """
 
 from __future__ import annotations
 
-_executor = False
+from typing import Literal
+
+Role = Literal["client", "gateway", "executor"]
+_role: Role = "client"
 
 
-def become_executor() -> None:
-    """Say that this process is an executor, before anything imports `djinn`."""
-    global _executor
-    _executor = True
+def become_server(role: Literal["gateway", "executor"]) -> None:
+    """Say that this process serves clients, before anything imports `djinn`."""
+    global _role
+    _role = role
+
+
+def is_client() -> bool:
+    """Whether importing `djinn` registers the device in this process."""
+    return _role == "client"
 
 
 def is_executor() -> bool:
     """Whether this process is an executor."""
-    return _executor
+    return _role == "executor"

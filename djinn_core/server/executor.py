@@ -28,7 +28,7 @@ from djinn_core.launch.orders import Failed, Ready, Sessions, Start
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.role import become_executor
+from djinn_core.role import become_server
 from djinn_core.server.attach import admit, attached
 from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, open_device
@@ -140,7 +140,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         reports: file descriptor to report on. Orders come on the standard input.
         new: makes a session on the device.
     """
-    become_executor()
+    become_server("executor")
     control = Control(_take_standard_input(), reports)
     control.catch_signals()
     start = control.read_start()

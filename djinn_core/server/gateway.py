@@ -21,6 +21,7 @@ from djinn_core.launch.connection_file import ConnectionFile, remove_connection_
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.role import become_server
 from djinn_core.server.admission import Admission
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.pool import Pool
@@ -166,6 +167,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     """
     token = find_token(options.token_file, os.environ)
     check_exposure(options.host, token, options.plaintext_accepted)
+    become_server("gateway")
     gateway = Gateway(options, token)
     try:
         with _signals_stop():
