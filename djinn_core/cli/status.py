@@ -9,7 +9,9 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.wire.messages import ExecutorStatus, Status
@@ -66,33 +68,28 @@ def _memory_by_owner(status: Status) -> dict[str, int]:
 
 
 def _show(url: str, answer: Status | DjinnError) -> None:
-    console = Console()
+    console = Console(highlight=False)
     if isinstance(answer, DjinnError):
         console.print(f"{url}: {answer}", markup=False)
         return
     console.print(f"{url}: djinn {answer.version}, process {answer.process}, up {answer.uptime:.0f} s", markup=False)
-    table = Table(
-        "device", "state", "process", "memory free", "session", "owner", "values", "memory", "submissions", "age"
-    )
     for executor in answer.executors:
-        for cells in _table_rows(executor):
-            table.add_row(*cells)
-    console.print(table)
+        _show_executor(console, executor)
 
 
-def _table_rows(executor: ExecutorStatus) -> list[tuple[str, ...]]:
+def _show_executor(console: Console, executor: ExecutorStatus) -> None:
     device = executor.device
-    name = f"{device.id} {device.name}".strip()
-    free = f"{_size(device.memory_free)} of {_size(device.memory)}"
-    first = (name, executor.state, str(executor.process), free)
+    memory = f"{_size(device.memory_free)} of {_size(device.memory)} free" if device.memory else "memory unknown"
+    title = f"{device.id} {device.name}".strip()
+    console.print(f"  {title}: {executor.state}, process {executor.process}, {memory}", markup=False)
     if not executor.sessions:
-        return [(*first, "none", *[""] * 5)]
-    rows: list[tuple[str, ...]] = []
-    for session in executor.sessions:
-        shown = (session.session[:8], session.client, f"{session.values:,}", _size(session.memory))
-        rows.append((*first, *shown, f"{session.submissions:,}", f"{session.age:.0f} s"))
-        first = ("", "", "", "")
-    return rows
+        console.print("    no sessions")
+        return
+    table = Table("owner", "memory", "values", "submissions", "age", "session", box=None, pad_edge=True)
+    for s in executor.sessions:
+        counts = (_size(s.memory), f"{s.values:,}", f"{s.submissions:,}", f"{s.age:.0f} s")
+        table.add_row(Text(s.client), *counts, s.session[:8])
+    console.print(Padding(table, (0, 0, 0, 3)))
 
 
 def _size(count: int) -> str:

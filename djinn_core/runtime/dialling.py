@@ -16,6 +16,7 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
 from djinn_core.ir.operators import operators_digest
 from djinn_core.launch.addresses import has_transport, is_loopback, parse_url, transport_for, with_host
 from djinn_core.launch.version import djinn_version
+from djinn_core.logs import get_logger
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -32,6 +33,7 @@ from djinn_core.wire.messages import (
 
 # An address behind a firewall swallows packets without an answer; the relay is there for that, so do not wait long.
 _DIRECT_SECONDS = 3.0
+_log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
 
@@ -170,14 +172,26 @@ def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> li
 
 
 def _direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
-    """The executor's addresses that this client can try, fastest first; none behind a transport that is relayed."""
+    """The executor's addresses that this client can try, fastest first.
+
+    None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to a stranger.
+    """
     if gateway.relayed:
+        return []
+    if _came_through_another(gateway):
+        _log.info("reached through a tunnel or a proxy: the gateway passes frames on", url=gateway.url)
         return []
     host = parse_url(gateway.url).hostname or ""
     urls = _fastest_first((with_host(url, host) for url in gateway.welcome.urls), transports)
     ways = [(url, transport_for(url, transports)) for url in urls if has_transport(url, transports)]
     here = not host or is_loopback(host)
     return [(url, transport) for url, transport in ways if here or not transport.capabilities.same_host]
+
+
+def _came_through_another(gateway: Gateway) -> bool:
+    reached = parse_url(gateway.url)
+    listening = [parse_url(url) for url in gateway.welcome.gateway]
+    return (reached.scheme, reached.port) not in {(url.scheme, url.port) for url in listening}
 
 
 def _given_up(url: str, error: DjinnError) -> str:

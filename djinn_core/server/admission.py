@@ -28,11 +28,17 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Admission:
-    """Lets clients with the token in: a ticket for an executor, a relay to it where they need one, or the status."""
+    """Lets clients with the token in: a ticket for an executor, a relay to it where they need one, or the status.
+
+    Attributes:
+        transports: ways to the executors.
+        gateway: where the gateway listens. status: what it is doing.
+    """
 
     token: Token
     pool: Pool
     transports: tuple[Transport, ...]
+    gateway: Callable[[], tuple[str, ...]]
     status: Callable[[], Status]
 
     def serve(self, connection: Connection) -> None:
@@ -70,7 +76,8 @@ class Admission:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
         _log.info("a client was let in", client=hello.client, device=ready.device.id, executor=executor.process_id)
         ticket = executor.issue_ticket(hello.client)
-        send_message(connection, Welcome(ticket, ready.urls, djinn_version(), ready.torch, ready.device))
+        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, ready.device, self.gateway())
+        send_message(connection, welcome)
         attach = _wish_for_relay(connection)
         if attach is not None:
             self._relay(connection, attach, executor)

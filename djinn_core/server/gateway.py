@@ -142,11 +142,14 @@ class Gateway:
                 "there is no transport to listen with: install djinn-tcp or djinn-http; `djinn plugins` shows what is "
                 "installed and what is broken or disabled"
             )
-        admission = Admission(self._token, pool, transports, lambda: self._status(pool))
+        admission = Admission(self._token, pool, transports, self._urls, lambda: self._status(pool))
         for transport in open_to_network:
             scheme = transport.schemes[0]
             url = f"{scheme}://{network_location(self._options.host, self._options.ports.get(scheme, 0))}"
             self._listeners.append(transport.listen(url, STRANGER_LIMITS, admission.serve))
+        return self._urls()
+
+    def _urls(self) -> tuple[str, ...]:
         return tuple(listener.url for listener in self._listeners)
 
     def _status(self, pool: Pool) -> Status:

@@ -59,7 +59,8 @@ class Welcome(Message, frozen=True):
     """The gateway's answer: a one-time `ticket` for an executor, and where it listens.
 
     `urls` are tried in order of the client's preference; where none can be reached, the client sends `Attach` on the
-    gateway's own connection and the gateway passes frames on.
+    gateway's own connection and the gateway passes frames on. `gateway` is where the gateway listens: a client that came
+    to another port came through a tunnel or a proxy, on whose side `urls` mean something else.
     """
 
     ticket: Secret
@@ -67,6 +68,7 @@ class Welcome(Message, frozen=True):
     version: Name
     torch: Name
     device: DeviceInfo
+    gateway: tuple[str, ...] = ()
 
 
 class Refused(Message, frozen=True):
