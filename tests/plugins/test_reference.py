@@ -1,0 +1,91 @@
+"""The reference of hooks is complete: every hook, every member and argument of what it registers, every field."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from djinn_core import hookspecs
+from djinn_core.hookspecs import API_VERSION
+from djinn_core.ir.plan import Rewrite
+from djinn_core.plugins.kinds import KINDS, Kind
+
+TEXT = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
+
+
+def sections() -> dict[str, str]:
+    """Text by heading of the second level."""
+    parts = re.split(r"^## (.+)$", TEXT, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def classes(kind: Kind) -> Iterator[type]:
+    """What authors of a kind meet: Protocols and values in the module of its hook."""
+    for item in vars(kind.specification).values():
+        if inspect.isclass(item) and item.__module__.startswith("djinn_core."):
+            yield item
+
+
+def members(item: type) -> Iterator[str]:
+    """Fields of a value; attributes, methods and arguments of a Protocol."""
+    if attrs.has(item):
+        yield from (field.name for field in attrs.fields(item))
+        return
+    yield from inspect.get_annotations(item)
+    for name, member in vars(item).items():
+        if not name.startswith("_"):
+            yield name
+            if inspect.isfunction(member):
+                yield from (argument for argument in inspect.signature(member).parameters if argument != "self")
+
+
+def test_every_hook_has_a_section_and_no_section_has_no_hook() -> None:
+    modules = [
+        importlib.import_module(f"{hookspecs.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(hookspecs.__path__)
+    ]
+    declared = {name for module in modules for name in vars(module) if name.startswith("djinn_register_")}
+    assert declared == {kind.hook for kind in KINDS}
+    assert declared == {heading for heading in sections() if heading.startswith("djinn_")}
+    table = {line.split("`")[1]: line.split("`")[3] for line in TEXT.splitlines() if line.startswith("| `djinn_")}
+    assert table == {kind.hook: kind.name for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_member_is_described(kind: Kind) -> None:
+    found = sections()
+    for item in (*classes(kind), Rewrite):
+        own = item.__module__ == kind.specification.__name__ or item.__module__.startswith("djinn_core.wire")
+        text = found[kind.hook] if own else found[item.__name__]
+        for member in members(item):
+            assert re.search(rf"`{member}[`(]|\(.*\b{member}\b.*\)`|`{member}\(", text), (
+                f"docs/hooks.md does not describe {item.__name__}.{member} under {kind.hook if own else item.__name__}"
+            )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_hook_says_when_it_is_called_and_what_raising_does(kind: Kind) -> None:
+    for text in (inspect.getdoc(getattr(kind.specification, kind.hook)) or "", sections()[kind.hook]):
+        flat = " ".join(text.split())
+        assert re.search(r"Called once in (the|each) [\w, ]+ process", flat), "when and in which process?"
+        assert re.search(r"exception disables|raises", flat), "what does raising do?"
+    assert f"Since API version {API_VERSION}." in " ".join((inspect.getdoc(_hook(kind)) or "").split())
+
+
+def _hook(kind: Kind) -> Any:
+    return getattr(kind.specification, kind.hook)
+
+
+def test_everything_is_where_the_reference_says_it_is() -> None:
+    face = importlib.import_module("djinn.hooks")
+    for kind in KINDS:
+        for item in classes(kind):
+            assert getattr(face, item.__name__) is item

@@ -1,0 +1,253 @@
+"""The conformance suites pass what is right and catch what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from djinn import testing
+from djinn.hooks import (
+    CostEstimate,
+    Event,
+    OptimizationResult,
+    PatternMatch,
+    Placement,
+    Rewrite,
+    SchedulingContext,
+    hookimpl,
+)
+from djinn_core.builtins.cpu import CpuDevice
+from djinn_core.builtins.device import DeviceInterceptor
+from djinn_core.builtins.placement import SingleDevice
+from djinn_core.builtins.scheduling import Sequential
+from djinn_core.conformance.suite import missing
+from djinn_core.errors import InvalidStage
+from djinn_core.stages.verify import check_placement
+
+GRAPHS = testing.sample_graphs()
+
+
+class TestCpu(testing.DeviceConformance):
+    @pytest.fixture
+    def device(self) -> Any:
+        return CpuDevice()
+
+
+class TestSingle(testing.PlacementPolicyConformance):
+    @pytest.fixture
+    def policy(self) -> Any:
+        return SingleDevice()
+
+
+class TestSequential(testing.SchedulerConformance):
+    @pytest.fixture
+    def scheduler(self) -> Any:
+        return Sequential()
+
+
+class TestInterceptor(testing.InterceptorConformance):
+    @pytest.fixture
+    def interceptor(self) -> Any:
+        return DeviceInterceptor()
+
+
+def made(**members: Any) -> Any:
+    """An object with these members; functions become methods."""
+    return type("Made", (), {"name": "made"} | members)()
+
+
+def expect_failure(check: Callable[[], None], message: str) -> None:
+    with pytest.raises((AssertionError, InvalidStage, pytest.fail.Exception)) as caught:
+        check()
+    assert message in str(caught.value)
+
+
+def matching(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
+    def match(self: Any, graph: Any, candidates: Any) -> list[PatternMatch]:
+        facts = {"pattern": "made", "confidence": 0.9, "reason": "so", "nodes": nodes(candidates)} | fields
+        return [PatternMatch(**facts)] if candidates else []
+
+    return made(operations=frozenset({"mm"}), match=match)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (matching(lambda candidates: (999,)), "nodes that the graph does not have"),
+        (matching(lambda candidates: (candidates[0].id,), pattern="other"), "says that it is of 'other'"),
+        (matching(lambda candidates: (candidates[0].id,), reason=""), "without a reason"),
+        (matching(lambda candidates: (candidates[0].id + 1,)), "without any of ['mm']"),
+        (matching(lambda candidates: (candidates[-1].id, candidates[0].id)), "not in order"),
+    ],
+)
+def test_matches_that_do_not_fit(pattern: Any, message: str) -> None:
+    expect_failure(lambda: testing.PatternConformance().test_its_matches_fit_the_graph(pattern, GRAPHS), message)
+
+
+def test_patterns_that_break_their_contract() -> None:
+    suite = testing.PatternConformance()
+    spelt = made(operations=frozenset({"aten::mm"}), match=lambda self, graph, candidates: [])
+    expect_failure(lambda: suite.test_it_is_a_pattern(spelt), "names without namespace")
+    expect_failure(lambda: suite.test_it_is_a_pattern(made(match=1)), "lacks the attribute `operations`")
+    blind = made(operations=frozenset({"mm"}), match=lambda self, graph, candidates: [])
+    expect_failure(
+        lambda: suite.test_it_recognises_what_it_should(blind, {"mlp": GRAPHS["perceptron"]}),
+        "does not recognise 'mlp'",
+    )
+    calls: list[int] = []
+
+    def fickle(self: Any, graph: Any, candidates: Any) -> list[PatternMatch]:
+        calls.append(1)
+        return [PatternMatch("made", (candidates[0].id,), 0.5, f"call {len(calls)}")]
+
+    expect_failure(
+        lambda: suite.test_it_depends_on_nothing_but_the_graph(
+            made(operations=frozenset({"mm"}), match=fickle), GRAPHS
+        ),
+        "two answers",
+    )
+
+
+def test_cost_models_that_answer_nonsense() -> None:
+    suite = testing.CostModelConformance()
+
+    def model(estimate: Callable[..., Any]) -> Any:
+        return made(operations=frozenset(), estimate=estimate)
+
+    negative = model(lambda self, graph, node, device: CostEstimate(1.0, 0, 0, -1.0))
+    expect_failure(lambda: suite.test_its_estimates_are_sane(negative, GRAPHS), "negative")
+    divides = model(lambda self, graph, node, device: CostEstimate(1.0, 0, 0, 1.0 / device.flops))
+    with pytest.raises(ZeroDivisionError):
+        suite.test_its_estimates_are_sane(divides, GRAPHS)
+    shrinking = model(
+        lambda self, graph, node, device: CostEstimate(1.0, 0, 0, 1.0 / graph.meta(node.outputs[0]).numel)
+    )
+    expect_failure(lambda: suite.test_more_work_costs_no_less(shrinking), "less time for more work")
+
+
+def optimizing(rewrite: Callable[[Any], Rewrite], **members: Any) -> Any:
+    empty: frozenset[str] = frozenset()
+    standard = {"before": empty, "after": empty, "after_placement": False}
+    return made(
+        optimize=lambda self, context: OptimizationResult("made", True, "so", rewrite(context)), **standard | members
+    )
+
+
+def test_optimizations_that_change_results() -> None:
+    suite = testing.OptimizationConformance()
+
+    def first_of(context: Any, chosen: Callable[[Any], bool]) -> Rewrite:
+        return Rewrite(drop=frozenset([node.id for node in context.graph.nodes if chosen(node)][:1]))
+
+    cases = {
+        "advances the random state": lambda context: first_of(context, lambda node: node.random),
+        "can be seen later": lambda context: first_of(context, lambda node: node.writes),
+        "is still used": lambda context: first_of(context, lambda node: node.operation == "mm"),
+    }
+    for message, rewrite in cases.items():
+        expect_failure(lambda: suite.test_it_changes_no_result(optimizing(rewrite), GRAPHS), message)  # noqa: B023
+    unused = optimizing(lambda context: first_of(context, lambda node: node.operation == "neg"))
+    suite.test_it_changes_no_result(unused, GRAPHS)
+    expect_failure(lambda: suite.test_it_keeps_what_somebody_still_holds(unused, GRAPHS), "somebody still holds")
+    itself = optimizing(lambda context: Rewrite(), after=frozenset({"made"}))
+    expect_failure(lambda: suite.test_it_is_an_optimization(itself), "waits for itself")
+
+
+def test_placements_that_do_not_hold() -> None:
+    suite = testing.PlacementPolicyConformance()
+
+    def place(self: Any, context: Any) -> Placement:
+        placement = SingleDevice().place(context)
+        return attrs.evolve(placement, decisions=placement.decisions[1:])
+
+    expect_failure(lambda: suite.test_its_placements_hold(made(place=place), GRAPHS, 1), "are not placed")
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_the_spread_that_schedulers_are_tried_with_is_a_legal_placement(devices: int) -> None:
+    used = set()
+    for graph in GRAPHS.values():
+        context = testing.placement_context(graph, devices)
+        placement = testing.scheduling_context(graph, devices).placement
+        check_placement(context, placement, "spread")
+        used |= set(placement.devices)
+    assert len(used) == devices
+
+
+def test_schedules_that_do_not_hold() -> None:
+    suite = testing.SchedulerConformance()
+
+    def schedule(self: Any, context: SchedulingContext) -> Any:
+        sound = Sequential().schedule(context)
+        return attrs.evolve(sound, steps={device: steps[1:] for device, steps in sound.steps.items()})
+
+    expect_failure(lambda: suite.test_its_schedules_hold(made(schedule=schedule), GRAPHS, 2), "invalid schedule")
+
+
+class Lossy(CpuDevice):
+    """Loses the last byte, shares one generator, and opens anything."""
+
+    def open(self, index: int) -> Any:
+        sound = CpuDevice().open(0)
+        return made(
+            device=sound.device,
+            receive=lambda self, data: data[:-1] if len(data) > 1 else data,
+            deliver=lambda self, tensor: tensor,
+            synchronize=lambda self: None,
+            generator=lambda self: torch.default_generator,
+            memory=lambda self: {"total": 1, "free": 2, "allocated": 0},
+        )
+
+
+def test_devices_that_lose_something() -> None:
+    suite, runtime = testing.DeviceConformance(), Lossy().open(0)
+    expect_failure(lambda: suite.test_bytes_come_back_as_they_went(runtime), "came back as others")
+    expect_failure(lambda: suite.test_random_numbers_follow_the_seed(runtime), "")
+    expect_failure(lambda: suite.test_memory_is_told_in_bytes(runtime), "")
+    expect_failure(lambda: suite.test_a_device_that_is_not_there(Lossy()), "DID NOT RAISE")
+
+
+def test_compilers_that_are_wrong() -> None:
+    suite, cpu = testing.CompilerConformance(), torch.device("cpu")
+
+    def frozen(self: Any, context: Any) -> Any:
+        results = context.graph_module(*context.inputs)
+        return lambda inputs: results
+
+    def copying(self: Any, context: Any) -> Any:
+        return lambda inputs: context.graph_module(*[tensor.clone() for tensor in inputs])
+
+    expect_failure(lambda: suite.test_what_it_compiles_gives_the_same(made(compile=frozen), cpu), "not close")
+    expect_failure(lambda: suite.test_it_respects_writes(made(compile=copying), cpu), "not close")
+
+
+def test_observers_that_know_too_little() -> None:
+    suite = testing.ObserverConformance()
+
+    def observe(self: Any, event: Event) -> None:
+        assert event.fields["duration"] >= 0, "no duration"
+
+    with pytest.raises(KeyError):
+        suite.test_it_takes_every_event(made(observe=observe), "planned")
+
+
+def test_plugins_that_register_nothing_or_run_out() -> None:
+    stock = [CpuDevice()]
+
+    class Plugin:
+        name = "plugin"
+        djinn_api_version = 1
+
+        @hookimpl
+        def djinn_register_devices(self) -> Any:
+            return [stock.pop()] if stock else []
+
+    expect_failure(lambda: testing.PluginConformance().test_it_registers_the_same_twice(Plugin()), "")
+
+
+def test_a_suite_without_its_fixture_says_so() -> None:
+    expect_failure(lambda: missing(testing.PatternConformance(), "pattern", "yours"), "needs a fixture `pattern`")

@@ -1,0 +1,185 @@
+"""The template, for every kind: rendered elsewhere, installed with pip, discovered, listed, used and tested.
+
+Beside the sound plugins stand a broken one, one for another API version and one whose name is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from djinn_core.cli.new_plugin import render
+from djinn_core.errors import ConfigurationError
+from djinn_core.plugins.kinds import KINDS
+
+USE = """
+import torch
+from djinn.testing import ProgramBuilder, topology
+from djinn_core.builtins import builtin_plugins
+from djinn_core.pipeline import Request, plan
+from djinn_core.plugins.registry import Selection, load_registry
+
+builder = ProgramBuilder()
+product = builder.op("aten::mm", builder.input(2, 3), builder.input(3, 4), shape=(2, 4))
+again = builder.op("aten::relu", builder.op("aten::relu", product, shape=(2, 4)), shape=(2, 4))
+builder.op("aten::neg", again, shape=(2, 4))
+builder.drop(*(value for value in builder.metas if value != max(builder.metas)))
+registry = load_registry(Selection(), builtins=builtin_plugins())
+request = Request(topology(2), placement_policy="new_placement", scheduler="new_schedulers")
+made = plan(builder.graph(), registry, request)
+print(made.profile.pattern_counts())
+print(made.costs.by_device["server/cpu:0"][0].model)
+print([result.optimization for result in made.plan.results if result.applied])
+print(made.placement.policy, made.schedule.scheduler)
+"""
+
+
+@attrs.frozen
+class Scratch:
+    """A virtual environment that sees what this one has, and a folder with the sources of what is installed in it."""
+
+    python: Path
+    sources: Path
+
+    def run(self, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run Python there, outside of any checkout."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJINN_", "PYTHON"))}
+        kept |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", "DJINN_CONFIG": "/dev/null"}
+        command = [self.python, *arguments]
+        return subprocess.run(
+            command, cwd=self.sources, env=kept | environ, capture_output=True, text=True, check=False
+        )
+
+    def djinn(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run the command `djinn` there."""
+        return self.run("-c", "from djinn_core.cli import main; main(prog_name='djinn')", *arguments, **environ)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
+    root = tmp_path_factory.mktemp("scratch")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
+    (packages,) = (root / "venv" / "lib").glob("python*/site-packages")
+    (packages / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (root / "sources").mkdir()
+    scratch = Scratch(root / "venv" / "bin" / "python", root / "sources")
+    folders = [render(f"new-{kind.name}", kind.name, scratch.sources) for kind in KINDS]
+    folders += [_spoilt(scratch, *case) for case in SPOILT]
+    _pip_install(scratch, folders)
+    return scratch
+
+
+@pytest.fixture(scope="module")
+def rows(scratch: Scratch) -> list[dict[str, Any]]:
+    """What `djinn plugins --json` says of the plugins that were installed there."""
+    done = scratch.djinn("plugins", "--json")
+    assert done.returncode == 0, done.stderr
+    listing: list[dict[str, Any]] = json.loads(done.stdout)
+    assert {"name": "cpu", "kind": "devices", "distribution": "djinn", "status": "active"}.items() <= _row(
+        listing, "cpu"
+    )
+    return [row for row in listing if row["distribution"].startswith(("djinn-new", "strange"))]
+
+
+def _row(listing: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(row for row in listing if row["name"] == name)
+
+
+# Name, what to change in djinn_<name>/__init__.py and what to put there.
+SPOILT = [
+    ("new-raising", "djinn_api_version = 1", "raise RuntimeError('no wings')"),
+    ("new-old", "djinn_api_version = 1", "djinn_api_version = 0"),
+    ("strange", 'name = "strange"', 'name = "elsewhere"'),
+]
+
+
+def _spoilt(scratch: Scratch, name: str, old: str, new: str) -> Path:
+    folder = render(name, "patterns", scratch.sources)
+    module = folder / f"djinn_{name.replace('-', '_')}" / "__init__.py"
+    assert old in module.read_text()
+    module.write_text(module.read_text().replace(old, new))
+    if name == "strange":  # another distribution that offers a plugin called `new_patterns`
+        project = folder / "pyproject.toml"
+        renamed = project.read_text().replace('strange = "', 'new_patterns = "').replace("djinn-strange", "strange")
+        project.write_text(renamed)
+    return folder
+
+
+def _pip_install(scratch: Scratch, folders: Sequence[Path]) -> None:
+    command = [sys.executable, "-m", "pip", "--python", scratch.python, "install", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--no-index", "--disable-pip-version-check", *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_is_listed_with_its_kind(rows: list[dict[str, Any]]) -> None:
+    active = {row["name"]: row for row in rows if row["status"] == "active"}
+    assert {name: row["kind"] for name, row in active.items()} == {f"new_{kind.name}": kind.name for kind in KINDS}
+    for name, row in active.items():
+        assert row == {
+            "name": name,
+            "kind": row["kind"],
+            "distribution": f"djinn-{name.replace('_', '-')}",
+            "version": "0.1.0",
+            "status": "active",
+            "error": None,
+        }
+
+
+def test_what_cannot_be_used_says_why_and_the_rest_works(rows: list[dict[str, Any]]) -> None:
+    failed = {row["distribution"]: row["error"] for row in rows if row["status"] == "failed"}
+    assert set(failed) == {"djinn-new-raising", "djinn-new-old", "strange"}
+    assert "importing it raised RuntimeError: no wings" in failed["djinn-new-raising"]
+    assert "plugin API version 0, and this Djinn has version 1" in failed["djinn-new-old"]
+    assert "(djinn-new-patterns 0.1.0) has it" in failed["strange"]
+    assert "(strange 0.1.0) is refused" in failed["strange"]
+
+
+def test_each_is_used(scratch: Scratch) -> None:
+    done = scratch.run("-c", USE)
+    assert done.returncode == 0, done.stderr
+    recognised, model, optimizations, chosen = done.stdout.splitlines()
+    assert "'new_patterns': 1" in recognised
+    assert model == "new_costs"
+    assert "new_optimizations" in optimizations
+    assert chosen == "new_placement new_schedulers"
+    assert done.stderr.count("a plugin cannot be used") == 3
+
+
+def test_a_selection_by_environment_in_the_table(scratch: Scratch) -> None:
+    environ = {"DJINN_PLUGINS": "new_costs,new_devices", "DJINN_DISABLE": "new_devices", "DJINN_TRACE_PLUGINS": "1"}
+    done = scratch.djinn("plugins", **environ)
+    assert done.returncode == 0, done.stderr
+    statuses = {cells[0].strip(): cells[-1].strip() for line in done.stdout.splitlines() if (cells := _cells(line))}
+    chosen = {name: status for name, status in statuses.items() if name.startswith("new_") and status != "unselected"}
+    assert chosen == {"new_costs": "active", "new_devices": "disabled"}
+    assert "djinn_register_cost_models" in done.stderr
+
+
+def _cells(line: str) -> list[str]:
+    return line.split("│")[1:-1]
+
+
+def test_each_passes_its_own_tests(scratch: Scratch) -> None:
+    folders = [scratch.sources / f"djinn-new-{kind.name}" for kind in KINDS]
+    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "-p", "no:asyncio"]
+    done = scratch.run("-m", "pytest", *options, *folders)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_a_name_that_cannot_be_one(tmp_path: Path) -> None:
+    for name in ("", "1st", "Big", "a b", "a--b", "../x"):
+        with pytest.raises(ConfigurationError, match="cannot name a plugin"):
+            render(name, "patterns", tmp_path)
+    render("twice", "patterns", tmp_path)
+    with pytest.raises(ConfigurationError, match="exists already"):
+        render("twice", "patterns", tmp_path)
