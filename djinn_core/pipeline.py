@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -18,9 +18,13 @@ from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
+from djinn_core.ir.rebinding import rebind, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.stages.annotate import annotate
+from djinn_core.stages.cache import PlanCache, Remembered, fingerprint
 from djinn_core.stages.estimate import estimate
 from djinn_core.stages.optimize import optimize, starting_plan
 from djinn_core.stages.place import place
@@ -73,8 +77,22 @@ class Request:
     scheduler: str = "sequential"
 
 
-def plan(program: Program | ProgramGraph, plugins: Plugins, request: Request) -> PipelineResult:
+def plan(
+    program: Program | ProgramGraph,
+    plugins: Plugins,
+    request: Request,
+    *,
+    profile: WorkloadProfile | None = None,
+    known_plan: OptimizationPlan | None = None,
+) -> PipelineResult:
     """Run the stages over a program, in their order, as far as `request.until`.
+
+    Args:
+        program: what to plan.
+        plugins: whom to ask.
+        request: what else the plan depends on.
+        profile: the program's profile, where it is known from another of the same kind.
+        known_plan: what the optimizations left of the program, where that is known; they do not run then.
 
     Raises:
         ConfigurationError: no plugin offers the placement policy or the scheduler that was asked for.
@@ -86,7 +104,7 @@ def plan(program: Program | ProgramGraph, plugins: Plugins, request: Request) ->
     clock, topology = _Clock(), request.topology
     result = PipelineResult(graph, topology, seconds=clock.seconds)
 
-    profile = clock.time("annotate", lambda: annotate(graph, plugins.patterns))
+    profile = profile or clock.time("annotate", lambda: annotate(graph, plugins.patterns))
     result = attrs.evolve(result, profile=profile)
     if request.until == "annotate":
         return result
@@ -97,7 +115,7 @@ def plan(program: Program | ProgramGraph, plugins: Plugins, request: Request) ->
         return result
 
     context = OptimizationContext(graph, profile, costs, topology, starting_plan(graph, profile), _kept(graph))
-    optimized = clock.time("optimize", lambda: optimize(context, plugins.optimizations))
+    optimized = known_plan or clock.time("optimize", lambda: optimize(context, plugins.optimizations))
     result = attrs.evolve(result, plan=optimized)
     if request.until == "optimize":
         return result
@@ -105,7 +123,7 @@ def plan(program: Program | ProgramGraph, plugins: Plugins, request: Request) ->
     where = PlacementContext(graph, profile, optimized, costs, topology, request.resident)
     placement = clock.time("place", lambda: place(where, policy, _POLICY))
     again = [o for o in plugins.optimizations if o.after_placement]
-    if again:  # once more, and only once, now that it is known where things are
+    if again and not known_plan:  # once more, and only once, now that it is known where things are
         known = attrs.evolve(context, plan=optimized, placement=placement)
         optimized = clock.time("optimize", lambda: optimize(known, again))
         placement = clock.time("place", lambda: place(attrs.evolve(where, plan=optimized), policy, _POLICY))
@@ -117,6 +135,41 @@ def plan(program: Program | ProgramGraph, plugins: Plugins, request: Request) ->
         graph.program, graph, optimized, placement, costs, topology, request.resident, request.fetch
     )
     return attrs.evolve(result, schedule=clock.time("schedule", lambda: schedule(order, maker, _SCHEDULER)))
+
+
+def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request, cache: PlanCache) -> PipelineResult:
+    """As `plan`, but look the result up where a program of the same kind was planned before."""
+    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    mark = fingerprint(graph.program)
+    profile_key = (mark.topology, _identity(plugins))
+    plan_key = (*profile_key, mark.shapes, _circumstances(request, mark.values))
+    if (found := cache.find_plan(plan_key, graph.program)) is not None:
+        return rebind(found.result, graph, found.names(mark.values))
+    known = cache.find_profile(profile_key)
+    profile = None
+    if known is not None and known.result.profile is not None:
+        profile = rebind_profile(known.result.profile, known.names(mark.values))
+    result = plan(graph, plugins, request, profile=profile)
+    cache.store(profile_key, plan_key, Remembered(result, mark.values))
+    return result
+
+
+def _identity(plugins: Plugins) -> Hashable:
+    """Which plugins take part, in which versions."""
+    rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
+    objects: list[Any] = [
+        *plugins.patterns, *plugins.cost_models, *plugins.optimizations, *plugins.placement_policies, *plugins.schedulers
+    ]  # fmt: skip
+    return rows, tuple((type(o).__module__, type(o).__qualname__, o.name) for o in objects)
+
+
+def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
+    """Everything in `request`, with values by their numbers; how full devices are does not count."""
+    devices = tuple(attrs.evolve(d, memory_free=0) for d in request.topology.devices)
+    homes = tuple(map(request.resident.get, values)) if request.resident else ()
+    numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
+    fetch = tuple(numbers.get(v, -1) for v in request.fetch)
+    return devices, request.topology.links, homes, fetch, request.until, request.placement_policy, request.scheduler
 
 
 _POLICY = SingleDevice()

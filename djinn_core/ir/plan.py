@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+
+from djinn_core.ir.program import Slot
 
 
 @attrs.frozen
@@ -58,3 +61,15 @@ class OptimizationPlan:
     results: tuple[OptimizationResult, ...] = ()
     hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
     equal_slots: tuple[tuple[int, int], ...] = ()
+
+
+def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:
+    """Whether the scalars of a program are equal where a plan needs them to be."""
+    return all(interchangeable(slots[first], slots[second]) for first, second in equal_slots)
+
+
+def interchangeable(first: Slot, second: Slot) -> bool:
+    """Whether an op gives the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign, nan from itself."""
+    if type(first) is not type(second) or first != second:
+        return False
+    return first != 0 or math.copysign(1, first) == math.copysign(1, second)

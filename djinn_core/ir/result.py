@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -36,3 +36,16 @@ class PipelineResult:
     placement: Placement | None = None
     schedule: ExecutionSchedule | None = None
     seconds: Mapping[str, float] = attrs.field(factory=dict)
+
+
+def shown_until(result: PipelineResult, stage: str) -> PipelineResult:
+    """`result` without what the stages after `stage` said.
+
+    Raises:
+        ValueError: there is no such stage.
+    """
+    later = STAGES[STAGES.index(stage) + 1 :]
+    parts = {"estimate": "costs", "optimize": "plan", "place": "placement", "schedule": "schedule"}
+    blank: dict[str, Any] = {parts[name]: None for name in later}
+    seconds = {name: spent for name, spent in result.seconds.items() if name not in later}
+    return attrs.evolve(result, seconds=seconds, **blank)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
+from djinn_core.logs import get_logger
 
-_log = structlog.get_logger("djinn.plan")
+_log = get_logger("djinn.stages")
 
 
 def title(kind: str, plugin: Any) -> str:

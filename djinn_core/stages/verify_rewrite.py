@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.plan import OptimizationPlan, Rewrite
+from djinn_core.ir.plan import OptimizationPlan, Rewrite, interchangeable
 from djinn_core.ir.values import storage_of
 
 
@@ -121,10 +121,7 @@ class _Judge:
     def _slots(self, rewrite: Rewrite) -> Iterator[str]:
         slots = [slot for node in self.graph.nodes for slot in node.slots]
         for first, second in rewrite.equal_slots:
-            if not (0 <= first < len(slots) and 0 <= second < len(slots)) or not _same(slots[first], slots[second]):
+            if not (0 <= first < len(slots) and 0 <= second < len(slots)) or not interchangeable(
+                slots[first], slots[second]
+            ):
                 yield f"it holds only while slots {first} and {second} are equal, and they are not"
-
-
-def _same(first: float, second: float) -> bool:
-    """Equal in value and type: 1 and 1.0 give results of different dtypes."""
-    return type(first) is type(second) and first == second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 
@@ -43,7 +44,7 @@ class _Search:
         self.merged = Merged()
 
     def take(self, node: Node) -> None:
-        if not node.writes and not node.random and node.outputs and node.form is not None:
+        if not node.writes and not node.random and node.outputs and node.form is not None and _comparable(node):
             key = self._key(node)
             first = next((n for n in self.known[key] if self._may_stand_in(n, node)), None)
             if first is not None:
@@ -57,7 +58,7 @@ class _Search:
         """What the results depend on: the form, the scalars with their types, the operands and how often they were written."""
         inputs = tuple(self.replace.get(v, v) for v in node.inputs)
         versions = tuple(self.versions[storage_of(v)] for v in inputs)
-        return (node.form, tuple((type(s), s) for s in node.slots), inputs, versions)
+        return (node.form, tuple((type(s), repr(s)) for s in node.slots), inputs, versions)
 
     def _may_stand_in(self, first: Node, second: Node) -> bool:
         return all(self._indistinguishable(a, b) for a, b in zip(first.outputs, second.outputs, strict=True))
@@ -78,3 +79,8 @@ class _Search:
         self.merged.drop.add(second.id)
         pairs = zip(self.positions[first.id], self.positions[second.id], strict=True)
         self.merged.equal_slots += pairs
+
+
+def _comparable(node: Node) -> bool:
+    """Whether its scalars can be compared later: nan equals nothing."""
+    return not any(math.isnan(slot) for slot in node.slots)

@@ -1,0 +1,81 @@
+"""`djinn explain`: run a script and show what each stage decided about its programs, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from djinn_core.ir.result import PipelineResult
+
+_STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
+
+
+@click.command("explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--until", type=click.Choice(_STAGES), default=_STAGES[-1], help="The last stage to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(script: Path, arguments: tuple[str, ...], until: str, as_json: bool) -> None:
+    """Run SCRIPT with ARGUMENTS and show what each stage decided about its programs, and why.
+
+    Programs of the same structure are planned, and shown, once. What the script prints goes to standard error.
+    """
+    from djinn_core.ir.result import shown_until
+    from djinn_core.runtime.client import record_plans
+
+    with record_plans() as plans, _running(script, arguments):
+        status = _run(script)
+    results = [shown_until(result, until) for result in plans]
+    _print_json(results) if as_json else _print_text(results, script)
+    raise SystemExit(status)
+
+
+@contextlib.contextmanager
+def _running(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as Python sets them for a script, and its output away from ours."""
+    argv, path = sys.argv, sys.path[:]
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+
+
+def _run(script: Path) -> int:
+    """Run the script to its end, however it ends; its exit status."""
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # the script's own mistake: as Python would show it
+        return 1
+    return 0
+
+
+def _print_json(results: Sequence[PipelineResult]) -> None:
+    from djinn_core.stages.explain import describe
+
+    click.echo(json.dumps([describe(result) for result in results], indent=2))
+
+
+def _print_text(results: Sequence[PipelineResult], script: Path) -> None:
+    from djinn_core.stages.explain import explain
+
+    if not results:
+        click.echo(f"{script} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)")
+    for number, result in enumerate(results, 1):
+        click.secho(f"program {number} of {len(results)}", bold=True)
+        click.echo(explain(result))
+        click.echo()

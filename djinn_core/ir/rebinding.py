@@ -1,0 +1,116 @@
+"""A plan for one program, as the plan for another of the same kind: the same nodes, other values and scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
+from djinn_core.ir.profile import PatternMatch, WorkloadProfile
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.values import storage_of
+
+T = TypeVar("T")
+Names = Mapping[int, int]
+
+
+def rebind(result: PipelineResult, graph: ProgramGraph, names: Names) -> PipelineResult:
+    """`result` with every value called by its name in `graph`; nodes keep their ids. `seconds` is empty."""
+    profile, plan, placement, schedule = result.profile, result.plan, result.placement, result.schedule
+    return attrs.evolve(
+        result,
+        graph=graph,
+        profile=profile and rebind_profile(profile, names),
+        plan=plan and _plan(plan, names),
+        placement=placement and _placement(placement, names),
+        schedule=schedule and _schedule(schedule, graph, names),
+        seconds={},
+    )
+
+
+def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
+    """`profile` with every value called by its new name."""
+    return attrs.evolve(
+        profile,
+        residency=_keys(profile.residency, names),
+        patterns=tuple(_match(m, names) for m in profile.patterns),
+    )
+
+
+def _match(match: PatternMatch, names: Names) -> PatternMatch:
+    return attrs.evolve(
+        match,
+        residency=_keys(match.residency, names),
+        hints=_anything(match.hints, names),
+        details=_anything(match.details, names),
+    )
+
+
+def _plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
+    return attrs.evolve(
+        plan,
+        replace=_both(plan.replace, names),
+        results=tuple(_result(r, names) for r in plan.results),
+        hints=_anything(plan.hints, names),
+    )
+
+
+def _result(result: OptimizationResult, names: Names) -> OptimizationResult:
+    rewrite = result.rewrite
+    named = Rewrite(rewrite.drop, _both(rewrite.replace, names), _anything(rewrite.hints, names), rewrite.equal_slots)
+    return attrs.evolve(result, rewrite=named)
+
+
+def _placement(placement: Placement, names: Names) -> Placement:
+    return attrs.evolve(placement, values=_keys(placement.values, names))
+
+
+def _schedule(schedule: ExecutionSchedule, graph: ProgramGraph, names: Names) -> ExecutionSchedule:
+    return attrs.evolve(
+        schedule,
+        program=graph.program,
+        steps={device: tuple([_step(s, names) for s in steps]) for device, steps in schedule.steps.items()},
+        replace=_both(schedule.replace, names),
+    )
+
+
+def _step(step: Step, names: Names) -> Step:
+    match step:
+        case Run():
+            return step
+        case Free(values):
+            return Free(tuple([names[v] for v in values]))
+        case Send(value, target):
+            return Send(names[value], target)
+        case Receive(value, source):
+            return Receive(names[value], source)
+        case Upload(value):
+            return Upload(names[value])
+        case Fetch(value):
+            return Fetch(names[value])
+
+
+def _keys(table: Mapping[int, T], names: Names) -> dict[int, T]:
+    return {names[v]: entry for v, entry in table.items()}
+
+
+def _both(table: Mapping[int, int], names: Names) -> dict[int, int]:
+    return {names[v]: names[w] for v, w in table.items()}
+
+
+def _anything(facts: Any, names: Names) -> Any:
+    """Facts with their value ids renamed. Ids of values in no storage do not exist, so counts are never taken for ids."""
+    if isinstance(facts, bool):
+        return facts
+    if isinstance(facts, int):
+        return names.get(facts, facts) if storage_of(facts) else facts
+    if isinstance(facts, Mapping):
+        return {_anything(k, names): _anything(v, names) for k, v in facts.items()}
+    if isinstance(facts, list | tuple | set | frozenset):
+        return type(facts)([_anything(f, names) for f in facts])
+    return facts
