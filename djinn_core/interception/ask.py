@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import torch
 
 from djinn_core.errors import UnsupportedOperation
@@ -20,9 +21,17 @@ from djinn_core.ir.values import tensor_meta
 _UNKNOWN = tensor_meta((), (), 0, torch.uint8)
 
 
+@attrs.frozen
+class Asked:
+    """What the executor said: the results, and the call as it can be remembered."""
+
+    results: Any
+    call: Call
+
+
 def ask_executor(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: list[Slot]
-) -> Any:
+) -> Asked:
     """Record `func`, send the program and wait for the metadata of its results: one round trip.
 
     Raises:
@@ -46,7 +55,15 @@ def ask_executor(
     )
     for tensor, described in zip(written, answer.described[len(made) :], strict=True):
         _follow(tensor, described)
-    return _results(call, operands, values, answer)
+    return Asked(_results(call, operands, values, answer), _known_call(call, answer))
+
+
+def _known_call(call: Call, answer: Answer) -> Call:
+    """The call with the results that the executor described, for ops whose results follow from metadata alone."""
+    described = iter(answer.described)
+    results = tuple(next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True))
+    sizes = tuple(m.extent * m.dtype.itemsize if m is not None else 0 for m in results)
+    return attrs.evolve(call, results=results, nbytes=sizes)
 
 
 def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor]) -> Call:

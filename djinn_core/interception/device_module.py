@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception import sync
 from djinn_core.interception.current_device import current_device, set_current_device
 from djinn_core.interception.lazy_tensor import DEVICE_NAME
 from djinn_core.interception.port import port
-from djinn_core.interception.random_state import seed_everything
+from djinn_core.interception import random_state, sync
 
 
 def _index(device: Any) -> int:
@@ -50,8 +49,10 @@ def make_module() -> ModuleType:
         "current_device": current_device,
         "set_device": lambda d: set_current_device(_index(d)) and None,
         "synchronize": lambda device=None: sync.synchronize(),
-        "manual_seed": seed_everything,
-        "manual_seed_all": seed_everything,
+        "manual_seed": random_state.manual_seed,
+        "manual_seed_all": random_state.manual_seed,
+        "get_rng_state": lambda device=None: random_state.get_state(),
+        "set_rng_state": lambda state, device=None: random_state.set_state(state),
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
         "is_bf16_supported": lambda: True,
         "empty_cache": lambda: None,

@@ -13,11 +13,13 @@ import torch
 
 from djinn_core.interception import torch_private
 from djinn_core.interception.ask import ask_executor
+from djinn_core.interception.composite import is_allowed, run_composite
 from djinn_core.interception.infer import UnknownResult, infer
 from djinn_core.interception.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.mixed import CpuOperand, upload_operands
 from djinn_core.interception.port import port
 from djinn_core.interception.recorder import current
+from djinn_core.interception.rules import KERNEL_DECIDES
 from djinn_core.interception.site import user_site
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
@@ -83,14 +85,21 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             key.append(name)
             _flatten((value,), key, operands, slots)
     except CpuOperand:
+        if not is_allowed(func):
+            return run_composite(func, args, kwargs)
         args, kwargs = upload_operands(func, args, kwargs)
         return record(func, args, kwargs)
     call = _calls.get(tuple(key))
     if call is None:
+        if not is_allowed(func):
+            return run_composite(func, args, kwargs)
         try:
             call = infer(func, args, kwargs, operands[0]._value.meta.device if operands else 0)
         except UnknownResult:
-            return ask_executor(func, args, kwargs, operands, slots)
+            asked = ask_executor(func, args, kwargs, operands, slots)
+            if func in KERNEL_DECIDES:
+                _remember(tuple(key), asked.call)
+            return asked.results
         _remember(tuple(key), call)
     return append(call, operands, slots)
 

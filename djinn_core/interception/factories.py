@@ -57,6 +57,11 @@ def arange(start: Any, end: Any, step: Any = 1, **options: Any) -> torch.Tensor:
     return _make(aten.arange.start_step, (start, end, step), dtype, options.get("device"))  # type: ignore[no-any-return]
 
 
+def zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
+    """`aten::_efficientzerotensor`: forward-mode autograd's zeros without memory, here with."""
+    return _make(aten.zeros.default, (list(size),), options.get("dtype"), options.get("device"))  # type: ignore[no-any-return]
+
+
 def _check_layout(layout: torch.layout | None) -> None:
     if layout not in {None, torch.strided}:
         raise NotImplementedError(f"layout {layout} is not supported on remote_accelerator; use a strided tensor")
@@ -74,6 +79,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "arange.start": lambda start, end, **options: arange(start, end, 1, **options),
     "arange.start_step": arange,
     "_copy_from": copy_from,
+    "_efficientzerotensor": zeros,
 }
 
 

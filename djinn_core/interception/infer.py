@@ -15,8 +15,8 @@ import torch
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.encode import encode_form
 from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.rules import KERNEL_DECIDES, rule_for
 from djinn_core.interception.storage import Storage
-from djinn_core.ir.operators import allowed_operators
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, meta_of
 
@@ -80,11 +80,10 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
 
     Raises:
         UnknownResult: its results depend on data, or it has no meta kernel.
-        UnsupportedOperation: it is not on the allow-list.
+        UnsupportedOperation: it returns what the remote device does not have, such as a sparse tensor.
         Exception: whatever eager PyTorch would raise for these arguments.
     """
-    check_allowed(func)
-    if any(tag in func.tags for tag in _UNPREDICTABLE):
+    if func in KERNEL_DECIDES or any(tag in func.tags for tag in _UNPREDICTABLE):
         raise UnknownResult
     world = MetaWorld()
     meta_args = world.convert(args)
@@ -92,28 +91,10 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     before = [meta_of(t, device) for t in world.tensors]
     try:
         with torch.no_grad():
-            out = func(*meta_args, **meta_kwargs)
+            out = rule_for(func)(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         raise UnknownResult from error
     return _build(func, args, kwargs, device, world, before, out)
-
-
-def check_allowed(func: Any) -> None:
-    """Refuse ops that programs may not contain.
-
-    Raises:
-        UnsupportedOperation: `func` is not on the allow-list.
-    """
-    if func.name() not in allowed_operators():
-        raise UnsupportedOperation(
-            f"{func.name()} cannot run on {device_text()}: it is not on the allow-list of ops; "
-            "move its inputs to the CPU first"
-        )
-
-
-def device_text() -> str:
-    """How messages call the device."""
-    return "remote_accelerator"
 
 
 def _build(
@@ -127,6 +108,8 @@ def _build(
 ) -> Call:
     sequence = isinstance(out, (list, tuple))
     results = list(out) if sequence else [out]
+    for result in results:
+        _check_layout(func, result)
     inplace = [_position(world.tensors, lambda t, r=r: t is r) for r in results]
     metas = [meta_of(r, device) if isinstance(r, torch.Tensor) else None for r in results]
     if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
@@ -146,6 +129,14 @@ def _build(
         changes=_changes(world, before, device),
         nbytes=tuple(r.untyped_storage().nbytes() if isinstance(r, torch.Tensor) else 0 for r in results),
     )
+
+
+def _check_layout(func: Any, result: Any) -> None:
+    if isinstance(result, torch.Tensor) and result.layout != torch.strided:
+        raise UnsupportedOperation(
+            f"{func.name()} returns a tensor of layout {result.layout}: remote_accelerator has strided tensors only. "
+            "Do this on the CPU"
+        )
 
 
 def _position(items: Sequence[Any], matches: Callable[[Any], bool]) -> int:

@@ -87,6 +87,12 @@ def is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bo
     return False
 
 
+@handles(aten._has_compatible_shallow_copy_type.default)
+def can_share_metadata(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """Whether `a.data = b` may take over the metadata of `b`: only between remote tensors."""
+    return all(isinstance(a, LazyTensor) for a in args)
+
+
 def show(tensor: LazyTensor) -> str:
     """The tensor as PyTorch prints it; fetches its elements."""
     if tensor.is_meta or tensor.numel() == 0:

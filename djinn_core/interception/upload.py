@@ -38,7 +38,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
         return False  # not dense: padding would travel
     plain = source.detach().resolve_conj().resolve_neg()
     if plain.stride() != meta.stride:
-        plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype).copy_(plain)
+        plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
     recorder.entries.pop()
     target._value.storage.written = None
     port.runtime().upload(target._value.handle, plain)

@@ -225,13 +225,16 @@ class ExecutorSession:
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
         try:
             return tensor_to_wire(self.device.runtime.deliver(tensor))
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, DjinnError) as error:
             return Failure(submit.sequence, -1, "fetch", type(error).__name__, str(error))
 
     def _describe(self, handle: int, submit: Submit) -> Described | Failure:
         value = self._value(handle, submit)
         if isinstance(value, Failure):
             return value
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            reason = f"the result has layout {value.layout}: remote_accelerator has strided tensors only"
+            return Failure(submit.sequence, -1, "", "UnsupportedOperation", reason)
         if not isinstance(value, torch.Tensor):
             return Described("uint8", (), (), 0, type(value).__name__)
         shape, stride = tuple(value.shape), value.stride()
