@@ -22,10 +22,10 @@ djinn_api_version = 1
 
 
 class ExampleTransport:
-    """Scheme `example`: `example://127.0.0.1:5556`; port 0 listens at any free one."""
+    """Scheme `djinn-example`: `djinn-example://127.0.0.1:5556`; port 0 listens at any free one."""
 
     name = "example"
-    schemes: tuple[str, ...] = ("example",)
+    schemes: tuple[str, ...] = ("djinn-example",)
     # Slower than what comes with Djinn, so that it is used only where a URL names it.
     capabilities = TransportCapabilities(zero_copy=True, same_host=True, relayed=False, speed=1)
 
@@ -44,13 +44,13 @@ class ExampleTransport:
         except OSError as error:
             raise TransportError(f"cannot listen at {url}: {error}") from error
         host, port = sock.getsockname()[:2]
-        return SocketListener(sock, f"example://{host}:{port}", limits, accept)
+        return SocketListener(sock, f"djinn-example://{host}:{port}", limits, accept)
 
 
 def _address(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     if parts.hostname not in {"127.0.0.1", "localhost"} or parts.port is None:
-        raise TransportError(f"{url!r} is not of the form example://127.0.0.1:PORT")
+        raise TransportError(f"{url!r} is not of the form djinn-example://127.0.0.1:PORT")
     return "127.0.0.1", parts.port
 
 

@@ -17,4 +17,4 @@ class TestTransport(TransportConformance):
 
     @pytest.fixture
     def listen_url(self):
-        return "example://127.0.0.1:0"
+        return "djinn-example://127.0.0.1:0"
