@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception import torch_private
+from djinn_core.interception import copies, torch_private
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
 
@@ -36,6 +36,23 @@ class LazyTensor(torch.Tensor):
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return printer[-1](self)
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        """The tensor without its history; assigning makes this tensor stand for another's value."""
+        return torch_private.get_data(self)
+
+    @data.setter
+    def data(self, source: torch.Tensor) -> None:
+        torch_private.adopt_metadata(self, source)
+        if isinstance(source, LazyTensor):
+            self._value = source._value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
+        return copies.deep_copy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copies.reduce(self)
 
     def __tensor_flatten__(self) -> Any:
         """Exists so that `nn.Module.to` keeps Parameter objects and ties: modules swap subclasses that have it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from djinn_core.ir.values import TensorMeta, make_handle, new_storage
 
@@ -51,6 +51,9 @@ class Value:
         self.meta = meta
         storage.views = views = storage.views + 1
         self.handle = storage.id << 32 | views
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
 
     def __del__(self) -> None:
         freed.append((self.handle, self.storage))

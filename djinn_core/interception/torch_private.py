@@ -25,6 +25,8 @@ NEEDED: Final = (
     "torch._C._set_conj",
     "torch._C._set_neg",
     "torch.Tensor._make_wrapper_subclass",
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+    "torch._utils._rebuild_parameter",
     "torch.autograd._engine_run_backward",
     "torch.autograd.graph._engine_run_backward",
     "torch.nn.Module._apply",
@@ -80,6 +82,22 @@ def set_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
 def adopt_metadata(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """Give `tensor` the sizes, strides, offset and dtype of `source` without telling its subclass."""
     torch.Tensor.data.__set__(tensor, source)  # type: ignore[attr-defined]
+
+
+def get_data(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor.data`, for a class that overrides it."""
+    data: torch.Tensor = torch.Tensor.data.__get__(tensor)  # type: ignore[attr-defined]
+    return data
+
+
+def rebuild_from_cpu() -> Callable[..., torch.Tensor]:
+    """The function by which PyTorch unpickles tensors of other devices; `torch.load(weights_only=True)` accepts it."""
+    return torch._utils._rebuild_device_tensor_from_cpu_tensor  # type: ignore[no-any-return]
+
+
+def rebuild_parameter() -> Callable[..., torch.nn.Parameter]:
+    """The function by which PyTorch unpickles parameters."""
+    return torch._utils._rebuild_parameter  # type: ignore[no-any-return]
 
 
 EngineRun = Callable[..., Any]
