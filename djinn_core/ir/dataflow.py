@@ -10,6 +10,7 @@ from djinn_core.ir.values import storage_of
 
 # These copy without computing: what comes out is what went in, in another dtype or layout.
 COPIES = frozenset({"_to_copy", "_unsafe_view", "clone", "contiguous", "reshape", "to"})
+_SCALINGS = frozenset({"div", "mul"})
 
 
 def is_view(node: Node) -> bool:
@@ -29,10 +30,13 @@ def origin(graph: Graph, value: int) -> int:
 
 
 def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterator[int]:
-    """`value`, what it was viewed from or made from by an op in `through` (its first input), and so on backwards."""
+    """`value`, what it was viewed from or made from by an op in `through` (its first input), and so on backwards.
+
+    `mul` and `div` in `through` are followed only where they scale by a number.
+    """
     yield value
     while (node := graph.producer(value)) is not None and (is_view(node) or node.operation in through):
-        if not node.inputs:
+        if not node.inputs or (node.operation in _SCALINGS and len(node.inputs) > 1):
             return
         value = node.inputs[0]
         yield value

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import attrs
 
 from djinn_core.ir.arguments import arguments
-from djinn_core.ir.dataflow import origin
+from djinn_core.ir.dataflow import ancestors
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.stages.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER, is_backward
 
 _TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows looked up is no position table
+_COUNTING = frozenset({"arange", "cumsum"})
 _TABLES_OF_A_RECOMMENDER = 3
 _CACHES = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
 
@@ -91,18 +92,26 @@ def _sources(graph: Graph) -> dict[int, Modality]:
     for operation in CONVOLUTION:
         for i in graph.by_op.get(operation, ()):
             node = graph.nodes[i]
-            if graph.producer(origin(graph, node.inputs[0])) is None:
+            if _is_raw(graph, node.inputs[0]):
                 rank = len(graph.meta(node.inputs[0]).shape)
                 sources[i] = Modality.VISION if rank >= 4 else Modality.AUDIO
     return sources
 
 
+def _is_raw(graph: Graph, value: int) -> bool:
+    """Whether nothing was learnt about it yet: no layer stands before it."""
+    makers = (node for _, node in ancestors(graph, value, limit=64))
+    return not any(n is not None and n.operation in CONVOLUTION | MATRIX_PRODUCT | EMBEDDING for n in makers)
+
+
 def _looks_up_tokens(graph: Graph, node: Node) -> bool:
     """Whether the indices are data. Positions are counted up in the program, or name every row of the table once."""
-    given = arguments(node)
-    indices = origin(graph, given.get("indices", node.inputs[-1]))
-    rows = graph.meta(node.inputs[0]).shape[0]
-    return graph.producer(indices) is None and rows > _TOKENS_PER_POSITION * graph.meta(indices).shape[-1:][0]
+    indices = arguments(node).get("indices", node.inputs[-1])
+    makers = (maker for _, maker in ancestors(graph, indices, limit=32))
+    if any(maker is not None and maker.operation in _COUNTING for maker in makers):
+        return False
+    rows, looked_up = graph.meta(node.inputs[0]).shape[0], graph.meta(indices).shape[-1:]
+    return rows > _TOKENS_PER_POSITION * (looked_up[0] if looked_up else 1)
 
 
 def _modalities(graph: Graph, sources: dict[int, Modality]) -> tuple[Modality, ...]:

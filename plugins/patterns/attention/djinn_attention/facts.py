@@ -12,7 +12,7 @@ _PROJECTIONS = frozenset({"addmm", "convolution", "linear", "mm"})
 _TRIANGLES = frozenset({"tril", "tril_indices", "triu", "triu_indices"})
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt"})
 _COUNTED = frozenset({*COPIES, "add", "arange", "cumsum", "sub"})
-_REPEATS = frozenset({*COPIES, "index_select", "repeat", "repeat_interleave"})
+_REPEATS = frozenset({*COPIES, "div", "index_select", "mul", "repeat", "repeat_interleave"})
 
 
 def heads(graph: Graph, site: Site) -> int | None:
@@ -23,7 +23,7 @@ def heads(graph: Graph, site: Site) -> int | None:
     if len(shape) == 2:
         return 1
     length, width = graph.meta(site.query).shape[-2:]
-    found = (graph.meta(v).shape for v in chain(graph, site.query))
+    found = (graph.meta(v).shape for v in chain(graph, site.query, _REPEATS))
     return next((s[1] for s in found if len(s) == 4 and s[-2:] == (length, width)), None)
 
 

@@ -12,7 +12,8 @@ from djinn.hooks import Graph, Node, storage_of
 
 Kind = Literal["appended", "written", "created", "kept", "read"]
 
-_REPEATS = frozenset({*COPIES, "index_select", "repeat", "repeat_interleave", "slice_copy"})
+# Between a cache and the attention that reads it: repeating for the query heads, scaling, views and copies.
+_PASSED = frozenset({*COPIES, "index_select", "repeat", "repeat_interleave", "mul", "div"})
 _WRITES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "scatter_", "slice_scatter_"})
 _SCATTERS = frozenset({"index_copy", "index_put", "scatter", "select_scatter", "slice_scatter"})
 
@@ -57,7 +58,7 @@ class Surroundings:
 
     def cache(self, value: int) -> Cache | None:
         """The cache that `value`, a key or value operand of attention, was read from, or None."""
-        path = list(chain(self.graph, value, _REPEATS))
+        path = list(chain(self.graph, value, _PASSED))
         first = path[-1]
         node = self.graph.producer(first)
         if node is not None and node.operation == "cat":
