@@ -1,0 +1,53 @@
+"""The examples of the author's guide do what it says, and its tables are true."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from djinn import testing
+from djinn_core.plugins.kinds import KINDS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the example files; the first line of each names it."""
+    folder = tmp_path_factory.mktemp("guide")
+    for source in re.findall(r"^```python\n(.+?)^```", TEXT, flags=re.MULTILINE | re.DOTALL):
+        name = source.splitlines()[0].removeprefix("# ")
+        (folder / name).write_text(source, encoding="utf-8")
+    return folder
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    environ |= {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_plugin_recognises_what_the_guide_says(written: Path) -> None:
+    done = run(written, "use.py")
+    assert done.returncode == 0, done.stderr
+    (expected,) = re.findall(r"^```text\n(.+?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
+    assert done.stdout == expected
+
+
+def test_its_tests_pass(written: Path) -> None:
+    done = run(written, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error")
+    assert done.returncode == 0, done.stdout
+    assert "7 passed" in done.stdout
+
+
+def test_the_table_of_suites_is_complete() -> None:
+    listed = re.findall(r"^\| (?:`(\w+)`|any) \| `(\w+)` \|", TEXT, flags=re.MULTILINE)
+    assert {kind for kind, _ in listed} - {""} == {kind.name for kind in KINDS}
+    assert {suite for _, suite in listed} == {name for name in testing.__all__ if name.endswith("Conformance")}
