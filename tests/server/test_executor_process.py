@@ -1,0 +1,231 @@
+"""An executor process: how it starts, whom it lets in, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from djinn_core.errors import ProtocolError, StartupError, TransportError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch import process as process_module
+from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.wire.messages import Attach, Attached, Broken, Figures, Goodbye, Query, Refused, Upload, decode, encode
+
+SECONDS = 20.0
+
+
+def expect_end(connection):
+    with pytest.raises((TransportError, ProtocolError)):
+        connection.receive(SECONDS)
+
+
+@pytest.fixture
+def attached(executor, dial, ask):
+    """A healthy client's connection."""
+    connection = dial(executor.urls[0])
+    assert isinstance(ask(connection, Attach(executor.issue_ticket("healthy"), "")), Attached)
+    yield connection
+    assert isinstance(ask(connection, Query()), Figures), "the healthy client was harmed"
+    connection.send(Frame(encode(Goodbye())))
+    connection.close()
+
+
+def test_it_says_where_it_listens_and_what_it_is(executor):
+    assert executor.urls[0].startswith("unix://")
+    assert any(url.startswith("tcp://127.0.0.1:") for url in executor.urls)
+    assert executor.device.id == "cpu:0"
+    assert executor.device.memory >= executor.device.memory_free > 0
+    assert executor.ready.process == executor.process_id
+    assert executor.alive
+
+
+def test_only_its_owner_can_reach_its_socket(executor):
+    socket = Path(executor.urls[0].removeprefix("unix://"))
+    assert socket.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+def test_a_ticket_lets_one_client_in(executor, dial, ask, wait_for, scheme):
+    url = next(url for url in executor.urls if url.startswith(scheme))
+    ticket = executor.issue_ticket("someone@somewhere")
+    first, second = dial(url), dial(url)
+    answer = ask(first, Attach(ticket, ""))
+    assert isinstance(answer, Attached)
+    assert answer.process == executor.process_id
+    assert answer.operators and "aten::add.Tensor" in answer.operators
+    assert [s.session for s in executor.status().sessions if s.client == "someone@somewhere"] == [answer.session]
+    assert isinstance(ask(second, Attach(ticket, "")), Refused)
+    expect_end(second)
+    first.close()
+    wait_for(lambda: answer.session not in {s.session for s in executor.status().sessions}, "the end of the session")
+
+
+def test_equal_allow_lists_are_not_sent(executor, dial, ask):
+    from djinn_core.ir.operators import operators_digest
+
+    connection = dial(executor.urls[0])
+    assert ask(connection, Attach(executor.issue_ticket(), operators_digest())).operators is None
+    connection.close()
+
+
+def test_an_expired_ticket_is_refused(executor, dial, ask):
+    connection = dial(executor.urls[0])
+    assert isinstance(ask(connection, Attach(executor.issue_ticket(lifetime=0.0), "")), Refused)
+
+
+@pytest.mark.parametrize("ticket", ["", "x", "Zm9yZ2Vk" * 10, "é", "=" * 7])
+def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
+    connection = dial(executor.urls[0])
+    assert isinstance(ask(connection, Attach(ticket, "")), Refused)
+    expect_end(connection)
+
+
+def test_nothing_but_a_ticket_comes_first(executor, dial, ask, attached):
+    connection = dial(executor.urls[0])
+    assert isinstance(ask(connection, Query()), Refused)
+    expect_end(connection)
+
+
+def test_what_is_no_message_closes_that_connection(executor, dial, attached):
+    connection = dial(executor.urls[0])
+    connection.send(Frame(b"\xff\xfegarbage"))
+    answer = decode(connection.receive(SECONDS).head)
+    assert isinstance(answer, Broken) and "cannot read a message" in answer.reason
+    expect_end(connection)
+
+
+@pytest.mark.parametrize("frame", [Frame(b"x" * (64 << 10)), Frame(b"x", [b"y" * 100])], ids=["head", "body"])
+def test_a_stranger_cannot_send_much(executor, dial, attached, frame):
+    connection = dial(executor.urls[0])
+    connection.send(frame)
+    expect_end(connection)
+
+
+def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, ask, attached, wait_for):
+    connection = dial(executor.urls[0])
+    session = ask(connection, Attach(executor.issue_ticket(), "")).session
+    connection.send(Frame(encode(Upload(1, "no such dtype", (1,), (1,), 4)), [b"1234"]))
+    answer = decode(connection.receive(SECONDS).head)
+    assert isinstance(answer, Broken)
+    expect_end(connection)
+    wait_for(lambda: session not in {s.session for s in executor.status().sessions}, "the end of the session")
+
+
+def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch):
+    monkeypatch.setenv("DJINN_TOKEN", "a-secret-of-the-client")
+    executor = ExecutorProcess(ExecutorOptions("cpu"))
+    try:
+        shown = b"".join(Path(f"/proc/{executor.process_id}/{name}").read_bytes() for name in ("cmdline", "environ"))
+        executor.wait_ready(SECONDS)
+    finally:
+        executor.close(0.0)
+    assert b"executor" in shown
+    assert b"a-secret-of-the-client" not in shown
+    assert executor._key not in shown
+
+
+def test_an_unknown_device_is_named_with_those_that_there_are(exists):
+    with pytest.raises(StartupError, match="no device 'abacus'.*cpu"):
+        ExecutorProcess.start("abacus", timeout=SECONDS)
+    with pytest.raises(StartupError, match="cpu:3.*cpu:0"):
+        ExecutorProcess.start("cpu:3", timeout=SECONDS)
+
+
+def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
+    executor = ExecutorProcess(ExecutorOptions("cpu"))
+    directory = executor._directory
+    with pytest.raises(StartupError, match="not ready after 0.05 s.*start_timeout"):
+        executor.wait_ready(0.05)
+    assert not executor.alive
+    assert not Path(directory).exists()
+
+
+def test_a_death_before_readiness_is_told_with_its_signal():
+    executor = ExecutorProcess(ExecutorOptions("cpu"))
+    os.kill(executor.process_id, signal.SIGKILL)
+    with pytest.raises(StartupError, match="killed by SIGKILL"):
+        executor.wait_ready(SECONDS)
+
+
+def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
+    executor = ExecutorProcess.start("cpu", timeout=SECONDS)
+    connection = dial(executor.urls[0])
+    ask(connection, Attach(executor.issue_ticket(), ""))
+    closing = threading.Thread(target=executor.close, args=(SECONDS,))
+    closing.start()
+    closing.join(0.3)
+    assert closing.is_alive() and isinstance(ask(connection, Query()), Figures)
+    with pytest.raises(TransportError):
+        dial(executor.urls[0])
+    connection.send(Frame(encode(Goodbye())))
+    closing.join(SECONDS)
+    assert not closing.is_alive() and not executor.alive
+    assert not Path(executor._directory).exists()
+
+
+SCRIPT = """
+    import os, sys, time
+    from djinn_core.launch.process import ExecutorProcess
+
+    # no main guard: an executor that imported this file again would start another
+    executor = ExecutorProcess.start("cpu", timeout=20.0)
+    child = os.fork()
+    if child == 0:  # holds the pipes open, and must not end the executor of its parent
+        executor.close()
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.2)
+    print(executor.process_id, child, executor.urls[0], executor.alive, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_it_ends_with_a_parent_that_is_killed(tmp_path, wait_for, exists, environment):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "random.py").write_text("raise SystemExit('the working directory was imported from')")
+    parent = subprocess.Popen([sys.executable, script], cwd=elsewhere, stdout=subprocess.PIPE, env=environment)
+    executor, child, url, alive = parent.stdout.readline().split()
+    try:
+        assert alive == b"True" and exists(int(executor))
+        parent.kill()
+        parent.wait()
+        wait_for(lambda: not exists(int(executor)), "the end of the executor")
+        wait_for(lambda: not Path(url.decode().removeprefix("unix://")).parent.exists(), "an empty temporary directory")
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_it_imports_what_its_parent_imports(tmp_path, monkeypatch):
+    """A path that a notebook added to `sys.path` is there in the executor too, and the working directory comes last."""
+    from djinn_core.launch.command import executor_environment
+
+    monkeypatch.syspath_prepend(tmp_path / "added")
+    (tmp_path / "added").mkdir()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    entries = executor_environment()["PYTHONPATH"].split(os.pathsep)
+    assert entries[0] == str(tmp_path / "added")
+    assert entries[-1] == str(tmp_path)
+
+
+def test_a_long_temporary_directory_does_not_matter(tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(process_module.tempfile, "tempdir", str(deep))
+    directory = process_module._make_directory()
+    try:
+        assert len(directory) < 90
+        assert list(deep.iterdir()) == []
+    finally:
+        Path(directory).rmdir()
