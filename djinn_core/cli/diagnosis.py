@@ -18,11 +18,11 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Resolved, SettingRow, Settings
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.hookspecs.transports import Transport
-from djinn_core.interception.torch_private import missing
 from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
 from djinn_core.runtime.connect import find_servers
 from djinn_core.runtime.dialling import ask_status
+from djinn_core.torch_private import missing
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,17 +14,22 @@ from djinn_core.demo.server import running_server
 from djinn_core.demo.task import Advance, Task
 from djinn_core.demo.training import DigitTraining
 
-TASKS: tuple[Callable[[], Task], ...] = (EmbeddingSearch, Generation, DigitTraining)
+TASKS: dict[str, Callable[[], Task]] = {
+    "embeddings": EmbeddingSearch,
+    "generation": Generation,
+    "training": DigitTraining,
+}
 
 
-def run_demo(device: str, console: Console) -> list[Measured]:
-    """Run every task here and on a server with that device, showing progress on `console`.
+def run_demo(names: Sequence[str], device: str, console: Console) -> list[Measured]:
+    """Run those of `TASKS` here and on a server with that device, showing progress on `console`.
 
     Raises:
         StartupError: the server does not start, or the models' weights are not installed.
     """
     import djinn
 
+    chosen = [TASKS[name] for name in names]
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -37,7 +42,7 @@ def run_demo(device: str, console: Console) -> list[Measured]:
         with running_server(device) as connection:
             progress.remove_task(starting)
             djinn.configure(connection_file=connection)
-            return [_measure_one(make, progress) for make in TASKS]
+            return [_measure_one(make, progress) for make in chosen]
 
 
 def _measure_one(make: Callable[[], Task], progress: Progress) -> Measured:

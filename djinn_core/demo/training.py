@@ -67,7 +67,7 @@ class DigitTraining:
         images, labels = (data[HELD_OUT:] for data in self._data)
         self._model.train()
         total: Any = 0.0
-        batches = torch.randperm(len(labels), generator=shuffle).split(BATCH)
+        batches = torch.randperm(len(labels), generator=shuffle).to(labels.device).split(BATCH)
         for batch in batches:
             loss = functional.cross_entropy(self._model(images[batch]), labels[batch])
             optimizer.zero_grad()

@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from djinn_core import torch_private
 from djinn_core.cli import main
 from djinn_core.cli.diagnosis import check_torch, check_versions, diagnose, versions
-from djinn_core.interception import torch_private
 
 
 @pytest.fixture

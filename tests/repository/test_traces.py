@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 # Written in pieces, so that this file does not find itself.
@@ -27,8 +28,21 @@ def test_no_traces(root, files):
     assert not found
 
 
+def calls(path):
+    """Names of what a file calls, such as `torch.load`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
 def test_nothing_unpickles(root, sources):
-    ours = [path for path in sources if path.is_relative_to(root / "djinn_core") or "plugins" in path.parts]
-    call = re.compile(r"\b(?:pickle\.loads?|torch\.load|marshal\.loads?|dill\.loads?)\(|(?<![\w.])(?:eval|exec)\(")
-    shipped = [path for path in ours if "tests" not in path.relative_to(root).parts]
-    assert [f"{p.relative_to(root)}: {m[0]}" for p in shipped for m in call.finditer(p.read_text())] == []
+    shipped = [path for path in sources if path.relative_to(root).parts[0] in {"djinn", "djinn_core", "plugins"}]
+    forbidden = {"pickle.load", "pickle.loads", "torch.load", "marshal.loads", "dill.loads", "eval", "exec"}
+    guilty = [
+        f"{path.relative_to(root)} calls {name}"
+        for path in shipped
+        if "tests" not in path.parts
+        for name in calls(path)
+        if name in forbidden
+    ]
+    assert not guilty
