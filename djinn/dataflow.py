@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX, query_shape
 from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, users
 
-__all__ = ["COPIES", "ancestors", "chain", "is_view", "origin", "users"]
+__all__ = ["COPIES", "FUSED_ATTENTION", "SOFTMAX", "ancestors", "chain", "is_view", "origin", "query_shape", "users"]

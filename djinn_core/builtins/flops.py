@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from djinn_core.ir.arguments import arguments
+from djinn_core.ir.attention import FUSED_ATTENTION
 from djinn_core.ir.graph import Graph, Node
 
 Shape = tuple[int, ...]
@@ -78,11 +79,6 @@ def _attention_backward(graph: Graph, _: Node, given: dict[str, Any]) -> int:
     return 2 * math.prod(q[:-1]) * k[-2] * (3 * q[-1] + 2 * v[-1])
 
 
-_FUSED_ATTENTION = (
-    "scaled_dot_product_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable",
-)  # fmt: skip
 _CONVOLUTIONS = (
     "convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
     "conv_transpose2d", "conv_transpose3d",
@@ -99,6 +95,6 @@ _RULES: dict[str, Callable[[Graph, Node, dict[str, Any]], int]] = {
     "convolution_backward": _convolution_backward,
     "convolution_backward_overrideable": _convolution_backward,
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
-    **dict.fromkeys(_FUSED_ATTENTION, _attention),
-    **{f"{name}_backward": _attention_backward for name in _FUSED_ATTENTION[2:]},
+    **dict.fromkeys(FUSED_ATTENTION, _attention),
+    **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},
 }

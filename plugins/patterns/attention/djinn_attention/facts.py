@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from djinn.dataflow import COPIES, ancestors, chain, is_view, origin
+from djinn.dataflow import COPIES, ancestors, chain, is_view, origin, query_shape
 from djinn.hooks import Graph, Node
 from djinn_attention.sites import Site
 
@@ -17,14 +17,17 @@ _REPEATS = frozenset({*COPIES, "div", "index_select", "mul", "repeat", "repeat_i
 
 def heads(graph: Graph, site: Site) -> int | None:
     """Number of query heads, or None where the shapes do not tell."""
-    shape = site.scores or graph.meta(site.query).shape
-    if len(shape) > 3:
-        return math.prod(shape[1:-2])
-    if len(shape) == 2:
-        return 1
-    length, width = graph.meta(site.query).shape[-2:]
-    found = (graph.meta(v).shape for v in chain(graph, site.query, _REPEATS))
-    return next((s[1] for s in found if len(s) == 4 and s[-2:] == (length, width)), None)
+    shape = query_shape(graph, site.query)
+    if len(shape) == 4:
+        return shape[1]
+    if len(site.scores) > 3:
+        return math.prod(site.scores[1:-2])
+    return 1 if len(shape) == 2 else None
+
+
+def queries(graph: Graph, site: Site) -> int:
+    """Number of queries of each head."""
+    return query_shape(graph, site.query)[-2]
 
 
 def kv_heads(graph: Graph, site: Site, query_heads: int | None) -> int | None:
@@ -39,8 +42,7 @@ def kv_heads(graph: Graph, site: Site, query_heads: int | None) -> int | None:
 
 def causal(graph: Graph, site: Site) -> bool | None:
     """Whether later keys are hidden; None where it cannot be told, as with one query or a mask from outside."""
-    queries = (graph.meta(site.query).shape if site.fused else site.scores)[-2]
-    if queries == 1:
+    if queries(graph, site) == 1:
         return None
     if site.flagged_causal:
         return True
@@ -79,10 +81,10 @@ def _comes_from_outside(graph: Graph, mask: int) -> bool:
 
 def kind(graph: Graph, site: Site) -> str | None:
     """`self` where queries and keys are projected from the same value, `cross` where not, None where it is not seen."""
-    queries, keys = _projected_from(graph, site.query), _projected_from(graph, site.key)
-    if not queries or not keys:
+    from_query, from_key = _projected_from(graph, site.query), _projected_from(graph, site.key)
+    if not from_query or not from_key:
         return None
-    return "self" if queries & keys else "cross"
+    return "self" if from_query & from_key else "cross"
 
 
 def _projected_from(graph: Graph, value: int) -> set[int]:

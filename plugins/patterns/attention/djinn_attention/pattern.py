@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.dataflow import origin
+from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, origin
 from djinn.hooks import Graph, Node, PatternMatch
 from djinn_attention import facts
-from djinn_attention.sites import FUSED, SOFTMAX, Site, find
+from djinn_attention.sites import Site, find
 
 
 class Attention:
     """Attention, as one of PyTorch's fused ops or as softmax(q·kᵀ [scaled, masked])·v through any views."""
 
     name = "attention"
-    operations = FUSED | SOFTMAX
+    operations = FUSED_ATTENTION | SOFTMAX
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each attention. Names of modules and parts of names play no role."""
@@ -31,7 +31,7 @@ def _match(graph: Graph, site: Site, node: Node) -> PatternMatch:
         "fused": site.fused,
         "heads": count,
         "kv_heads": facts.kv_heads(graph, site, count),
-        "queries": (graph.meta(site.query).shape if site.fused else site.scores)[-2],
+        "queries": facts.queries(graph, site),
         "keys": shape[-2] if site.fused else site.scores[-1],
         "causal": facts.causal(graph, site),
         "kind": facts.kind(graph, site),

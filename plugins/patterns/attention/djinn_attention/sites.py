@@ -7,16 +7,9 @@ from collections import deque
 
 import attrs
 
-from djinn.dataflow import COPIES, is_view, origin, users
+from djinn.dataflow import COPIES, FUSED_ATTENTION, is_view, origin, users
 from djinn.hooks import Graph, Node, arguments
 
-FUSED = frozenset({
-    "_scaled_dot_product_attention_math", "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable",
-    "scaled_dot_product_attention",
-})  # fmt: skip
-SOFTMAX = frozenset({"_safe_softmax", "_softmax", "softmax"})
 _PRODUCTS = frozenset({"baddbmm", "bmm", "matmul", "mm"})
 # What may stand between the scores and the softmax: scale, mask, soft cap, casts.
 _SCORE_OPS = frozenset({
@@ -51,7 +44,7 @@ class Site:
 
 def find(graph: Graph, node: Node) -> Site | None:
     """The attention that the fused op or softmax `node` belongs to, or None."""
-    return _fused(node) if node.operation in FUSED else _unfused(graph, node)
+    return _fused(node) if node.operation in FUSED_ATTENTION else _unfused(graph, node)
 
 
 def _fused(node: Node) -> Site:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from djinn.dataflow import chain, origin
+from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, chain, origin
 from djinn.hooks import DataResidency, ExecutionPhase, Graph, Node, PatternMatch
 from djinn_kv_cache.caches import Cache, Kind, Surroundings
-from djinn_kv_cache.reads import FUSED, SOFTMAX, Read, reads
+from djinn_kv_cache.reads import Read, reads
 
 # How sure each kind is: a value that is merely held after attention read it may be held for another reason.
 _CONFIDENCE: dict[Kind, float] = {"appended": 0.98, "written": 0.98, "created": 0.95, "kept": 0.75, "read": 0.7}
@@ -24,7 +24,7 @@ class KeyValueCache:
     """KV caches, growing and static, for fused and unfused attention."""
 
     name = "kv_cache"
-    operations = FUSED | SOFTMAX
+    operations = FUSED_ATTENTION | SOFTMAX
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each attention whose keys and values are a cache."""

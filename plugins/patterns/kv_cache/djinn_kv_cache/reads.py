@@ -6,16 +6,9 @@ from collections.abc import Iterator
 
 import attrs
 
-from djinn.dataflow import COPIES, ancestors, users
+from djinn.dataflow import COPIES, FUSED_ATTENTION, ancestors, query_shape, users
 from djinn.hooks import Graph, Node, arguments
 
-FUSED = frozenset({
-    "_scaled_dot_product_attention_math", "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable",
-    "scaled_dot_product_attention",
-})  # fmt: skip
-SOFTMAX = frozenset({"_safe_softmax", "_softmax", "softmax"})
 _PRODUCTS = frozenset({"baddbmm", "bmm", "matmul"})
 _DROPOUT = frozenset({*COPIES, "div", "dropout", "mul", "native_dropout"})
 
@@ -35,7 +28,7 @@ class Read:
 def reads(graph: Graph, candidates: list[Node]) -> Iterator[Read]:
     """The attentions among `candidates`, fused ops and softmaxes between two products."""
     for node in candidates:
-        read = _fused(graph, node) if node.operation in FUSED else _unfused(graph, node)
+        read = _fused(graph, node) if node.operation in FUSED_ATTENTION else _unfused(graph, node)
         if read is not None:
             yield read
 
@@ -56,5 +49,5 @@ def _unfused(graph: Graph, softmax: Node) -> Read | None:
         if after.operation in _PRODUCTS and after.inputs[-2] == weights:
             query, key = before.inputs[-2:]
             nodes = tuple(sorted({before.id, softmax.id, after.id}))
-            return Read(nodes, query, key, after.inputs[-1], scores.shape[-2], scores.shape[-1])
+            return Read(nodes, query, key, after.inputs[-1], query_shape(graph, query)[-2], scores.shape[-1])
     return None
