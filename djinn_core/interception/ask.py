@@ -17,6 +17,7 @@ from djinn_core.interception.site import user_site
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import tensor_meta
+from djinn_core.torch_private import schema_of
 
 _UNKNOWN = tensor_meta((), (), 0, torch.uint8)
 
@@ -40,19 +41,17 @@ def ask_executor(
     recorder = current()
     call = unknown_call(func, args, kwargs, operands)
     for operand in operands:
-        recorder.touch(operand._value.storage)
+        recorder.touch(operand.remote.storage)
     for index in call.writes:
-        recorder.claim(operands[index]._value.storage)
+        recorder.claim(operands[index].remote.storage)
     values = [Value(Storage(0, recorder), _UNKNOWN) for _ in range(call.new_count)]
-    handles = (*(o._value.handle for o in operands), *(v.handle for v in values))
+    handles = (*(o.remote.handle for o in operands), *(v.handle for v in values))
     recorder.entries.append((call, handles, tuple(slots), *user_site()))
     port.ops_captured += 1
     written = [operands[i] for i in call.writes]
     made = tuple(v.handle for v in values)
-    scalar = any(str(r.type) != "Tensor" for r in func._schema.returns)
-    answer = recorder.ask(
-        Ask(describe=(*made, *(w._value.handle for w in written)), fetch=made if scalar else ())
-    )
+    scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
+    answer = recorder.ask(Ask(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ()))
     for tensor, described in zip(written, answer.described[len(made) :], strict=True):
         _follow(tensor, described)
     return Asked(_results(call, operands, values, answer), _known_call(call, answer))
@@ -61,21 +60,23 @@ def ask_executor(
 def _known_call(call: Call, answer: Answer) -> Call:
     """The call with the results that the executor described, for ops whose results follow from metadata alone."""
     described = iter(answer.described)
-    results = tuple(next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True))
+    results = tuple(
+        next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True)
+    )
     sizes = tuple(m.extent * m.dtype.itemsize if m is not None else 0 for m in results)
     return attrs.evolve(call, results=results, nbytes=sizes)
 
 
 def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor]) -> Call:
     """A call whose results are not known; those that the schema calls writes are the operands themselves."""
-    returns = func._schema.returns
+    returns = schema_of(func).returns
     if any(str(r.type) == "List[Tensor]" for r in returns):
         raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
     written = written_operands(func, args, kwargs)
     targets = iter(written)
     inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
     form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
-    metas = tuple(o._value.meta for o in operands)
+    metas = tuple(o.remote.meta for o in operands)
     signature = signature_of(form, metas)
     signature.layout_trusted = True  # nothing was predicted
     return Call(
@@ -94,7 +95,7 @@ def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opera
 
 
 def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
-    if described.meta is not tensor._value.meta:
+    if described.meta is not tensor.remote.meta:
         adopt(tensor, described.meta)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.dispatch import take_backward_errors
-from djinn_core.interception.torch_private import EngineRun
+from djinn_core.torch_private import EngineRun
 
 
 def guard_engine(run: EngineRun) -> EngineRun:

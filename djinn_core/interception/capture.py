@@ -17,7 +17,7 @@ class Capturing:
 
     def __init__(self, skip: int) -> None:
         self._skip = skip  # instructions that were recorded, and not yet sent, before the capture began
-        self._sent: list[Entry] = []
+        self.sent: list[Entry] = []
         self._program: Program | None = None
 
     @property
@@ -25,7 +25,7 @@ class Capturing:
         """What was recorded so far; fixed when the capture ends."""
         if self._program is not None:
             return self._program
-        return freeze([*self._sent, *current().entries][self._skip :], [])
+        return freeze([*self.sent, *current().entries][self._skip :], [])
 
     def finish(self) -> None:
         """Fix the program."""
@@ -41,13 +41,13 @@ def capturing() -> Iterator[Capturing]:
     """
     recorder = current()
     capture = Capturing(len(recorder.entries))
-    recorder.captures.append(capture._sent)
+    recorder.captures.append(capture.sent)
     try:
         with torch.device(logical_device(0)):
             yield capture
     finally:
         capture.finish()
-        recorder.captures.remove(capture._sent)
+        recorder.captures.remove(capture.sent)
 
 
 def is_capturing() -> bool:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.lazy_tensor import DEVICE_NAME
 from djinn_core.ir.operators import allowed_operators
-
-_COMPOSITES = (
-    torch._C.DispatchKey.CompositeImplicitAutograd,
-    torch._C.DispatchKey.CompositeExplicitAutograd,
-)
 
 
 def is_allowed(func: Any) -> bool:
@@ -27,9 +21,9 @@ def run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     Raises:
         UnsupportedOperation: it has no such implementation.
     """
-    for key in _COMPOSITES:
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-            return func._op_dk(key, *args, **kwargs)
+    kernel = torch_private.composite_kernel(func)
+    if kernel is not None:
+        return kernel(*args, **kwargs)
     raise UnsupportedOperation(
         f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
         "move its inputs to the CPU first"

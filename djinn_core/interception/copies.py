@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from djinn_core.interception import torch_private
+from djinn_core import torch_private
 
 if TYPE_CHECKING:
     from djinn_core.interception.lazy_tensor import LazyTensor
@@ -28,7 +28,7 @@ def deep_copy(tensor: LazyTensor, memo: dict[int, Any]) -> LazyTensor:
         copied: Any = tensor.detach().clone(memory_format=torch.preserve_format)
     memo[id(tensor)] = copied
     for name, attribute in vars(tensor).items():
-        if name != "_value":
+        if name != "remote":
             setattr(copied, name, copy.deepcopy(attribute, memo))
     copied.requires_grad_(tensor.requires_grad)
     if tensor.grad is not None:

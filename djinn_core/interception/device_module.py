@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from djinn_core.interception import random_state, sync
 from djinn_core.interception.current_device import current_device, set_current_device
 from djinn_core.interception.lazy_tensor import DEVICE_NAME
 from djinn_core.interception.port import port
-from djinn_core.interception import random_state, sync
 
 
 def _index(device: Any) -> int:
@@ -18,7 +18,7 @@ def _index(device: Any) -> int:
         return current_device()
     if isinstance(device, int):
         return device
-    index = torch.device(device).index
+    index: int | None = torch.device(device).index
     return current_device() if index is None else index
 
 
@@ -36,28 +36,67 @@ class device:  # noqa: N801 - PyTorch calls it so
         set_current_device(self.before)
 
 
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """The random state, as a CPU tensor of bytes; one round trip. All indexes share one."""
+    return random_state.get_state()
+
+
+def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+    """Go on from `state`."""
+    random_state.set_state(state)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait until everything that was recorded has run."""
+    sync.synchronize()
+
+
+def set_device(device: Any) -> None:
+    """Make an index the present thread's."""
+    set_current_device(_index(device))
+
+
+def device_count() -> int:
+    """How many indexes there are."""
+    return port.device_count()
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that used the device."""
+    return port.forked
+
+
+def yes() -> bool:
+    """Available, built and initialised: the device starts what it needs at first use."""
+    return True
+
+
+def nothing() -> None:
+    """There is nothing to do."""
+
+
 def make_module() -> ModuleType:
     """The module that becomes `torch.remote_accelerator`."""
     module = ModuleType(f"torch.{DEVICE_NAME}", "The remote accelerator as a PyTorch device module.")
     members: dict[str, Any] = {
         "device": device,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_built": lambda: True,
-        "init": lambda: None,
-        "device_count": lambda: port.device_count(),
+        "is_available": yes,
+        "is_initialized": yes,
+        "is_built": yes,
+        "is_bf16_supported": yes,
+        "init": nothing,
+        "empty_cache": nothing,
+        "_lazy_init": nothing,
+        "device_count": device_count,
         "current_device": current_device,
-        "set_device": lambda d: set_current_device(_index(d)) and None,
-        "synchronize": lambda device=None: sync.synchronize(),
+        "set_device": set_device,
+        "synchronize": synchronize,
         "manual_seed": random_state.manual_seed,
         "manual_seed_all": random_state.manual_seed,
-        "get_rng_state": lambda device=None: random_state.get_state(),
-        "set_rng_state": lambda state, device=None: random_state.set_state(state),
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
-        "is_bf16_supported": lambda: True,
-        "empty_cache": lambda: None,
-        "_is_in_bad_fork": lambda: False,
-        "_lazy_init": lambda: None,
+        "_is_in_bad_fork": is_in_bad_fork,
     }
     for name, member in members.items():
         setattr(module, name, member)

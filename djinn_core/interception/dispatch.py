@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception import torch_private
+from djinn_core import torch_private
 from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.composite import is_allowed, run_composite
 from djinn_core.interception.infer import UnknownResult, infer
@@ -94,7 +94,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not is_allowed(func):
             return run_composite(func, args, kwargs)
         try:
-            call = infer(func, args, kwargs, operands[0]._value.meta.device if operands else 0)
+            call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
         except UnknownResult:
             asked = ask_executor(func, args, kwargs, operands, slots)
             if func in KERNEL_DECIDES:
@@ -112,7 +112,7 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor], sl
     for a in args:
         kind = type(a)
         if kind is LazyTensor:
-            key.append(a._value.meta)
+            key.append(a.remote.meta)
             operands.append(a)
         elif kind is int:
             key.append(a)
@@ -134,7 +134,7 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor], sl
 def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor], slots: list[Slot]) -> None:
     key.append(kind)
     if isinstance(a, LazyTensor):
-        key.append(a._value.meta)
+        key.append(a.remote.meta)
         operands.append(a)
     elif isinstance(a, torch.Tensor):
         if a.dim() > 0:
@@ -163,12 +163,12 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
     recorder = current()
     handles: list[int] = []
     for operand in operands:
-        value = operand._value
+        value = operand.remote
         handles.append(value.handle)
         if value.storage.user is not recorder:
             recorder.touch(value.storage)
     for written in call.writes:
-        recorder.claim(operands[written]._value.storage)
+        recorder.claim(operands[written].remote.storage)
     results: list[Any] = []
     for meta, alias, same, nbytes in call.outcome:
         if same >= 0:
@@ -176,7 +176,7 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
         elif meta is None:
             results.append(None)
         else:
-            storage = operands[alias]._value.storage if alias >= 0 else Storage(nbytes, recorder)
+            storage = operands[alias].remote.storage if alias >= 0 else Storage(nbytes, recorder)
             value = Value(storage, meta)
             handles.append(value.handle)
             results.append(wrap(value))
@@ -193,5 +193,5 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
 def _apply_changes(call: Call, operands: list[LazyTensor]) -> None:
     for index, meta in call.changes:
         tensor = operands[index]
-        tensor._value.storage.nbytes = max(tensor._value.storage.nbytes, meta.extent * meta.dtype.itemsize)
+        tensor.remote.storage.nbytes = max(tensor.remote.storage.nbytes, meta.extent * meta.dtype.itemsize)
         adopt(tensor, meta)

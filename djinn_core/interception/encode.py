@@ -26,9 +26,7 @@ from djinn_core.ir.form import (
 _forms: dict[Form, Form] = {}
 
 
-def encode_form(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool
-) -> Form:
+def encode_form(func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool) -> Form:
     """The form of a call; equal forms are the same object.
 
     Raises:

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from djinn_core.interception.current_device import current_device
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.lazy_tensor import logical_device
 from djinn_core.interception.sync import copy
-from djinn_core.interception.current_device import current_device
 
 aten = torch.ops.aten
 
 
-def _make(func: Any, args: tuple[Any, ...], dtype: torch.dtype | None, device: torch.device | None, **extra: Any) -> Any:
+def _make(
+    func: Any, args: tuple[Any, ...], dtype: torch.dtype | None, device: torch.device | None, **extra: Any
+) -> Any:
     index = device.index if device is not None and device.index is not None else current_device()
     kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": logical_device(index), **extra}
     return record(func, args, kwargs)

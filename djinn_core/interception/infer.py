@@ -6,12 +6,13 @@ guessed from the schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.encode import encode_form
 from djinn_core.interception.lazy_tensor import LazyTensor
@@ -61,7 +62,7 @@ class MetaWorld:
         return meta
 
     def _view(self, tensor: LazyTensor) -> torch.Tensor:
-        value = tensor._value
+        value = tensor.remote
         base = self.storages.get(value.storage)
         if base is None:
             size = max(value.storage.nbytes, value.meta.extent * value.meta.dtype.itemsize)
@@ -69,7 +70,7 @@ class MetaWorld:
         view = torch.empty(0, dtype=value.meta.dtype, device="meta")
         view.set_(base.untyped_storage(), value.meta.offset, value.meta.shape, value.meta.stride)
         if value.meta.conj:
-            view = torch._conj(view)
+            view = torch.conj(view)
         if value.meta.neg:
             view = torch._neg_view(view)
         return view
@@ -110,11 +111,13 @@ def _build(
     results = list(out) if sequence else [out]
     for result in results:
         _check_layout(func, result)
-    inplace = [_position(world.tensors, lambda t, r=r: t is r) for r in results]
+    inplace = [_index_of(world.tensors, r) for r in results]
     metas = [meta_of(r, device) if isinstance(r, torch.Tensor) else None for r in results]
     if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
         raise UnknownResult  # a Python scalar: ask for its value
-    form = encode_form(func, args, kwargs, [m is not None and i < 0 for m, i in zip(metas, inplace, strict=True)], sequence)
+    form = encode_form(
+        func, args, kwargs, [m is not None and i < 0 for m, i in zip(metas, inplace, strict=True)], sequence
+    )
     return Call(
         signature=signature_of(form, tuple(before)),
         operands=tuple(before),
@@ -139,15 +142,15 @@ def _check_layout(func: Any, result: Any) -> None:
         )
 
 
-def _position(items: Sequence[Any], matches: Callable[[Any], bool]) -> int:
-    return next((i for i, item in enumerate(items) if matches(item)), -1)
+def _index_of(tensors: Sequence[torch.Tensor], result: Any) -> int:
+    return next((i for i, tensor in enumerate(tensors) if tensor is result), -1)
 
 
 def _alias(operands: Sequence[torch.Tensor], result: Any) -> int:
     if not isinstance(result, torch.Tensor):
         return -1
-    storage = result.untyped_storage()._cdata
-    return _position(operands, lambda t: t.untyped_storage()._cdata == storage)
+    storage = torch_private.storage_key(result)
+    return next((i for i, tensor in enumerate(operands) if torch_private.storage_key(tensor) == storage), -1)
 
 
 def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[tuple[int, TensorMeta], ...]:
@@ -157,7 +160,7 @@ def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[t
 
 def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """Positions, among the tensor operands, of those that the schema says are written."""
-    schema = {a.name: a for a in func._schema.arguments}
+    schema = {a.name: a for a in torch_private.schema_of(func).arguments}
     given = [*zip(schema, args, strict=False), *kwargs.items()]
     written: list[int] = []
     position = 0

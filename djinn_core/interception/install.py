@@ -9,7 +9,7 @@ from djinn_core.interception.backward import guard_engine
 from djinn_core.interception.device_module import make_module
 from djinn_core.interception.dispatch import dispatch
 from djinn_core.interception.modules import keep_parameters
-from djinn_core.interception.torch_private import register_backend, wrap_engine, wrap_module_apply
+from djinn_core.torch_private import register_backend, wrap_engine, wrap_module_apply
 
 _libraries: list[torch.library.Library] = []
 
@@ -18,7 +18,7 @@ def install() -> None:
     """Make `remote_accelerator` a device of this process; calling it again does nothing."""
     if _libraries:
         return
-    lazy_tensor._dispatch.append(dispatch)
+    lazy_tensor.dispatcher.append(dispatch)
     register_backend(lazy_tensor.DEVICE_NAME, make_module())
     _libraries.append(factories.register())
     wrap_engine(guard_engine)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception import copies, torch_private
+from djinn_core import torch_private
+from djinn_core.interception import copies
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
 
@@ -23,22 +24,22 @@ class LazyTensor(torch.Tensor):
     Shape, strides, dtype and device are known without a message. Ops on it are recorded, not computed.
     """
 
-    _value: Value
+    remote: Value
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record `func`; see `dispatch`."""
-        return _dispatch[0](func, args, kwargs or {})
+        return dispatcher[0](func, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return printer[-1](self)
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         """The tensor without its history; assigning makes this tensor stand for another's value."""
         return torch_private.get_data(self)
 
@@ -46,7 +47,7 @@ class LazyTensor(torch.Tensor):
     def data(self, source: torch.Tensor) -> None:
         torch_private.adopt_metadata(self, source)
         if isinstance(source, LazyTensor):
-            self._value = source._value
+            self.remote = source.remote
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
         return copies.deep_copy(self, memo)
@@ -64,7 +65,7 @@ class LazyTensor(torch.Tensor):
         raise NotImplementedError("a LazyTensor has no inner tensors")
 
 
-_dispatch: list[Dispatch] = []
+dispatcher: list[Dispatch] = []
 _devices: dict[int, torch.device] = {}
 
 
@@ -82,7 +83,7 @@ def wrap(value: Value) -> LazyTensor:
     tensor: LazyTensor = torch_private.make_wrapper(
         LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
     )
-    tensor._value = value
+    tensor.remote = value
     if meta.conj or meta.neg:
         torch_private.set_bits(tensor, meta.conj, meta.neg)
     return tensor
@@ -95,11 +96,11 @@ def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
 
 def adopt(tensor: LazyTensor, meta: TensorMeta) -> None:
     """Give `tensor` other metadata, after an op that changed it in place."""
-    tensor._value.meta = meta
+    tensor.remote.meta = meta
     template = torch_private.make_wrapper(
         LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
     )
-    template._value = tensor._value
+    template.remote = tensor.remote
     torch_private.adopt_metadata(tensor, template)
 
 

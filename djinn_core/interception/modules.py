@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.lazy_tensor import LazyTensor
-from djinn_core.interception.torch_private import ModuleApply
+from djinn_core.torch_private import ModuleApply
 
 
 def keep_parameters(apply: ModuleApply) -> ModuleApply:
@@ -21,7 +21,7 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
 
     @functools.wraps(apply)
     def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        remote = any(type(p) is LazyTensor for p in module._parameters.values())
+        remote = any(isinstance(p, LazyTensor) for p in module.parameters(recurse=False))
         if not remote or torch.__future__.get_swap_module_params_on_conversion():
             return apply(module, fn, *args, **kwargs)
         torch.__future__.set_swap_module_params_on_conversion(True)

@@ -73,6 +73,7 @@ class Port:
     device_count: Callable[[], int] = lambda: 1
     checkpoint_instructions: int = 4096
     ops_captured: int = 0
+    forked: bool = False
 
     def runtime(self) -> Runtime:
         """The runtime, started at the first call.

@@ -13,7 +13,6 @@ from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
-
 def _call(form: Form, operands: tuple[TensorMeta, ...]) -> Call:
     made = form.results == ("new",)
     return Call(
@@ -50,4 +49,4 @@ def get_state() -> torch.Tensor:
 def set_state(state: torch.Tensor) -> None:
     """Record that the remote random state goes on from `state`."""
     remote = upload_copy(state)
-    append(_call(_SET, (remote._value.meta,)), [remote], [])
+    append(_call(_SET, (remote.remote.meta,)), [remote], [])

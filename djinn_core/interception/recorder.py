@@ -152,7 +152,7 @@ def recorders() -> list[Recorder]:
 
 def forget_everything() -> None:
     """In a forked child: the programs belong to the parent."""
-    global _local  # noqa: PLW0603 - a fresh start is the point
+    global _local
     _all.clear()
     freed.clear()
     _local = _PerThread()

@@ -45,4 +45,5 @@ KERNEL_DECIDES = frozenset({
 
 def rule_for(func: Any) -> Rule:
     """The rule for `func`: itself, where its meta kernel is right."""
-    return _RULES.get(func, func)
+    rule: Rule = _RULES.get(func, func)
+    return rule

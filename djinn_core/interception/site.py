@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
 
-_OWN = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__file__, os.path.dirname(__file__)))
+_OWN = tuple(f"{Path(f).resolve().parent}{os.sep}" for f in (torch.__file__, __file__))
 # By id, because hashing a code object walks its constants. The code objects are kept so that ids stay theirs.
 _inside: dict[int, tuple[CodeType, bool]] = {}
 
 
 def user_site() -> tuple[CodeType, int]:
     """The innermost frame outside torch and Djinn: its code and the offset of its current instruction."""
-    frame: FrameType = sys._getframe(1)
+    frame: FrameType = sys._getframe(1)  # noqa: SLF001 - the public ways build a list of all frames
     while True:
         code = frame.f_code
         known = _inside.get(id(code))

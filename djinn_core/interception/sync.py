@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.interception import lazy_tensor
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
@@ -22,8 +23,8 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
         RemoteError: the value could not be computed.
     """
     recorder = current()
-    recorder.touch(tensor._value.storage)
-    return recorder.ask(Ask(fetch=(tensor._value.handle,))).tensors[0]
+    recorder.touch(tensor.remote.storage)
+    return recorder.ask(Ask(fetch=(tensor.remote.handle,))).tensors[0]
 
 
 def synchronize() -> None:
@@ -78,7 +79,7 @@ def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return record(func, (target, source), {})
     if upload_into_new(target, source):
         return target
-    return record(func, (target, upload_copy(source, target._value.meta.device)), {})
+    return record(func, (target, upload_copy(source, target.remote.meta.device)), {})
 
 
 @handles(aten.is_pinned.default)
@@ -103,13 +104,13 @@ def can_share_metadata(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any
     return all(isinstance(a, LazyTensor) for a in args)
 
 
-def show(tensor: LazyTensor) -> str:
+def show(tensor: Any) -> str:
     """The tensor as PyTorch prints it; fetches its elements."""
     if tensor.is_meta or tensor.numel() == 0:
         contents = "[]"
     else:
-        contents = torch._tensor_str._tensor_str(fetch(tensor.detach()), len("tensor("))
-    text = torch._tensor_str._str(tensor, tensor_contents=contents)
+        contents = torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
+    text = torch_private.format_tensor(tensor, contents)
     heading = ""
     if text.startswith("Parameter("):
         heading, text = "Parameter containing:\n", text.removeprefix("Parameter(")[:-1]

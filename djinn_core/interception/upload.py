@@ -28,11 +28,11 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
     """
     recorder = current()
-    meta = target._value.meta
+    meta = target.remote.meta
     if not recorder.entries or source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
     call, handles, *_ = recorder.entries[-1]
-    if call.op not in _EMPTY or handles != (target._value.handle,):
+    if call.op not in _EMPTY or handles != (target.remote.handle,):
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes:
         return False  # not dense: padding would travel
@@ -40,6 +40,6 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     if plain.stride() != meta.stride:
         plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
     recorder.entries.pop()
-    target._value.storage.written = None
-    port.runtime().upload(target._value.handle, plain)
+    target.remote.storage.written = None
+    port.runtime().upload(target.remote.handle, plain)
     return True

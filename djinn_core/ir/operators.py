@@ -13,6 +13,7 @@ import re
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 
 MANUAL_SEED = "djinn::manual_seed"
@@ -70,7 +71,7 @@ def split_name(name: str) -> tuple[str, str]:
 @functools.cache
 def allowed_operators() -> frozenset[str]:
     """Names of all overloads that a program may contain."""
-    dispatched = {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
+    dispatched = {n for n in torch_private.dispatched_operators() if n.startswith("aten::")}
     return OWN_OPERATORS | frozenset(name for name in dispatched if _expressible(name))
 
 
@@ -78,7 +79,7 @@ def _expressible(name: str) -> bool:
     packet, overload = split_name(name)
     if packet in _EXCLUDED:
         return False
-    schema = torch._C._get_schema(f"aten::{packet}", "" if overload == "default" else overload)
+    schema = torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
     return all(_TYPES.match(str(a.type)) for a in (*schema.arguments, *schema.returns))
 
 

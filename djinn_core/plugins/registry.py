@@ -86,6 +86,19 @@ class Survey:
     registry: Registry
     failures: tuple[Failure, ...]
 
+    def usable(self, strict: bool) -> Registry:
+        """The registry, unless a failure is fatal or `strict` makes it so.
+
+        Executors take it from here, without a warning: whoever started them has given it.
+
+        Raises:
+            PluginError: the first such failure.
+        """
+        for failure in self.failures:
+            if failure.fatal or strict:
+                raise failure.error
+        return self.registry
+
 
 def load_registry(
     selection: Selection,
@@ -110,12 +123,10 @@ def load_registry(
             the selection is strict.
     """
     found = survey(selection, builtins=builtins, entry_points=entry_points, kinds=kinds)
-    for failure in found.failures:
-        if failure.fatal or selection.strict:
-            raise failure.error
+    registry = found.usable(selection.strict)
     for failure in found.failures:
         log.warning("a plugin cannot be used", plugin=failure.row.name, error=str(failure.error))
-    return found.registry
+    return registry
 
 
 def survey(

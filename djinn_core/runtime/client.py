@@ -17,9 +17,9 @@ from djinn_core.interception import recorder, sync
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
-from djinn_core.ir.result import PipelineResult
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connect import Opened, open_connection
 from djinn_core.runtime.planner import Planner

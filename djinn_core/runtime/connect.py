@@ -21,6 +21,8 @@ from djinn_core.runtime.dialling import Dialled, attach, client_name, reach_exec
 from djinn_core.wire.messages import Attached
 
 _log = get_logger("djinn.runtime")
+# Objects have no name of their own, and what `__main__` is differs from process to process.
+_NAMELESS = frozenset({"", "__main__"})
 
 
 @attrs.frozen
@@ -148,9 +150,9 @@ def _plugin_names(plugins: tuple[Any, ...] | None) -> tuple[str, ...] | None:
         return None
     names = [p if isinstance(p, str) else getattr(p, "__name__", "") for p in plugins]
     for plugin, name in zip(plugins, names, strict=True):
-        if not name:
-            _log.info("a plugin is an object, which the executor process cannot load", plugin=repr(plugin))
-    return tuple(filter(None, names))
+        if name in _NAMELESS:
+            _log.info("a plugin has no name by which the executor process could load it", plugin=repr(plugin))
+    return tuple(name for name in names if name not in _NAMELESS)
 
 
 def _compare_torch(opened: Opened) -> None:

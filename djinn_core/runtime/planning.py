@@ -45,6 +45,4 @@ def plan_program(
 
 def request_for(settings: Settings, topology: NetworkTopology, until: Stage) -> Request:
     """What the settings ask of the pipeline."""
-    return Request(
-        topology, until=until, placement_policy=settings.placement_policy, scheduler=settings.scheduler
-    )
+    return Request(topology, until=until, placement_policy=settings.placement_policy, scheduler=settings.scheduler)

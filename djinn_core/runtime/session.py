@@ -71,7 +71,7 @@ class Session:
         self._failures = Failures()
         self._known: OrderedDict[bytes, tuple[Slot, ...]] = OrderedDict()
         self._receiving = threading.RLock()
-        self._figures: Figures | None = None
+        self._figures: list[Figures] = []
         self.lost: str = ""
 
     # --- out ---------------------------------------------------------------------------------------------------
@@ -107,9 +107,7 @@ class Session:
             self._receive_until(sequence - WINDOW)
         return sequence
 
-    def _run_message(
-        self, sequence: int, submission: Submission, prepared: Prepared, values: list[int]
-    ) -> Submit:
+    def _run_message(self, sequence: int, submission: Submission, prepared: Prepared, values: list[int]) -> Submit:
         program = submission.program
         slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
         before = self._known.get(prepared.digest)
@@ -201,7 +199,7 @@ class Session:
             assert pending.prepared is not None
             self._send(Define(pending.prepared.template))
         elif isinstance(message, Figures):
-            self._figures = message
+            self._figures.append(message)
         elif isinstance(message, Broken):
             self._lose(ProtocolError(message.reason))
         else:
@@ -242,11 +240,10 @@ class Session:
     def figures(self) -> dict[str, int]:
         """The executor's counts and bytes for this session; one round trip."""
         with self._receiving:
-            self._figures = None
             self._send(Query())
-            while self._figures is None:
+            while not self._figures:
                 self._receive_one()
-            return dict(self._figures.values)
+            return dict(self._figures.pop().values)
 
     def _check(self) -> None:
         if self.lost:
@@ -273,7 +270,9 @@ class Session:
 def _changes(before: tuple[Slot, ...], slots: tuple[Slot, ...]) -> tuple[tuple[int, Slot], ...]:
     """Slots that differ. An int is not the float of the same value, and 0.0 is not -0.0."""
     pairs = enumerate(zip(before, slots, strict=True))
-    return tuple([(i, new) for i, (old, new) in pairs if old is not new and (old != new or not new or _differ(old, new))])
+    return tuple(
+        [(i, new) for i, (old, new) in pairs if old is not new and (old != new or not new or _differ(old, new))]
+    )
 
 
 def _differ(old: Slot, new: Slot) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from djinn_core import torch_private
 from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.ir.form import (
     Argument,
@@ -88,11 +89,12 @@ class OwnOperators:
 
     def find(self, name: str) -> Callable[..., Any] | None:
         """The function behind one of Djinn's own ops."""
-        return {
+        known: dict[str, Callable[..., Any]] = {
             MANUAL_SEED: self.manual_seed,
             GET_RANDOM_STATE: self.get_random_state,
             SET_RANDOM_STATE: self.set_random_state,
-        }.get(name)
+        }
+        return known.get(name)
 
 
 def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
@@ -171,7 +173,7 @@ class _Compiler:
         writes: tuple[int, ...] = ()
         if function is None:
             overload = resolve(form.op)
-            function = overload._op
+            function = torch_private.kernel_of(overload)
             writes = _written(overload, form, operands)
             self.random |= torch.Tag.nondeterministic_seeded in overload.tags
         else:
@@ -226,7 +228,7 @@ class _Compiler:
 
     def _getter(self, places: list[Any]) -> Get:
         if not places:
-            return lambda env: ()
+            return itemgetter(slice(0, 0))
         if len(places) > 1 and all(isinstance(p, int) for p in places):
             return itemgetter(*places)
         getters = [self._single(p) for p in places]
@@ -234,7 +236,7 @@ class _Compiler:
 
     @staticmethod
     def _single(place: Any) -> Get:
-        return itemgetter(place) if isinstance(place, int) else place  # type: ignore[no-any-return]
+        return itemgetter(place) if isinstance(place, int) else place
 
 
 def _list_getter(places: list[Any]) -> Get:
@@ -303,12 +305,14 @@ def _constants_in(form: Form) -> int:
     return sum(isinstance(a, Constant | Enumerated | SelfDevice | SessionGenerator) for a in form.arguments())
 
 
-_ENUMERATED = {
-    "dtype": {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.dtype)},
-    "layout": {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.layout)},
-    "memory_format": {
-        str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.memory_format)
-    },
+def _by_name(kind: type) -> dict[str, Any]:
+    return {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, kind)}
+
+
+_ENUMERATED: dict[str, dict[str, Any]] = {
+    "dtype": _by_name(torch.dtype),
+    "layout": _by_name(torch.layout),
+    "memory_format": _by_name(torch.memory_format),
 }
 
 
@@ -320,7 +324,7 @@ def _enumerated(argument: Enumerated) -> Any:
 
 
 def _written(overload: Any, form: Form, operands: list[int]) -> tuple[int, ...]:
-    schema = {a.name: a for a in overload._schema.arguments}
+    schema = {a.name: a for a in torch_private.schema_of(overload).arguments}
     given = [*zip(schema, form.args, strict=False), *form.kwargs]
     taken = iter(operands)
     written: list[int] = []

@@ -50,9 +50,7 @@ class SharedDevice:
         self.runtime = runtime
         self.turn = threading.Lock()
         self.randomness = DeviceRandomness(runtime.device)
-        self.own = OwnOperators(
-            self.randomness.manual_seed, self.randomness.get_state, self.randomness.set_state
-        )
+        self.own = OwnOperators(self.randomness.manual_seed, self.randomness.get_state, self.randomness.set_state)
 
 
 _devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()

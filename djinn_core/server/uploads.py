@@ -45,7 +45,9 @@ class Uploads:
             return
         partial = self._partial.get(upload.handle)
         if partial is None or partial.received != upload.start or upload.start + size > upload.size:
-            raise ProtocolError(f"part of upload {upload.handle} at byte {upload.start} does not follow what came before")
+            raise ProtocolError(
+                f"part of upload {upload.handle} at byte {upload.start} does not follow what came before"
+            )
         partial.data[upload.start : upload.start + size] = torch.frombuffer(part, dtype=torch.uint8)
         partial.received += size
         if partial.received == upload.size:

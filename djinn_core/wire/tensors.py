@@ -93,7 +93,9 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
             f" but {len(data):,} came"
         )
     try:
-        return torch.empty(0, dtype=dtype, device="cpu").set_(_storage_over(data, dtype), 0, header.shape, header.stride)
+        return torch.empty(0, dtype=dtype, device="cpu").set_(
+            _storage_over(data, dtype), 0, header.shape, header.stride
+        )
     except (RuntimeError, OverflowError, TypeError) as error:
         raise ProtocolError(
             f"PyTorch cannot make a tensor of shape {header.shape}: {str(error).splitlines()[0]}"
@@ -106,7 +108,9 @@ def _bytes_of(tensor: torch.Tensor, extent: int) -> memoryview:
         return memoryview(b"")
     size = tensor.element_size()
     start = int(tensor.storage_offset()) * size
-    octets = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage(), start, (extent * size,), (1,))
+    octets = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
+        tensor.untyped_storage(), start, (extent * size,), (1,)
+    )
     return memoryview(octets.numpy())  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -17,6 +18,11 @@ import torch.nn
 from torch.utils import backend_registration
 
 NEEDED: Final = (
+    "torch._C.DispatchKey",
+    "torch._C._disabled_torch_function_impl",
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._tensor_str._str",
+    "torch._tensor_str._tensor_str",
     "torch._C._acc.register_python_privateuseone_device_guard",
     "torch._C._acc.register_python_privateuseone_hook",
     "torch._C._current_graph_task_id",
@@ -63,7 +69,7 @@ def make_wrapper(
     device: torch.device,
 ) -> Any:
     """A tensor without memory that has this metadata (sizes in elements)."""
-    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    return torch.Tensor._make_wrapper_subclass(
         cls, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device
     )
 
@@ -92,13 +98,62 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 def rebuild_from_cpu() -> Callable[..., torch.Tensor]:
     """The function by which PyTorch unpickles tensors of other devices; `torch.load(weights_only=True)` accepts it."""
-    return torch._utils._rebuild_device_tensor_from_cpu_tensor  # type: ignore[no-any-return]
+    return torch._utils._rebuild_device_tensor_from_cpu_tensor
 
 
 def rebuild_parameter() -> Callable[..., torch.nn.Parameter]:
     """The function by which PyTorch unpickles parameters."""
-    return torch._utils._rebuild_parameter  # type: ignore[no-any-return]
+    return torch._utils._rebuild_parameter
 
+
+def dispatched_operators() -> list[str]:
+    """Names of all overloads that the dispatcher knows, such as `aten::add.Tensor`."""
+    return torch._C._dispatch_get_all_op_names()
+
+
+def schema_named(packet: str, overload: str) -> Any:
+    """The schema of an overload by its names (an empty overload name is the default)."""
+    return torch._C._get_schema(packet, overload)
+
+
+def schema_of(func: Any) -> Any:
+    """The schema of an `OpOverload`: its arguments and returns, with types and alias information."""
+    return func._schema
+
+
+def kernel_of(func: Any) -> Callable[..., Any]:
+    """What calling an `OpOverload` calls, without the Python frame in between."""
+    return func._op  # type: ignore[no-any-return]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly when they share a storage, also on the meta device."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def composite_kernel(func: Any) -> Callable[..., Any] | None:
+    """What `func` is made of, where it is registered as made of other ops."""
+    keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd)
+    for key in keys:
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            return functools.partial(func._op_dk, key)
+    return None
+
+
+def format_elements(tensor: torch.Tensor, indent: int) -> str:
+    """The elements of a CPU tensor as PyTorch prints them."""
+    text: str = torch._tensor_str._tensor_str(tensor, indent)
+    return text
+
+
+def format_tensor(tensor: torch.Tensor, elements: str) -> str:
+    """`tensor` as PyTorch prints it, with its elements given."""
+    text: str = torch._tensor_str._str(tensor, tensor_contents=elements)
+    return text
+
+
+disabled_torch_function = torch._C._disabled_torch_function_impl
 
 EngineRun = Callable[..., Any]
 
