@@ -10,12 +10,15 @@ import textwrap
 import threading
 from pathlib import Path
 
+import attrs
 import pytest
 
+from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch import process as process_module
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.server.devices import open_device
 from djinn_core.wire.messages import Attach, Attached, Broken, Figures, Goodbye, Query, Refused, Upload, decode, encode
 
 SECONDS = 20.0
@@ -59,7 +62,8 @@ def test_a_ticket_lets_one_client_in(executor, dial, ask, wait_for, scheme):
     answer = ask(first, Attach(ticket, ""))
     assert isinstance(answer, Attached)
     assert answer.process == executor.process_id
-    assert answer.operators and "aten::add.Tensor" in answer.operators
+    assert answer.operators
+    assert "aten::add.Tensor" in answer.operators
     assert [s.session for s in executor.status().sessions if s.client == "someone@somewhere"] == [answer.session]
     assert isinstance(ask(second, Attach(ticket, "")), Refused)
     expect_end(second)
@@ -97,7 +101,8 @@ def test_what_is_no_message_closes_that_connection(executor, dial, attached):
     connection = dial(executor.urls[0])
     connection.send(Frame(b"\xff\xfegarbage"))
     answer = decode(connection.receive(SECONDS).head)
-    assert isinstance(answer, Broken) and "cannot read a message" in answer.reason
+    assert isinstance(answer, Broken)
+    assert "cannot read a message" in answer.reason
     expect_end(connection)
 
 
@@ -131,17 +136,30 @@ def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch):
     assert executor._key not in shown
 
 
-def test_an_unknown_device_is_named_with_those_that_there_are(exists):
-    with pytest.raises(StartupError, match="no device 'abacus'.*cpu"):
-        ExecutorProcess.start("abacus", timeout=SECONDS)
-    with pytest.raises(StartupError, match="cpu:3.*cpu:0"):
-        ExecutorProcess.start("cpu:3", timeout=SECONDS)
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [("abacus", "no device 'abacus'.*cpu"), ("cpu:x", "no device 'cpu:x'"), ("cpu:3", "cpu:3.*has cpu:0")],
+)
+def test_an_unknown_device_is_named_with_those_that_there_are(wanted, message):
+    with pytest.raises(StartupError, match=message):
+        open_device([CpuDevice()], wanted)
+
+
+def test_the_best_device_is_the_default():
+    class Accelerator(CpuDevice):
+        name = "accelerator"
+
+        def discover(self):
+            return [attrs.evolve(super().discover()[0], id="accelerator:0", kind="accelerator")]
+
+    assert open_device([CpuDevice(), Accelerator()], "").capabilities.id == "accelerator:0"
+    assert open_device([CpuDevice()], "").capabilities.id == "cpu:0"
 
 
 def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
     executor = ExecutorProcess(ExecutorOptions("cpu"))
     directory = executor._directory
-    with pytest.raises(StartupError, match="not ready after 0.05 s.*start_timeout"):
+    with pytest.raises(StartupError, match=r"not ready after 0\.05 s.*start_timeout"):
         executor.wait_ready(0.05)
     assert not executor.alive
     assert not Path(directory).exists()
@@ -161,12 +179,14 @@ def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
     closing = threading.Thread(target=executor.close, args=(SECONDS,))
     closing.start()
     closing.join(0.3)
-    assert closing.is_alive() and isinstance(ask(connection, Query()), Figures)
+    assert closing.is_alive()
+    assert isinstance(ask(connection, Query()), Figures)
     with pytest.raises(TransportError):
         dial(executor.urls[0])
     connection.send(Frame(encode(Goodbye())))
     closing.join(SECONDS)
-    assert not closing.is_alive() and not executor.alive
+    assert not closing.is_alive()
+    assert not executor.alive
     assert not Path(executor._directory).exists()
 
 
@@ -196,7 +216,8 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path, wait_for, exists, enviro
     parent = subprocess.Popen([sys.executable, script], cwd=elsewhere, stdout=subprocess.PIPE, env=environment)
     executor, child, url, alive = parent.stdout.readline().split()
     try:
-        assert alive == b"True" and exists(int(executor))
+        assert alive == b"True"
+        assert exists(int(executor))
         parent.kill()
         parent.wait()
         wait_for(lambda: not exists(int(executor)), "the end of the executor")

@@ -1,0 +1,268 @@
+"""A client on its way to an executor: which way it takes, and what it says when there is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from urllib.parse import urlsplit
+
+import attrs
+import msgspec
+import pytest
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.config import Settings
+from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, StartupError, TransportError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.runtime import connect
+from djinn_core.runtime.connect import find_servers, open_connection
+from djinn_core.server.inline import connected_pair
+from djinn_core.server.relay import relay
+from djinn_core.wire.messages import Figures, Goodbye, Query, encode
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def begin(registry, ask):
+    """Open a connection, see that it works, and end its session afterwards."""
+    begun = []
+
+    def open_one(settings, registry=registry):
+        opened = open_connection(settings, registry)
+        begun.append(opened)
+        assert isinstance(ask(opened.connection, Query()), Figures)
+        return opened
+
+    yield open_one
+    for opened in begun:
+        opened.connection.send(Frame(encode(Goodbye())))
+        opened.connection.close()
+        if opened.executor is not None:
+            opened.executor.close()
+            assert not opened.executor.alive
+
+
+def without(registry: Registry, *names: str) -> Registry:
+    return attrs.evolve(registry, transports=tuple(t for t in registry.transports if t.name not in names))
+
+
+class Proxy:
+    """A TCP proxy that counts what passes."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.target = (parts.hostname, parts.port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"{parts.scheme}://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.counts = {"up": 0, "down": 0}
+        self.threads = [threading.Thread(target=self.run)]
+        self.threads[0].start()
+
+    def run(self) -> None:
+        client, _ = self.listener.accept()
+        server = socket.create_connection(self.target)
+        back = threading.Thread(target=self.copy, args=(server, client, "down"))
+        back.start()
+        self.copy(client, server, "up")
+        back.join()
+        client.close()
+        server.close()
+
+    def copy(self, source: socket.socket, target: socket.socket, way: str) -> None:
+        while data := source.recv(65536):
+            self.counts[way] += len(data)
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for thread in self.threads:
+            thread.join(SECONDS)
+        self.listener.close()
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = Proxy(server.url("tcp"))
+    yield proxy
+    proxy.close()
+
+
+def test_on_one_machine_the_fastest_transport_is_taken(server, begin):
+    opened = begin(server.settings())
+    assert opened.url.startswith("unix://")
+    assert opened.fallbacks == ()
+    assert opened.executor is None
+
+
+def test_without_it_the_executor_is_reached_directly_over_the_network(server, begin, registry):
+    opened = begin(server.settings(), without(registry, "local"))
+    assert opened.url.startswith("tcp://")
+    assert opened.url not in server.urls
+
+
+def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
+    server, registry, ask, proxy, wait_for, caplog
+):
+    caplog.set_level("INFO", "djinn")
+    opened = open_connection(Settings(servers=(proxy.url,), token=server.token), registry)
+    assert opened.url == proxy.url
+    assert "tunnel or a proxy" in caplog.text
+    assert isinstance(ask(opened.connection, Query()), Figures)
+    assert (opened.connection.bytes_sent, opened.connection.bytes_received) == (
+        proxy.counts["up"],
+        proxy.counts["down"],
+    )
+    opened.connection.close()
+
+
+def test_a_relayed_session_ends_with_its_client(server, registry, proxy, wait_for):
+    from djinn_core.runtime.dialling import ask_status
+
+    def sessions():
+        status = ask_status(server.url("tcp"), server.token, registry.transports, SECONDS)
+        return {s.session for executor in status.executors for s in executor.sessions}
+
+    opened = open_connection(Settings(servers=(proxy.url,), token=server.token), registry)
+    assert opened.attached.session in sessions()
+    opened.connection.close()
+    wait_for(lambda: opened.attached.session not in sessions(), "the end of the session")
+
+
+def test_over_http_the_gateway_passes_frames_on(server, begin):
+    http = [url for url in server.urls if url.startswith("http://")]
+    if not http:
+        pytest.skip("djinn-http is not installed")
+    opened = begin(Settings(servers=tuple(http), token=server.token))
+    assert opened.url == http[0]
+
+
+def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+    opened = begin(Settings(servers=(dead, server.url("tcp")), token=server.token))
+    assert len(opened.fallbacks) == 1
+    assert dead in opened.fallbacks[0]
+    assert f"fell back from {dead}" in caplog.text
+    assert opened.url in caplog.text
+
+
+def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, registry, monkeypatch, caplog):
+    from djinn_core.runtime import dialling
+
+    # Somebody else listens where the executor should: it answers, but it does not know the ticket.
+    monkeypatch.setattr(dialling, "with_host", lambda url, host: server.url("tcp"))
+    opened = begin(server.settings(), without(registry, "local"))
+    assert opened.url == server.url("tcp")
+    assert len(opened.fallbacks) >= 1
+    assert "fell back from" in caplog.text
+
+
+def test_nobody_there(registry):
+    with pytest.raises(TransportError, match="Is `djinn serve` running there"):
+        open_connection(Settings(servers=("tcp://127.0.0.1:1",), token="t"), registry)
+
+
+def test_a_stranger_there(registry):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        url = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
+
+        def answer() -> None:
+            peer, _ = stranger.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(TransportError, match="no server of Djinn's"):
+            open_connection(Settings(servers=(url,), token="t"), registry)
+        thread.join()
+
+
+def test_a_silent_one_there(registry):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(TransportError, match=r"did not answer within 0\.2 s"):
+            open_connection(Settings(servers=(url,), token="t", connect_timeout=0.2), registry)
+
+
+def test_a_wrong_token(server, registry):
+    with pytest.raises(AccessRefused, match="the token is not the one") as caught:
+        open_connection(server.settings(token="not-the-token"), registry)
+    assert "not-the-token" not in str(caught.value)
+
+
+def test_a_scheme_without_a_transport_names_the_package(registry):
+    with pytest.raises(PluginError, match="djinn-quic"):
+        open_connection(Settings(servers=("quic://host:1",), token="t"), registry)
+
+
+@pytest.mark.parametrize("url", ["host:5556", "host", "tcp://host:port"])
+def test_what_is_no_url(registry, url):
+    with pytest.raises((ConfigurationError, TransportError), match="no URL"):
+        open_connection(Settings(servers=(url,), token="t"), registry)
+
+
+def test_the_token_of_a_file_is_for_its_servers_only(server):
+    listed = Settings(servers=(server.url("tcp"),), connection_file=server.file)
+    assert find_servers(listed).token == server.token
+    with pytest.raises(ConfigurationError, match="no token for tcp://elsewhere:1"):
+        find_servers(Settings(servers=("tcp://elsewhere:1",), connection_file=server.file))
+    assert server.token not in repr(find_servers(listed))
+
+
+def test_nothing_configured_starts_an_executor_and_ends_it(begin):
+    opened = begin(Settings(threads=1, plugins=("tcp",)))
+    assert opened.url.startswith("unix://")
+    assert opened.executor.alive
+    assert opened.attached.process == opened.executor.process_id
+
+
+def test_an_executor_that_does_not_start(registry):
+    with pytest.raises(StartupError, match="no device 'abacus'"):
+        open_connection(Settings(device="abacus"), registry)
+
+
+def test_inline_is_a_thread(begin):
+    opened = begin(Settings(executor="inline"))
+    assert opened.attached.process == os.getpid()
+    assert opened.executor is None
+
+
+def test_different_torch_is_said_with_both_versions(begin, caplog):
+    opened = begin(Settings(executor="inline"))
+    connect._compare_torch(opened)
+    assert caplog.text == ""
+    connect._compare_torch(attrs.evolve(opened, attached=msgspec.structs.replace(opened.attached, torch="1.0.0")))
+    assert "1.0.0" in caplog.text
+    assert "different torch" in caplog.text
+
+
+def test_plugins_without_a_name_stay_here():
+    assert connect._plugin_names(("tcp", pytest, sys.modules["__main__"], object())) == ("tcp", "pytest")
+    assert connect._plugin_names(None) is None
+
+
+def test_a_relay_passes_on_both_ways_and_ends_with_either():
+    client, gateway_outer = connected_pair()
+    gateway_inner, executor = connected_pair()
+    thread = threading.Thread(target=relay, args=(gateway_outer, gateway_inner))
+    thread.start()
+    client.send(Frame(b"there", [b"abc", b""]))
+    assert [bytes(b) for b in executor.receive(SECONDS).body] == [b"abc", b""]
+    executor.send(Frame(b"back"))
+    assert client.receive(SECONDS).head == b"back"
+    executor.close()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    with pytest.raises(TransportError):
+        client.receive(SECONDS)
+
+
+def test_the_same_plugins_are_found_here_and_there(registry):
+    again = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
+    assert [t.name for t in again.transports] == [t.name for t in registry.transports]

@@ -1,0 +1,232 @@
+"""`djinn serve`, as a process of its own: who gets in, what it survives, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from djinn_core.cli.status import command as status_command
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.runtime.connect import open_connection
+from djinn_core.runtime.dialling import ask_status
+from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
+    Broken,
+    Figures,
+    Goodbye,
+    Hello,
+    Query,
+    Refused,
+    Status,
+    StatusRequest,
+    Welcome,
+    decode,
+    encode,
+)
+
+SECONDS = 20.0
+
+
+def hello(token: str, protocol: int = PROTOCOL_VERSION, device: str = "") -> Hello:
+    return Hello(protocol, token, "26.11.0", "2.13.0", device, "someone")
+
+
+@pytest.fixture
+def healthy(server, registry, ask):
+    """A client that must not notice what others do."""
+    opened = open_connection(server.settings(), registry)
+    yield opened
+    assert isinstance(ask(opened.connection, Query()), Figures), "the healthy client was harmed"
+    opened.connection.send(Frame(encode(Goodbye())))
+    opened.connection.close()
+
+
+def test_the_connection_file_is_its_owners_alone(server):
+    assert server.file.stat().st_mode & 0o777 == 0o600
+    content = json.loads(server.file.read_text())
+    assert set(content) == {"urls", "token"}
+    assert any(url.startswith("tcp://127.0.0.1:") for url in content["urls"])
+    assert [path.name for path in server.file.parent.iterdir() if "connection" in path.name] == ["connection.json"]
+
+
+def test_the_token_is_in_no_log_and_no_process_list(server, registry, ask, dial):
+    assert isinstance(ask(dial(server.url("tcp")), hello(server.token)), Welcome)
+    status = ask_status(server.url("tcp"), server.token, registry.transports, SECONDS)
+    for process in (server.process.pid, *(executor.process for executor in status.executors)):
+        assert server.token.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
+        assert server.token.encode() not in Path(f"/proc/{process}/environ").read_bytes()
+    log = server.log.read_text()
+    assert server.url("tcp") in log
+    assert str(server.file) in log
+    assert server.token not in log
+
+
+@pytest.mark.parametrize("token", ["", "x", "wrong" * 20, "é"])
+def test_a_wrong_token_gets_nothing_but_a_refusal(server, dial, ask, healthy, token):
+    connection = dial(server.url("tcp"))
+    answer = ask(connection, hello(token))
+    assert isinstance(answer, Refused)
+    assert "token" in answer.reason
+    with pytest.raises(TransportError):
+        connection.receive(SECONDS)
+    assert "refused" in server.log.read_text()
+
+
+def test_the_status_needs_the_token_too(server, dial, ask):
+    assert isinstance(ask(dial(server.url("tcp")), StatusRequest(PROTOCOL_VERSION, "wrong")), Refused)
+    assert isinstance(ask(dial(server.url("tcp")), StatusRequest(PROTOCOL_VERSION, server.token)), Status)
+
+
+def test_another_protocol_version_is_refused_with_both_named(server, dial, ask):
+    answer = ask(dial(server.url("tcp")), hello(server.token, protocol=PROTOCOL_VERSION + 1))
+    assert isinstance(answer, Refused)
+    assert f"version {PROTOCOL_VERSION + 1}" in answer.reason
+    assert f"version {PROTOCOL_VERSION} " in answer.reason
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(server, dial, ask):
+    answer = ask(dial(server.url("tcp")), hello(server.token, device="cuda:7"))
+    assert isinstance(answer, Refused)
+    assert "'cuda:7'" in answer.reason
+    assert "cpu:0" in answer.reason
+    assert isinstance(ask(dial(server.url("tcp")), hello(server.token, device="cpu")), Welcome)
+
+
+GARBAGE = {
+    "text": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "zeros": bytes(4096),
+    "huge": b"DJNF\x01\x00\x00\x00" + b"\xff" * 16,
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+def test_bytes_that_are_no_frames_close_that_connection(server, healthy, wait_for, data):
+    before = server.log.read_text().count("does not follow the protocol")
+    parts = urlsplit(server.url("tcp"))
+    with socket.create_connection((parts.hostname, parts.port), SECONDS) as stranger:
+        stranger.settimeout(SECONDS)
+        stranger.sendall(data)
+        while True:
+            try:
+                if not stranger.recv(4096):
+                    break
+            except ConnectionResetError:
+                break
+    wait_for(lambda: server.log.read_text().count("does not follow the protocol") > before, "a line in the log")
+
+
+def test_a_message_that_is_none_is_answered_and_closes_that_connection(server, dial, healthy):
+    connection = dial(server.url("tcp"))
+    connection.send(Frame(b"\x93\x01\x02\x03"))
+    assert isinstance(decode(connection.receive(SECONDS).head), Broken)
+    with pytest.raises(TransportError):
+        connection.receive(SECONDS)
+
+
+def test_a_stranger_cannot_send_much(server, dial, healthy):
+    connection = dial(server.url("tcp"))
+    connection.send(Frame(b"x", [bytes(1 << 20)]))
+    with pytest.raises((TransportError, ProtocolError)):
+        connection.receive(SECONDS)
+
+
+def test_what_follows_the_welcome_must_be_an_attach(server, dial, ask, healthy):
+    connection = dial(server.url("tcp"))
+    assert isinstance(ask(connection, hello(server.token)), Welcome)
+    answer = ask(connection, Query())
+    assert isinstance(answer, Broken)
+    assert "expected Attach" in answer.reason
+
+
+def test_status_shows_sessions_executors_and_memory_by_owner(server, healthy):
+    result = CliRunner().invoke(status_command, ["--json", "--connection-file", str(server.file)])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.output)
+    assert row["process"] == server.process.pid
+    assert row["error"] is None
+    (executor,) = row["executors"]
+    assert executor["process"] == healthy.attached.process
+    assert executor["state"] == "ready"
+    assert executor["device"]["memory"] > 0
+    sessions = {session["session"]: session for session in executor["sessions"]}
+    owner = sessions[healthy.attached.session]["client"]
+    assert f"process {os.getpid()}" in owner
+    assert row["memory_by_owner"][owner] == 0
+
+
+def test_status_for_people(server, healthy):
+    result = CliRunner().invoke(status_command, ["--connection-file", str(server.file)])
+    assert "cpu:0" in result.output
+    assert str(healthy.attached.process) in result.output
+    assert healthy.attached.session[:8] in result.output
+
+
+def test_an_executor_that_dies_is_replaced(own_server, registry, wait_for, exists):
+    server = own_server()
+    opened = open_connection(server.settings(), registry)
+    os.kill(opened.attached.process, signal.SIGKILL)
+    with pytest.raises(TransportError):
+        opened.connection.receive(SECONDS)
+    wait_for(lambda: "started again" in server.log.read_text(), "a new executor")
+    again = open_connection(server.settings(), registry)
+    assert again.attached.process != opened.attached.process
+    assert "died" in server.log.read_text()
+    again.connection.close()
+    server.process.kill()  # nothing survives a gateway that is killed
+    server.process.wait()
+    wait_for(lambda: not exists(again.attached.process), "the end of the executor")
+
+
+def test_sigterm_lets_sessions_end_first(own_server, registry, ask, wait_for, exists):
+    server = own_server()
+    opened = open_connection(server.settings(), registry)
+    url = server.url("tcp")
+    server.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: not server.file.exists(), "the removal of the connection file")
+    assert isinstance(ask(opened.connection, Query()), Figures)
+    assert server.process.poll() is None
+    with pytest.raises(TransportError):
+        ask_status(url, "token", registry.transports, 2.0)
+    opened.connection.send(Frame(encode(Goodbye())))
+    opened.connection.close()
+    assert server.process.wait(SECONDS) == 0
+    assert not exists(opened.attached.process)
+    assert not Path(opened.url.removeprefix("unix://")).parent.exists()
+
+
+def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
+    server = own_server("--drain-seconds", "0.2")
+    opened = open_connection(server.settings(), registry)
+    assert server.stop(signal.SIGINT) == 0
+    assert not exists(opened.attached.process)
+    with pytest.raises(TransportError):
+        opened.connection.receive(SECONDS)
+    opened.connection.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["--host", "0.0.0.0"], ["0.0.0.0", "--token-file", "ssh -L", "--insecure-plaintext-on-network"]),
+        (["--tls-cert", "cert.pem"], ["no TLS", "ssh -L"]),
+        (["--token-file", "no/such/file"], ["no/such/file"]),
+    ],
+    ids=["network", "tls", "token"],
+)
+def test_what_would_be_unsafe_is_refused_with_advice(tmp_path, environment, arguments, advice):
+    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(tmp_path / "file"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False)
+    assert result.returncode == 1
+    assert all(text in result.stderr for text in advice), result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "file").exists()

@@ -1,0 +1,137 @@
+"""Tokens, tickets and the connection file, without processes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.launch.connection_file import (
+    ConnectionFile,
+    read_connection_file,
+    remove_connection_file,
+    write_connection_file,
+)
+from djinn_core.launch.tickets import TicketChecker, issue, new_key
+from djinn_core.server.tokens import Token, check_exposure, find_token
+
+SUPPLIED = Token("a" * 32, "the test")
+
+
+def test_a_ticket_is_good_once_and_says_for_whom():
+    key = new_key()
+    checker = TicketChecker(key)
+    ticket = issue(key, "someone")
+    assert checker.redeem(ticket).client == "someone"
+    assert checker.redeem(ticket) is None
+
+
+def test_tickets_of_another_executor_and_changed_ones_are_refused():
+    key = new_key()
+    ticket = issue(key, "someone")
+    assert TicketChecker(new_key()).redeem(ticket) is None
+    changed = ticket[:-8] + ("A" if ticket[-8] != "A" else "B") + ticket[-7:]
+    assert TicketChecker(key).redeem(changed) is None
+
+
+def test_used_tickets_are_forgotten_once_they_have_expired():
+    key = new_key()
+    checker = TicketChecker(key)
+    assert checker.redeem(issue(key, "", lifetime=0.01)) is not None
+    threading.Event().wait(0.02)
+    checker.redeem(issue(key, ""))
+    assert len(checker._used) == 1
+
+
+def test_the_longest_name_of_a_client_fits_into_a_message():
+    assert len(issue(new_key(), "\N{GRINNING FACE}" * 1000)) <= 512 * 4
+    key = new_key()
+    assert TicketChecker(key).redeem(issue(key, '"' * 1000)).client == '"' * 128
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_nothing(host):
+    check_exposure(host, find_token(None, {}), plaintext_accepted=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu-box", ""])
+def test_the_network_needs_a_token_and_a_word(host):
+    check_exposure(host, SUPPLIED, plaintext_accepted=True)
+    with pytest.raises(ConfigurationError, match="token of your own"):
+        check_exposure(host, find_token(None, {}), plaintext_accepted=True)
+    with pytest.raises(ConfigurationError, match="--insecure-plaintext-on-network"):
+        check_exposure(host, SUPPLIED, plaintext_accepted=False)
+
+
+def test_where_the_token_comes_from(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("f" * 32 + "\n")
+    environ = {"DJINN_TOKEN": "e" * 32}
+    assert find_token(file, environ).value == "f" * 32
+    assert find_token(None, environ).value == "e" * 32
+    made_up = find_token(None, {})
+    assert not made_up.supplied
+    assert len(made_up.value) >= 32
+    assert made_up.value not in repr(made_up)
+    assert made_up.value != find_token(None, {}).value
+
+
+def test_a_short_token_is_refused_without_being_shown():
+    with pytest.raises(ConfigurationError, match="7 characters") as caught:
+        find_token(None, {"DJINN_TOKEN": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_tokens_are_compared_whole():
+    assert SUPPLIED.matches("a" * 32)
+    assert not any(SUPPLIED.matches(text) for text in ("", "a" * 31, "a" * 33, "b" * 32, "ä" * 32))
+
+
+def test_readers_find_the_connection_file_whole(tmp_path):
+    path = tmp_path / "new" / "connection.json"
+    contents = [ConnectionFile((f"tcp://host:{n}",) * (n % 400), str(n)) for n in range(300)]
+    write_connection_file(path, contents[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for content in contents:
+            write_connection_file(path, content)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = 0
+    while not done.is_set():
+        assert read_connection_file(path) in contents
+        seen += 1
+    writer.join()
+    assert seen > 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["connection.json"]
+
+
+def test_only_the_own_connection_file_is_removed(tmp_path):
+    path = tmp_path / "connection.json"
+    mine, successors = ConnectionFile(("tcp://a:1",), "1"), ConnectionFile(("tcp://a:2",), "2")
+    write_connection_file(path, successors)
+    remove_connection_file(path, mine)
+    assert read_connection_file(path) == successors
+    remove_connection_file(path, successors)
+    assert not path.exists()
+    remove_connection_file(path, successors)
+
+
+def test_what_is_wrong_with_a_connection_file(tmp_path, caplog):
+    path = tmp_path / "connection.json"
+    with pytest.raises(ConfigurationError, match="djinn serve --connection-file"):
+        read_connection_file(path)
+    path.write_text('{"urls": "tcp://a:1"}')
+    with pytest.raises(ConfigurationError, match="`urls` and `token`"):
+        read_connection_file(path)
+    with pytest.raises(ConfigurationError, match="cannot write"):
+        write_connection_file(path / "below", ConnectionFile((), ""))
+    path.write_text('{"urls": [], "token": "t"}')
+    path.chmod(0o644)
+    read_connection_file(path)
+    assert "others on this machine can read" in caplog.text
