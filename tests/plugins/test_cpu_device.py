@@ -15,6 +15,8 @@ def test_memory_figures_follow_what_this_process_holds() -> None:
     held = torch.ones(32 << 20, dtype=torch.uint8)
     after = runtime.memory()
     assert after["allocated"] - before["allocated"] >= held.nbytes * 0.9
+    promised = torch.empty(1 << 30, dtype=torch.uint8)
+    assert runtime.memory()["allocated"] - after["allocated"] < promised.nbytes / 2, "memory that was never touched"
     assert 0 < after["free"] <= after["total"]
 
 
