@@ -1,0 +1,19 @@
+"""The transport for `http://` URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn import hookimpl
+from djinn.transports import Transport
+from djinn_http.transport import HttpTransport
+
+__all__ = ["HttpTransport", "djinn_api_version", "djinn_register_transports"]
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_transports() -> Iterable[Transport]:
+    """The transport `http`."""
+    return [HttpTransport()]

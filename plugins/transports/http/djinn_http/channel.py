@@ -1,0 +1,210 @@
+"""The server's end of a channel: a `Connection` for threads on one side, HTTP requests in the event loop on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from djinn.transports import Buffer, Frame, Limits, ProtocolError, TransportError, encode_frame
+from djinn_http import dialect
+from djinn_http.counting import CountingTransport
+from djinn_http.inbox import Inbox
+from djinn_http.outbox import Outbox, Parcel
+
+# An answer up to this size goes out in one piece, with its headers; larger ones are written bit by bit from where they
+# lie, because asyncio copies what the socket does not take at once.
+_WHOLE_BYTES: Final = 64 << 10
+_WRITE_BYTES: Final = 256 << 10
+# How far ahead of the one that is due a request may come.
+_AHEAD: Final = 64
+
+
+class Channel:
+    """A `Connection` to a client that comes by HTTP.
+
+    Attributes:
+        id: the secret that names the channel in requests.
+        peer: who is at the other end, for messages.
+        bytes_sent, bytes_received: bytes of all requests that concern the channel, HTTP's own included.
+    """
+
+    def __init__(self, channel_id: str, peer: str, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        self.id = channel_id
+        self.peer = peer
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._inbox = Inbox(limits, loop)
+        self._outbox = Outbox(loop)
+        self._closed = False
+        # What follows belongs to the event loop.
+        self._next_send = 0
+        self._next_receive = 0
+        self._turns = asyncio.Condition()
+        self._waiting: asyncio.Task[None] | None = None
+        self._requests = 0
+        self._deserted = False
+        self._last_seen = time.monotonic()
+
+    # --- Connection, for threads ----------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """What a frame may weigh, in both directions."""
+        return self._inbox.decoder.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._inbox.decoder.limits = limits
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`. Large frames wait here until the client fetches them."""
+        buffers = encode_frame(frame, self.limits)
+        self._outbox.put(buffers, sum(map(len, buffers)))
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        try:
+            return self._inbox.next(timeout)
+        except ProtocolError as error:
+            self.end("what came broke the protocol")
+            raise ProtocolError(f"{self.peer}: {error}") from error
+
+    def close(self) -> None:
+        """As `Connection.close`. What was sent before can still be fetched for a few seconds."""
+        self.end("the connection was closed at this end")
+        self._inbox.clear()
+
+    def end(self, reason: str) -> None:
+        """End both directions; frames that have come and frames that were sent can still be fetched."""
+        self._closed = True
+        error = TransportError(f"{self.peer}: {reason}")
+        self._inbox.end(error)
+        self._outbox.end(error)
+
+    # --- requests, in the event loop ------------------------------------------------------------------------
+
+    def count(self, transport: CountingTransport) -> None:
+        """Add what went over `transport` since the last call."""
+        sent, received = transport.take()
+        self.bytes_sent += sent
+        self.bytes_received += received
+
+    def enter(self) -> None:
+        """A request begins."""
+        self._requests += 1
+        self._deserted = False
+
+    def leave(self) -> None:
+        """A request ended."""
+        self._requests -= 1
+        self._last_seen = time.monotonic()
+
+    def idle_seconds(self) -> float:
+        """Since when no request has been under way."""
+        return 0.0 if self._requests else time.monotonic() - self._last_seen
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and nothing is left to fetch, or nobody has come to fetch it."""
+        return self._closed and (self._outbox.over or self.idle_seconds() > dialect.LINGER_SECONDS)
+
+    def end_if_expired(self) -> None:
+        """End it where no request has come for too long; soon where the one that waited for frames went away."""
+        patience = dialect.LINGER_SECONDS if self._deserted else dialect.EXPIRY_SECONDS
+        if not self._closed and self.idle_seconds() > patience:
+            self.end(f"the other end has not been heard of for {patience:.0f} s")
+
+    async def take_in(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
+        """A `send`: its body goes on where that of the one before it stopped."""
+        if not self._next_send <= sequence < self._next_send + _AHEAD:
+            return web.Response(status=409, text=f"send {sequence} came where {self._next_send} was due")
+        async with self._turns:
+            await self._turns.wait_for(lambda: self._closed or self._next_send == sequence)
+        try:
+            return await self._read_body(request)
+        finally:
+            async with self._turns:
+                self._next_send = sequence + 1
+                self._turns.notify_all()
+
+    async def hand_out(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
+        """A `receive`: the frames that wait, or 204 when none come in time, or 410 when none ever will."""
+        if self._waiting is not None:
+            # The client asks anew because its connection broke; the old request would take its frames.
+            self._waiting.cancel()
+            self._waiting = None
+        if sequence != self._next_receive:
+            return web.Response(status=409, text=f"receive {sequence} came where {self._next_receive} was due")
+        self._waiting = asyncio.current_task()
+        try:
+            batch = await self._outbox.batch(dialect.WAIT_SECONDS)
+        except asyncio.CancelledError:
+            self._deserted = self._waiting is asyncio.current_task()
+            raise
+        finally:
+            if self._waiting is asyncio.current_task():
+                self._waiting = None
+        if not batch:
+            return web.Response(status=410 if self._outbox.over else 204)
+        self._next_receive += 1
+        return await self._write(request, batch)
+
+    async def farewell(self, sequence: int) -> web.StreamResponse:
+        """A `close`, after all sends."""
+        async with self._turns:
+            await self._turns.wait_for(lambda: self._closed or self._next_send >= sequence)
+        self.end("the other end closed the connection")
+        return web.Response(status=204)
+
+    async def _read_body(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            while data := await request.content.readany():
+                if self._closed:
+                    break
+                self._inbox.take(data)
+                await self._inbox.room()
+        except ProtocolError as error:
+            self.end(str(error))
+            return web.Response(status=400, text=str(error))
+        except BaseException:
+            self.end("the other end broke off in the middle of a frame")
+            raise
+        return web.Response(status=410 if self._closed else 204)
+
+    async def _write(self, request: web.BaseRequest, parcels: Sequence[Parcel]) -> web.StreamResponse:
+        size = sum(parcel.size for parcel in parcels)
+        batch = parcels
+        if size <= _WHOLE_BYTES:
+            response: web.StreamResponse = web.Response(
+                body=b"".join(_buffers(batch)), content_type=dialect.CONTENT_TYPE
+            )
+            batch = ()
+        else:
+            response = web.StreamResponse(headers={"Content-Type": dialect.CONTENT_TYPE, "Content-Length": str(size)})
+        try:
+            await response.prepare(request)
+            for parcel in batch:
+                await self._write_parcel(response, parcel)
+            await response.write_eof()
+        except BaseException:
+            self.end("the other end broke off while it fetched frames")
+            raise
+        finally:
+            self._outbox.written(parcels)
+        return response
+
+    async def _write_parcel(self, response: web.StreamResponse, parcel: Parcel) -> None:
+        for buffer in parcel.buffers:
+            view = memoryview(buffer)
+            for start in range(0, len(view), _WRITE_BYTES):
+                if not self._outbox.is_alive(parcel):
+                    raise TransportError(f"{self.peer}: closed while a frame was being fetched")
+                await response.write(view[start : start + _WRITE_BYTES])
+
+
+def _buffers(batch: Sequence[Parcel]) -> list[Buffer]:
+    return [buffer for parcel in batch for buffer in parcel.buffers]

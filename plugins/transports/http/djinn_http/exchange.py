@@ -1,0 +1,166 @@
+"""A kept-alive HTTP connection, seen from the client: a request, its response, the next request."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import attrs
+
+from djinn.transports import Buffer, FrameDecoder, TransportError, send_buffers, wait_readable
+from djinn_http.dialect import CONTENT_TYPE, IDLE_SECONDS, PATH
+from djinn_http.responses import ResponseReader
+
+
+@attrs.frozen
+class Endpoint:
+    """Where a server is. `prefix` comes before the paths of the dialect."""
+
+    host: str
+    port: int
+    prefix: str
+
+    @property
+    def authority(self) -> str:
+        """The value of the `Host` header."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Exchange:
+    """One connection to `endpoint`, opened when it is needed and again where it cannot be used any more.
+
+    Attributes:
+        response: the response to the last request, read or not; None before the first.
+        torn: whether a request or response was left half written or half taken in, by an interrupt for instance.
+        bytes_sent, bytes_received: over all connections that it opened.
+    """
+
+    def __init__(self, endpoint: Endpoint, decoder: FrameDecoder, timeout: float) -> None:
+        """`decoder` gets the bodies of responses; `timeout` (seconds) is for connecting."""
+        self.response: ResponseReader | None = None
+        self.torn = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._endpoint = endpoint
+        self._decoder = decoder
+        self._timeout = timeout
+        self._socket: socket.socket | None = None
+        self._poll = select.poll()
+        self._used = 0.0
+        self._ended = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a response is still to come."""
+        return self.response is not None and not self.response.complete
+
+    def request(self, action: str, headers: str, body: Sequence[Buffer] = ()) -> None:
+        """Send a request; the previous response must be complete.
+
+        Raises:
+            OSError: no connection, or it broke.
+        """
+        sock = self._connected()
+        self.response = ResponseReader(self._decoder)
+        length = sum(map(len, body))
+        head = (
+            f"POST {self._endpoint.prefix}{PATH}{action} HTTP/1.1\r\nHost: {self._endpoint.authority}\r\n"
+            f"Content-Type: {CONTENT_TYPE}\r\nContent-Length: {length}\r\n{headers}\r\n"
+        )
+        self.torn = True
+        send_buffers(sock, [head.encode("ascii"), *body], self._count_sent)
+        self.torn = False
+
+    def read(self, deadline: float | None) -> bool:
+        """Read on in the response until it is complete (True) or `deadline`, of `time.monotonic()`, has passed (False).
+
+        Raises:
+            OSError: the connection broke.
+            ProtocolError: the response is not what a Djinn server answers.
+        """
+        while self.waiting:
+            if not self.read_some(deadline):
+                return False
+        return True
+
+    def read_some(self, deadline: float | None) -> bool:
+        """Read once, waiting until `deadline` at most; False when nothing came. Raises as `read`."""
+        sock, response = self._socket, self.response
+        if sock is None or response is None:
+            raise TransportError("the connection was closed")
+        if not wait_readable(self._poll, deadline):
+            return False
+        self.torn = True
+        with suppress(BlockingIOError):  # woken for nothing; the caller tries again
+            self._take(sock, response)
+        self.torn = False
+        return True
+
+    def reopen(self) -> None:
+        """Forget the connection; the next request opens another."""
+        self.response = None
+        self.torn = False
+        if self._socket is not None:
+            self._poll.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def shut_down(self) -> None:
+        """Wake whoever waits on the connection, which raises, and let no other be opened."""
+        self._ended = True
+        sock = self._socket
+        if sock is not None:
+            with suppress(OSError):  # it was gone already, which is what was wanted
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, sock: socket.socket, response: ResponseReader) -> None:
+        count = sock.recv_into(response.buffer(), 0, socket.MSG_DONTWAIT)
+        if not count:
+            raise TransportError("the other end closed the connection before it had answered")
+        self.bytes_received += count
+        response.received(count)
+        self._used = time.monotonic()
+
+    def _count_sent(self, count: int) -> None:
+        self.bytes_sent += count
+
+    def _connected(self) -> socket.socket:
+        if self._socket is not None and not self._is_usable():
+            self._replace()
+        if self._socket is None:
+            self._adopt(self._connect())
+        if self._ended or self._socket is None:
+            raise TransportError("the connection was closed")
+        self._used = time.monotonic()
+        return self._socket
+
+    def _is_usable(self) -> bool:
+        if self.response is not None and not self.response.reusable:
+            return False
+        # Readable while nothing is asked means that the other end hung up.
+        return time.monotonic() - self._used < IDLE_SECONDS and not self._poll.poll(0)
+
+    def _replace(self) -> None:
+        """Connect anew; where that fails, stay with what there is if it is merely old."""
+        try:
+            fresh = self._connect()
+        except OSError:
+            if self.response is None or not self.response.reusable or self._poll.poll(0):
+                raise
+            return
+        self.reopen()
+        self._adopt(fresh)
+
+    def _connect(self) -> socket.socket:
+        sock = socket.create_connection((self._endpoint.host, self._endpoint.port), self._timeout)
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return sock
+
+    def _adopt(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._poll.register(sock, select.POLLIN)

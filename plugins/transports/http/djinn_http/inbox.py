@@ -1,0 +1,107 @@
+"""Frames on their way from the event loop to the thread that receives them: bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from typing import Final
+
+from djinn.transports import Frame, FrameDecoder, Limits, ProtocolError, TransportError
+
+# Beyond this the client has to wait. One frame may be larger; then it is alone.
+_FULL_BYTES: Final = 8 << 20
+_FULL_FRAMES: Final = 4096
+
+
+class Inbox:
+    """Decodes a stream of bytes in the event loop and hands its frames to another thread."""
+
+    def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        self.decoder = FrameDecoder(limits)
+        self._loop = loop
+        self._frames: deque[Frame] = deque()
+        self._bytes = 0
+        self._error: TransportError | ProtocolError | None = None
+        self._changed = threading.Condition()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # --- in the event loop ----------------------------------------------------------------------------------
+
+    def take(self, data: bytes) -> None:
+        """Decode `data` and deliver the frames that are complete.
+
+        Raises:
+            ProtocolError: it breaks the format or the limits; so does `next`, once it has given what came before.
+        """
+        try:
+            self.decoder.feed(data)
+        except ProtocolError as error:
+            self.end(error)
+            raise
+        finally:
+            if self.decoder.frames:
+                self._deliver()
+
+    async def room(self) -> None:
+        """Wait until frames have been fetched, where too many wait."""
+        await self._room.wait()
+
+    def _deliver(self) -> None:
+        with self._changed:
+            while self.decoder.frames:
+                frame = self.decoder.frames.popleft()
+                self._frames.append(frame)
+                self._bytes += weight(frame)
+            if self._is_full():
+                self._room.clear()
+            self._changed.notify()
+
+    # --- in any thread --------------------------------------------------------------------------------------
+
+    def next(self, timeout: float | None) -> Frame:
+        """The next frame. Raises `TimeoutError`, or what `end` was given once there are no frames left."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._frames:
+                if self._error is not None:
+                    raise self._error
+                rest = None if deadline is None else deadline - time.monotonic()
+                if rest is not None and rest <= 0:
+                    raise TimeoutError("nothing came in time")
+                self._changed.wait(rest)
+            frame = self._frames.popleft()
+            was_full = self._is_full(frame)
+            self._bytes -= weight(frame)
+            if was_full and not self._is_full():
+                call_in(self._loop, self._room)
+            return frame
+
+    def end(self, error: TransportError | ProtocolError) -> None:
+        """No more frames come; say so to whoever waits. The first call counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+        call_in(self._loop, self._room)
+
+    def clear(self) -> None:
+        """Drop what nobody has fetched."""
+        with self._changed:
+            self._frames.clear()
+            self._bytes = 0
+
+    def _is_full(self, *taken: Frame) -> bool:
+        return self._bytes >= _FULL_BYTES or len(self._frames) + len(taken) >= _FULL_FRAMES
+
+
+def weight(frame: Frame) -> int:
+    """Bytes of the frame's parts."""
+    return len(frame.head) + sum(len(buffer) for buffer in frame.body)
+
+
+def call_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set `event` from any thread, unless its loop is over."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)

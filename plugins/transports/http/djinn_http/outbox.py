@@ -1,0 +1,102 @@
+"""Frames on their way from the thread that sends them to the event loop: bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from djinn.transports import Buffer, TransportError
+from djinn_http.inbox import call_in
+
+# What is copied, so that `send` may return before a client asks for it. Beyond this `send` waits until it is written.
+_COPY_BYTES: Final = 1 << 20
+
+
+@attrs.define(eq=False)
+class Parcel:
+    """An encoded frame of `size` bytes. A `borrowed` one lies in the sender's buffers, and the sender waits for it."""
+
+    buffers: Sequence[Buffer]
+    size: int
+    borrowed: bool
+    written: bool = False
+
+
+class Outbox:
+    """Takes encoded frames from any thread and hands them, several at once, to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._parcels: deque[Parcel] = deque()
+        self._copied = 0
+        self._error: TransportError | None = None
+        self._changed = threading.Condition()
+        self._filled = asyncio.Event()
+
+    # --- in any thread --------------------------------------------------------------------------------------
+
+    def put(self, buffers: Sequence[Buffer], size: int) -> None:
+        """Queue a frame; its buffers are the caller's again afterwards.
+
+        Raises:
+            TransportError: the channel has ended.
+        """
+        with self._changed:
+            self._check()
+            borrowed = self._copied + size > _COPY_BYTES
+            parcel = Parcel(buffers if borrowed else [b"".join(buffers)], size, borrowed)
+            self._parcels.append(parcel)
+            self._copied += 0 if borrowed else size
+            call_in(self._loop, self._filled)
+            while borrowed and not parcel.written:
+                self._check()
+                self._changed.wait()
+
+    def end(self, error: TransportError) -> None:
+        """Take no more frames, and give up those whose senders wait; copied ones can still be fetched."""
+        with self._changed:
+            self._error = self._error or error
+            self._parcels = deque(parcel for parcel in self._parcels if not parcel.borrowed)
+            self._changed.notify_all()
+        call_in(self._loop, self._filled)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # --- in the event loop ----------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left and nothing will come."""
+        return self._error is not None and not self._parcels
+
+    async def batch(self, seconds: float) -> list[Parcel]:
+        """All frames that wait, after waiting for one at most `seconds`; empty where none came or none will."""
+        self._filled.clear()
+        if not self._parcels and self._error is None:
+            try:
+                await asyncio.wait_for(self._filled.wait(), seconds)
+            except TimeoutError:
+                return []
+        with self._changed:
+            parcels = list(self._parcels)
+            self._parcels.clear()
+            return parcels
+
+    def is_alive(self, parcel: Parcel) -> bool:
+        """Whether the parcel's buffers may still be read: a sender that gave up has them back."""
+        return not parcel.borrowed or self._error is None
+
+    def written(self, parcels: Sequence[Parcel]) -> None:
+        """The parcels are on their way; their senders go on."""
+        with self._changed:
+            for parcel in parcels:
+                parcel.written = True
+                self._copied -= 0 if parcel.borrowed else parcel.size
+            self._changed.notify_all()

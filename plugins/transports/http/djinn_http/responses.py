@@ -1,0 +1,113 @@
+"""One HTTP response, read piece by piece without I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httptools
+
+from djinn.transports import FrameDecoder, ProtocolError
+
+_SCRATCH_BYTES: Final = 64 << 10
+_TEXT_BYTES: Final = 4096
+_OK: Final = 200
+
+
+class ResponseReader:
+    """Reads one response. The body of a 200 goes to `decoder`, large parts straight into place; others are kept as text.
+
+    Attributes:
+        begun: whether any byte has come.
+        complete: whether the last byte has come.
+        status: the status code, once the headers have come.
+        reusable: whether the connection may carry another request afterwards.
+    """
+
+    def __init__(self, decoder: FrameDecoder) -> None:
+        self.begun = False
+        self.complete = False
+        self.status = 0
+        self.reusable = False
+        self._decoder = decoder
+        self._parser = httptools.HttpResponseParser(self)
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._headers: dict[str, str] = {}
+        self._parts: list[bytes] = []
+        self._text = b""
+        # Bytes of the body still to come, once they are read past the parser.
+        self._direct = 0
+
+    def header(self, name: str) -> str:
+        """The header `name`, or an empty string."""
+        return self._headers.get(name.lower(), "")
+
+    @property
+    def text(self) -> str:
+        """The beginning of a body that is not made of frames, for messages."""
+        return self._text.decode("utf-8", "replace").strip()
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes belong."""
+        return self._decoder.buffer()[: self._direct] if self._direct else self._scratch
+
+    def received(self, count: int) -> None:
+        """Take in `count` bytes, written to the start of the last `buffer()`.
+
+        Raises:
+            ProtocolError: they are not what a Djinn server answers.
+        """
+        self.begun = True
+        if self._direct:
+            self._decoder.received(count)
+            self._direct -= count
+            self.complete = not self._direct
+            return
+        try:
+            self._parser.feed_data(self._scratch[:count])
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise ProtocolError(f"the answer is not HTTP/1.1: {error}") from error
+        taken = self._take_parts()
+        self._read_rest_past_the_parser(taken)
+
+    # --- called by the parser -------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """The body follows."""
+        self.status = self._parser.get_status_code()
+        self.reusable = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """The end, unless it was one of the messages that come before the answer."""
+        if self.status < _OK:
+            self._headers.clear()
+            self.status = 0
+        else:
+            self.complete = True
+
+    # --------------------------------------------------------------------------------------------------------
+
+    def _take_parts(self) -> int:
+        taken = sum(map(len, self._parts))
+        for part in self._parts:
+            if self.status == _OK:
+                self._decoder.feed(part)
+            elif len(self._text) < _TEXT_BYTES:
+                self._text += part
+        self._parts.clear()
+        return taken
+
+    def _read_rest_past_the_parser(self, taken: int) -> None:
+        """The parser copies what it passes on, so a body of known length is read without it."""
+        if self.complete or self.status != _OK or "transfer-encoding" in self._headers:
+            return
+        length = self._headers.get("content-length", "")
+        if length.isascii() and length.isdigit():
+            self._direct = int(length) - taken

@@ -1,0 +1,213 @@
+"""The HTTP server: one thread with an event loop for each address."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from djinn.transports import Connection, Limits, TransportError, serve_connection
+from djinn_http import dialect
+from djinn_http.channel import Channel
+from djinn_http.counting import CountingProtocol, CountingTransport
+
+_READ_BYTES: Final = 1 << 20
+_MOST_CHANNELS: Final = 1024
+_BACKLOG: Final = 128
+_PAUSE_SECONDS: Final = 0.1
+_SWEEP_SECONDS: Final = 1.0
+_START_SECONDS: Final = 10.0
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+
+log = structlog.get_logger("djinn.transport.http")
+
+
+class HttpListener:
+    """A `Listener`: an HTTP server on a bound socket, which it owns from now on.
+
+    Attributes:
+        url: what a client passes to `connect`.
+    """
+
+    def __init__(self, sock: socket.socket, url: str, limits: Limits, accept: Callable[[Connection], None]) -> None:
+        """Raises `TransportError` where the server cannot start."""
+        self.url = url
+        self._socket = sock
+        self._limits = limits
+        self._accept = accept
+        self._channels: dict[str, Channel] = {}
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._closing = asyncio.Event()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name=f"djinn-http {url}", daemon=True).start()
+        if not self._started.wait(_START_SECONDS):
+            raise TransportError(f"cannot listen at {url}: the server did not start in {_START_SECONDS:.0f} s")
+        if self._failure is not None:
+            raise TransportError(f"cannot listen at {url}: {self._failure}")
+
+    def close(self) -> None:
+        """As `Listener.close`. The thread ends with the last channel."""
+        with suppress(RuntimeError):  # the loop is over: closed before
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._closed.wait(_START_SECONDS)
+
+    # --- in the event loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception as error:
+            self._failure = error
+            log.exception("the HTTP server ended", url=self.url)
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+            self._closed.set()
+            self._started.set()
+
+    async def _serve(self) -> None:
+        http = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            read_bufsize=_READ_BYTES,
+        )
+        self._socket.setblocking(False)
+        self._socket.listen(_BACKLOG)
+        self._loop.add_reader(self._socket, self._accept_waiting, http)
+        self._started.set()
+        sweeping = self._loop.create_task(self._sweep())
+        await self._closing.wait()
+        self._loop.remove_reader(self._socket)
+        # Clients take a connection for made before it is accepted.
+        self._accept_waiting(http)
+        self._socket.close()
+        self._closed.set()
+        await sweeping
+        await http.shutdown(_SWEEP_SECONDS)
+
+    def _accept_waiting(self, http: web.Server) -> None:
+        """Accept every TCP connection that waits. `loop.create_server` would forget some of them when it is closed."""
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                # Out of file descriptors, say: the listener stays readable, so look again later and do not spin.
+                log.warning("cannot accept a connection", url=self.url, error=str(error))
+                self._pause_accepting(http)
+                return
+            made = self._loop.connect_accepted_socket(lambda: CountingProtocol(http()), sock)
+            task = self._loop.create_task(made)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _pause_accepting(self, http: web.Server) -> None:
+        def resume() -> None:
+            if not self._closing.is_set():
+                self._loop.add_reader(self._socket, self._accept_waiting, http)
+
+        self._loop.remove_reader(self._socket)
+        self._loop.call_later(_PAUSE_SECONDS, resume)
+
+    async def _sweep(self) -> None:
+        """Forget channels that are over and end those that have expired, until the listener is closed and all are gone."""
+        while self._channels or not self._closing.is_set():
+            await asyncio.sleep(_SWEEP_SECONDS)
+            for channel in list(self._channels.values()):
+                channel.end_if_expired()
+                if channel.is_over:
+                    del self._channels[channel.id]
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        transport: object = request.transport
+        if not isinstance(transport, CountingTransport):
+            return web.Response(status=500)
+        if (refusal := refuse(request)) is not None:
+            log.warning("request refused", url=self.url, peer=str(request.remote), reason=refusal.text)
+            transport.take()
+            return refusal
+        action = request.path.rpartition(dialect.PATH)[2]
+        channel = self._open(request) if action == dialect.OPEN else self._channel(request)
+        if channel is None:
+            transport.take()
+            gone = action != dialect.OPEN
+            return web.Response(status=410 if gone else 503, text="no such channel" if gone else "too many channels")
+        channel.enter()
+        try:
+            channel.count(transport)
+            response = await _answer(request, action, channel)
+            channel.count(transport)
+            # Written here and not by aiohttp, so that its bytes are counted as this channel's.
+            await response.prepare(request)
+            await response.write_eof()
+            return response
+        finally:
+            channel.count(transport)
+            channel.leave()
+
+    def _channel(self, request: web.BaseRequest) -> Channel | None:
+        return self._channels.get(request.headers.get(dialect.CHANNEL, ""))
+
+    def _open(self, request: web.BaseRequest) -> Channel | None:
+        if len(self._channels) >= _MOST_CHANNELS:
+            log.warning("too many channels", url=self.url, channels=len(self._channels))
+            return None
+        peer = f"client {request.remote} by HTTP"
+        channel = Channel(secrets.token_urlsafe(24), peer, self._limits, self._loop)
+        arguments = (channel, peer, self._accept)
+        try:
+            threading.Thread(target=serve_connection, args=arguments, name=f"djinn-serve {peer}", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("cannot serve a connection", url=self.url, peer=peer, error=str(error))
+            return None
+        self._channels[channel.id] = channel
+        return channel
+
+
+def refuse(request: web.BaseRequest) -> web.Response | None:
+    """The answer to a request that no Djinn client makes: one from a browser, above all. None for all others."""
+    hosts = request.headers.getall("Host", [])
+    if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
+        return web.Response(status=403, text="this server does not talk to web pages")
+    if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
+        return web.Response(status=400, text="the Host header is missing or malformed")
+    if dialect.PATH not in request.path:
+        return web.Response(status=404, text="this is a Djinn server; connect with djinn.configure(servers=[...])")
+    if request.method != "POST":
+        return web.Response(status=405, text="only POST is answered", headers={"Allow": "POST"})
+    if request.content_type != dialect.CONTENT_TYPE:
+        return web.Response(status=415, text=f"only {dialect.CONTENT_TYPE} is read")
+    return None
+
+
+async def _answer(request: web.BaseRequest, action: str, channel: Channel) -> web.StreamResponse:
+    if action == dialect.OPEN:
+        return web.Response(status=201, headers={dialect.CHANNEL: channel.id})
+    sequence = request.headers.get(dialect.SEQUENCE, "")
+    if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 20):
+        return web.Response(status=400, text=f"{dialect.SEQUENCE} is missing or malformed")
+    match action:
+        case dialect.SEND:
+            return await channel.take_in(request, int(sequence))
+        case dialect.RECEIVE:
+            return await channel.hand_out(request, int(sequence))
+        case dialect.CLOSE:
+            return await channel.farewell(int(sequence))
+        case _:
+            return web.Response(status=404, text="no such action")

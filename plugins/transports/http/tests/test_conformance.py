@@ -1,0 +1,14 @@
+import pytest
+
+from djinn.testing import TransportConformance
+from djinn_http import HttpTransport
+
+
+class TestHttp(TransportConformance):
+    @pytest.fixture
+    def transport(self):
+        return HttpTransport()
+
+    @pytest.fixture
+    def listen_url(self):
+        return "http://127.0.0.1:0"
