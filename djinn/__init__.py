@@ -46,7 +46,7 @@ from djinn_core.ir.profile import (
 from djinn_core.ir.schedule import ExecutionSchedule, SchedulingGroup, SchedulingStrategy
 from djinn_core.logs import set_debug_level
 from djinn_core.role import is_client
-from djinn_core.runtime.captured import capture, get_graph, plan
+from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
 from djinn_core.runtime.client import (
     attach,
     configure,
@@ -59,6 +59,7 @@ from djinn_core.runtime.client import (
     stats,
     synchronize,
 )
+from djinn_core.scheduler import Scheduler
 
 __version__ = "26.11.0"
 
@@ -89,6 +90,7 @@ __all__ = [
     "RemoteOutOfMemory",
     "RemoteTypeError",
     "RemoteValueError",
+    "Scheduler",
     "SchedulingGroup",
     "SchedulingStrategy",
     "SemanticMetadata",
@@ -99,6 +101,8 @@ __all__ = [
     "WorkloadProfile",
     "capture",
     "configure",
+    "execute",
+    "explain",
     "get_graph",
     "hookimpl",
     "init",

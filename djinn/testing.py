@@ -13,6 +13,7 @@ from djinn_core.conformance.optimizations import OptimizationConformance
 from djinn_core.conformance.patterns import PatternConformance
 from djinn_core.conformance.placement import PlacementPolicyConformance
 from djinn_core.conformance.registration import PluginConformance
+from djinn_core.conformance.replaying import random_graph, random_inputs, replay, replay_schedule
 from djinn_core.conformance.samples import sample_graphs
 from djinn_core.conformance.schedulers import SchedulerConformance
 from djinn_core.conformance.transports import TransportConformance
@@ -32,6 +33,10 @@ __all__ = [
     "TransportConformance",
     "optimization_context",
     "placement_context",
+    "random_graph",
+    "random_inputs",
+    "replay",
+    "replay_schedule",
     "sample_graphs",
     "scheduling_context",
     "topology",

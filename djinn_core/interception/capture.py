@@ -9,6 +9,7 @@ import torch
 
 from djinn_core.interception.lazy_tensor import logical_device
 from djinn_core.interception.recorder import Entry, current, freeze
+from djinn_core.interception.storage import still_to_free
 from djinn_core.ir.program import Program
 
 
@@ -25,7 +26,7 @@ class Capturing:
         """What was recorded so far; fixed when the capture ends."""
         if self._program is not None:
             return self._program
-        return freeze([*self.sent, *current().entries][self._skip :], [])
+        return freeze([*self.sent, *current().entries][self._skip :], still_to_free())
 
     def finish(self) -> None:
         """Fix the program."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NoReturn
 
-from djinn_core.ir.values import TensorMeta, make_handle, new_storage
+from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of
 
 if TYPE_CHECKING:
     from djinn_core.interception.recorder import Recorder
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 # Handles that nobody holds any more, with their storages. Finalizers run at any moment, also while their own thread
 # holds a lock, so they append here and do nothing else; `Recorder.cut` sends what has gathered.
 freed: deque[tuple[int, Storage]] = deque()
+
+
+def still_to_free() -> list[int]:
+    """The handles in `freed`, which stay there. One at a time, because finalizers append meanwhile."""
+    handles: list[int] = []
+    for _ in range(len(freed)):
+        freed.rotate(-1)
+        handles.append(freed[-1][0])
+    return handles
 
 
 class Storage:
@@ -57,3 +66,24 @@ class Value:
 
     def __del__(self) -> None:
         freed.append((self.handle, self.storage))
+
+
+class BorrowedValue(Value):
+    """A value that somebody else holds: its handle is not freed with this object."""
+
+    __slots__ = ()
+
+    def __init__(self, storage: Storage, meta: TensorMeta, handle: int) -> None:
+        self.storage = storage
+        self.meta = meta
+        self.handle = handle
+
+    def __del__(self) -> None:
+        """Nothing: whoever holds the value frees it."""
+
+
+def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
+    """The value `handle` of a program, without holding it."""
+    storage = Storage(meta.extent * meta.dtype.itemsize, None)
+    storage.id = storage_of(handle)
+    return BorrowedValue(storage, meta, handle)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
+import torch
+
 from djinn_core.errors import DjinnError
 from djinn_core.interception.capture import Capturing, capturing
+from djinn_core.interception.reissue import reissue
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
+from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.runtime import client
 from djinn_core.runtime.planning import NOWHERE, plan_program
+from djinn_core.stages.explain import explain as describe_result
 
 
 class Captured:
@@ -86,3 +91,45 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
     if isinstance(program, Captured):
         program = program.graph
     return plan_program(program, client.registry(), client.settings(), client.device() or NOWHERE, until)
+
+
+def explain(program: Program | ProgramGraph | Captured | PipelineResult, until: Stage = "schedule") -> str:
+    """What each stage decides about a program, and why, in words."""
+    result = program if isinstance(program, PipelineResult) else plan(program, until)
+    return describe_result(result)
+
+
+def execute(
+    schedule: ExecutionSchedule, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Run a schedule and return the remote tensors that its graph leaves behind, in order.
+
+    Args:
+        schedule: made by `djinn.plan` or `Scheduler` from a captured program.
+        inputs: tensors for the graph's inputs: by value id, or all of them in the order of `graph.inputs`. Inputs that
+            are not given are those of the capture, which must still be alive.
+
+    Raises:
+        DjinnError: an input has other metadata than the one that it stands for, or there are too many or too few.
+    """
+    graph = ProgramGraph(schedule.program)
+    nodes = [
+        node for steps in schedule.steps.values() for step in steps if isinstance(step, Run) for node in step.nodes
+    ]
+    tensors = reissue(schedule.program, sorted(nodes), schedule.replace, _by_value(graph, inputs))
+    return tuple(tensors[schedule.replace.get(value, value)] for value in graph.outputs)
+
+
+def _by_value(
+    graph: ProgramGraph, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None
+) -> Mapping[int, torch.Tensor]:
+    if inputs is None:
+        return {}
+    if isinstance(inputs, Mapping):
+        return inputs
+    if len(inputs) != len(graph.inputs):
+        raise DjinnError(
+            f"{len(inputs)} inputs were given for a graph with {len(graph.inputs)}; give all, in the order of "
+            "graph.inputs, or only some as a mapping from value id to tensor"
+        )
+    return dict(zip(graph.inputs, inputs, strict=True))

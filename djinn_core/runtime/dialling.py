@@ -138,7 +138,7 @@ def client_name() -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()} process {os.getpid()}"
+    return f"{user}@{socket.gethostname()} process {os.getpid()}"[:256]
 
 
 def _ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
