@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from types import ModuleType
 from typing import Final
 
@@ -15,8 +14,4 @@ _MODULES: Final = {
 
 def builtin_plugins() -> dict[str, ModuleType]:
     """The built-in plugins by name, in pipeline order. They are imported now, not before."""
-    return {
-        name: importlib.import_module(module)
-        for name, module in _MODULES.items()
-        if importlib.util.find_spec(module) is not None
-    }
+    return {name: importlib.import_module(module) for name, module in _MODULES.items()}

@@ -20,12 +20,14 @@ from djinn.hooks import (
     SchedulingContext,
     hookimpl,
 )
+from djinn_core.builtins import builtin_plugins
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.builtins.device import DeviceInterceptor
 from djinn_core.builtins.placement import SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.conformance.suite import missing
 from djinn_core.errors import InvalidStage
+from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.stages.verify import check_placement
 
 GRAPHS = testing.sample_graphs()
@@ -35,6 +37,28 @@ class TestCpu(testing.DeviceConformance):
     @pytest.fixture
     def device(self) -> Any:
         return CpuDevice()
+
+
+def test_the_built_in_plugins_come_through_the_same_door() -> None:
+    registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
+    assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
+        "device": "interception",
+        "costs": "costs",
+        "placement": "placement",
+        "scheduling": "schedulers",
+        "local": "transports",
+        "cpu": "devices",
+    }
+
+
+def _cost_models() -> tuple[Any, ...]:
+    return load_registry(Selection(plugins=()), builtins=builtin_plugins(), entry_points=[]).cost_models
+
+
+class TestCostModels(testing.CostModelConformance):
+    @pytest.fixture(params=_cost_models(), ids=lambda model: model.name)
+    def cost_model(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
 
 
 class TestSingle(testing.PlacementPolicyConformance):
