@@ -20,8 +20,3 @@ def become_server(role: Literal["gateway", "executor"]) -> None:
 def is_client() -> bool:
     """Whether importing `djinn` registers the device in this process."""
     return _role == "client"
-
-
-def is_executor() -> bool:
-    """Whether this process is an executor."""
-    return _role == "executor"

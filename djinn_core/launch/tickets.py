@@ -37,7 +37,7 @@ def new_key() -> bytes:
 
 def issue(key: bytes, client: str, lifetime: float = LIFETIME) -> str:
     """A ticket for `client` (a name for people to read), good for one use within `lifetime` seconds."""
-    grant = Grant(client[:CLIENT_LENGTH], time.monotonic() + lifetime, secrets.token_urlsafe(12))
+    grant = Grant(_plain(client), time.monotonic() + lifetime, secrets.token_urlsafe(12))
     statement = msgspec.json.encode(grant)
     return base64.urlsafe_b64encode(_sign(key, statement) + statement).decode("ascii")
 
@@ -62,6 +62,12 @@ class TicketChecker:
                 return None
             self._used[grant.nonce] = grant.expires
         return grant
+
+
+def _plain(client: str) -> str:
+    """What can be shown on any terminal, and leaves the ticket short enough for a message."""
+    text = client[:CLIENT_LENGTH].encode("ascii", "replace").decode("ascii")
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _sign(key: bytes, statement: bytes) -> bytes:

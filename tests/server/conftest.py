@@ -20,7 +20,7 @@ from djinn_core.launch.process import ExecutorProcess
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.wire.messages import Message, decode, encode
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @attrs.frozen

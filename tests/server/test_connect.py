@@ -23,7 +23,7 @@ from djinn_core.server.inline import connected_pair
 from djinn_core.server.relay import relay
 from djinn_core.wire.messages import Figures, Goodbye, Query, encode
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture

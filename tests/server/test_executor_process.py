@@ -21,7 +21,7 @@ from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.server.devices import open_device
 from djinn_core.wire.messages import Attach, Attached, Broken, Figures, Goodbye, Query, Refused, Upload, decode, encode
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def expect_end(connection):
@@ -195,7 +195,7 @@ SCRIPT = """
     from djinn_core.launch.process import ExecutorProcess
 
     # no main guard: an executor that imported this file again would start another
-    executor = ExecutorProcess.start("cpu", timeout=20.0)
+    executor = ExecutorProcess.start("cpu", timeout=60.0)
     child = os.fork()
     if child == 0:  # holds the pipes open, and must not end the executor of its parent
         executor.close()

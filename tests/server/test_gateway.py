@@ -34,7 +34,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def hello(token: str, protocol: int = PROTOCOL_VERSION, device: str = "") -> Hello:

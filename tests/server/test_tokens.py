@@ -15,6 +15,7 @@ from djinn_core.launch.connection_file import (
 )
 from djinn_core.launch.tickets import TicketChecker, issue, new_key
 from djinn_core.server.tokens import Token, check_exposure, find_token
+from djinn_core.wire.messages import Attach, decode, encode
 
 SUPPLIED = Token("a" * 32, "the test")
 
@@ -44,10 +45,14 @@ def test_used_tickets_are_forgotten_once_they_have_expired():
     assert len(checker._used) == 1
 
 
-def test_the_longest_name_of_a_client_fits_into_a_message():
-    assert len(issue(new_key(), "\N{GRINNING FACE}" * 1000)) <= 512 * 4
+@pytest.mark.parametrize("character", ["\N{GRINNING FACE}", '"', "\x1b", "\\", "x"])
+def test_any_name_of_a_client_fits_into_a_message_and_on_a_terminal(character):
     key = new_key()
-    assert TicketChecker(key).redeem(issue(key, '"' * 1000)).client == '"' * 128
+    ticket = issue(key, character * 1000)
+    assert decode(encode(Attach(ticket, ""))) == Attach(ticket, "")
+    shown = TicketChecker(key).redeem(ticket).client
+    assert len(shown) == 128
+    assert shown.isprintable()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
