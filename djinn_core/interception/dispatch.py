@@ -176,10 +176,10 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
         elif meta is None:
             results.append(None)
         else:
-            storage = operands[alias].remote.storage if alias >= 0 else Storage(nbytes, recorder)
-            value = Value(storage, meta)
+            base = operands[alias] if alias >= 0 else None
+            value = Value(base.remote.storage if base is not None else Storage(nbytes, recorder), meta)
             handles.append(value.handle)
-            results.append(wrap(value))
+            results.append(wrap(value) if base is None else _wrap_view(value, base))
     entries = recorder.entries
     entries.append((call, tuple(handles), tuple(slots), *user_site()))
     port.ops_captured += 1
@@ -188,6 +188,14 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
     if len(entries) >= port.checkpoint_instructions:
         recorder.checkpoint()
     return results if call.sequence else results[0]
+
+
+def _wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
+    """In inference mode a view is an inference tensor exactly when its base is one."""
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        with torch.inference_mode(False):
+            return wrap(value)
+    return wrap(value)
 
 
 def _apply_changes(call: Call, operands: list[LazyTensor]) -> None:

@@ -27,6 +27,8 @@ class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, 
 
 
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+# What meta kernels say of `item()`, which composite ops may call inside.
+_NEEDS_DATA = "cannot be called on meta tensors"
 _signatures: dict[object, Signature] = {}
 
 
@@ -84,7 +86,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         UnsupportedOperation: it returns what the remote device does not have, such as a sparse tensor.
         Exception: whatever eager PyTorch would raise for these arguments.
     """
-    if func in KERNEL_DECIDES or any(tag in func.tags for tag in _UNPREDICTABLE):
+    if func in KERNEL_DECIDES or any(tag in func.tags for tag in _UNPREDICTABLE) or _returns_number(func):
         raise UnknownResult
     world = MetaWorld()
     meta_args = world.convert(args)
@@ -95,7 +97,16 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         raise UnknownResult from error
+    except RuntimeError as error:
+        if _NEEDS_DATA in str(error):
+            raise UnknownResult from error
+        raise
     return _build(func, args, kwargs, device, world, before, out)
+
+
+def _returns_number(func: Any) -> bool:
+    """Whether a result is a Python number, which only the data can tell."""
+    return any("Tensor" not in str(r.type) for r in torch_private.schema_of(func).returns)
 
 
 def _build(
