@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from djinn_core.errors import InvalidStage
 from djinn_core.ir.program import Slot
 
 
@@ -61,6 +62,23 @@ class OptimizationPlan:
     results: tuple[OptimizationResult, ...] = ()
     hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
     equal_slots: tuple[tuple[int, int], ...] = ()
+
+
+def resolved(replace: Mapping[int, int]) -> dict[int, int]:
+    """`replace` with every chain of stand-ins followed to its end.
+
+    Raises:
+        InvalidStage: values stand in for each other in a circle.
+    """
+    ends: dict[int, int] = {}
+    for value in replace:
+        end, hops = value, 0
+        while end in replace and hops <= len(replace):
+            end, hops = ends.get(end, replace[end]), hops + 1
+        ends[value] = end
+        if end in replace:
+            raise InvalidStage(f"value {value} is replaced by values that stand in for each other in a circle")
+    return ends
 
 
 def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:

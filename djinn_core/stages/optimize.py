@@ -11,7 +11,7 @@ import attrs
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.costs import Costs
 from djinn_core.ir.graph import Graph
-from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite, resolved
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.stages.attribution import title, warn_skipped
 from djinn_core.stages.verify_rewrite import check_rewrite
@@ -70,20 +70,13 @@ def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> 
     rewrite = result.rewrite if result.applied else Rewrite()
     nodes = tuple(n for n in plan.nodes if n not in rewrite.drop)
     costed = attrs.evolve(result, rewrite=rewrite, seconds_before=before, seconds_after=_seconds(costs, nodes))
-    replace = {**plan.replace, **rewrite.replace}
     return OptimizationPlan(
         nodes=nodes,
-        replace={value: _last(replace, value) for value in replace},
+        replace=resolved({**plan.replace, **rewrite.replace}),
         results=(*plan.results, costed),
         hints=_add_hints(plan.hints, rewrite.hints),
         equal_slots=tuple(dict.fromkeys((*plan.equal_slots, *rewrite.equal_slots))),
     )
-
-
-def _last(replace: Mapping[int, int], value: int) -> int:
-    while value in replace:
-        value = replace[value]
-    return value
 
 
 def _seconds(costs: Costs, nodes: Sequence[int]) -> float:

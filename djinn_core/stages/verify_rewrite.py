@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.plan import OptimizationPlan, Rewrite, interchangeable
+from djinn_core.ir.plan import OptimizationPlan, Rewrite, interchangeable, resolved
 from djinn_core.ir.values import storage_of
 
 
@@ -48,7 +48,7 @@ class _Judge:
     @classmethod
     def of(cls, graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int]) -> _Judge:
         running = tuple(graph.nodes[i] for i in plan.nodes if i not in rewrite.drop)
-        replace = {**plan.replace, **rewrite.replace}
+        replace = resolved({**plan.replace, **rewrite.replace})
         used = [(node.id, replace.get(v, v)) for node in running for v in node.inputs]
         return cls(
             graph=graph,

@@ -1,0 +1,178 @@
+"""Programs of random ops, and running programs and schedules here, to see whether a plugin changed a result."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core.conformance.builders import ProgramBuilder
+from djinn_core.ir.form import Argument, Constant, Enumerated, ListArg, Operand, SlotArg
+from djinn_core.ir.graph import Node, ProgramGraph
+from djinn_core.ir.operators import resolve
+from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.values import storage_of
+
+_SIDE = 3
+
+
+def random_graph(seed: int, length: int = 24) -> ProgramGraph:
+    """A program of `length` ops on 3x3 matrices: new values, views, writes through views, random numbers, repetitions.
+
+    Every op is one that `replay` can run. About half of the values are dead at the end.
+    """
+    chance = random.Random(seed)  # noqa: S311 - tests, not secrets
+    builder = ProgramBuilder()
+    values = [builder.input(_SIDE, _SIDE) for _ in range(3)]
+    made: list[int] = []
+    shape = (_SIDE, _SIDE)
+    kinds: tuple[Callable[[], int | None], ...] = (
+        lambda: builder.op("aten::add.Tensor", chance.choice(values), chance.choice(values), shape=shape),
+        lambda: builder.op("aten::mul.Tensor", chance.choice(values), chance.choice(values), shape=shape),
+        lambda: builder.op("aten::mul.Scalar", chance.choice(values), shape=shape, slots=(chance.choice((0.5, 2.0)),)),
+        lambda: builder.op("aten::mm", chance.choice(values), chance.choice(values), shape=shape),
+        lambda: builder.op("aten::tanh", chance.choice(values), shape=shape),
+        lambda: builder.op("aten::rand_like", chance.choice(values), shape=shape, random=True),
+        lambda: builder.view("aten::t", chance.choice(values), shape=shape),
+        lambda: builder.view("aten::alias", chance.choice(values), shape=shape),
+        lambda: _add_in_place(builder, chance.choice(values), chance.choice(values)),
+        lambda: _scale_in_place(builder, chance.choice(values)),
+    )
+    weights = (4, 3, 3, 2, 4, 1, 4, 2, 2, 1)
+    for _ in range(length):
+        value = chance.choices(kinds, weights)[0]()
+        if value is not None:
+            values.append(value)
+            made.append(value)
+    builder.drop(*(v for v in made if chance.random() < 0.5))
+    return builder.graph()
+
+
+def _add_in_place(builder: ProgramBuilder, target: int, other: int) -> None:
+    if storage_of(target) != storage_of(other):  # PyTorch refuses operands that overlap in part
+        builder.inplace("aten::add_.Tensor", target, other)
+
+
+def _scale_in_place(builder: ProgramBuilder, target: int) -> None:
+    builder.inplace("aten::mul_.Scalar", target, slots=(0.5,))
+
+
+def random_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor]:
+    """A tensor of small numbers for every input of the graph."""
+    generator = torch.Generator().manual_seed(seed)
+    return {v: torch.rand(graph.meta(v).shape, generator=generator, dtype=torch.float64) for v in graph.inputs}
+
+
+def replay(
+    graph: ProgramGraph,
+    inputs: Mapping[int, torch.Tensor],
+    order: Sequence[int] | None = None,
+    replace: Mapping[int, int] | None = None,
+) -> dict[int, torch.Tensor]:
+    """All values after running the nodes in `order` (by default all, in program order) on copies of `inputs`."""
+    torch.manual_seed(0)
+    values = {v: t.clone() for v, t in inputs.items()}
+    for node_id in range(len(graph.nodes)) if order is None else order:
+        _run(graph.nodes[node_id], values, replace or {})
+    return values
+
+
+def _run(node: Node, values: dict[int, torch.Tensor], replace: Mapping[int, int]) -> None:
+    if node.form is None:
+        raise ValueError(f"node {node.id} ({node.op}) has no form to call it by")
+    operands = iter([values[replace.get(v, v)] for v in node.inputs])
+    slots = iter(node.slots)
+    args = [_argument(a, operands, slots) for a in node.form.args]
+    kwargs = {name: _argument(a, operands, slots) for name, a in node.form.kwargs}
+    made = resolve(node.op)(*args, **kwargs)
+    results = list(made) if node.form.sequence else [made]
+    kept = [r for r, kind in zip(results, node.form.results, strict=True) if kind == "new"]
+    values.update(zip(node.outputs, kept, strict=True))
+
+
+def _argument(a: Argument, operands: Iterator[torch.Tensor], slots: Iterator[Any]) -> Any:
+    match a:
+        case Operand():
+            return next(operands)
+        case SlotArg():
+            return next(slots)
+        case Constant(value):
+            return value
+        case Enumerated("dtype", name):
+            return {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.int64)}[name]
+        case ListArg(items):
+            return [_argument(item, operands, slots) for item in items]
+        case _:
+            raise ValueError(f"`replay` does not know arguments of kind {type(a).__name__}")
+
+
+@attrs.define
+class _Device:
+    steps: Sequence[Step]
+    values: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    at: int = 0
+
+
+def replay_schedule(
+    graph: ProgramGraph,
+    schedule: ExecutionSchedule,
+    inputs: Mapping[int, torch.Tensor],
+    resident: Mapping[int, str],
+) -> tuple[dict[str, dict[int, torch.Tensor]], dict[int, torch.Tensor]]:
+    """Run a schedule on as many devices as it names: what each holds at the end, and what was fetched.
+
+    Inputs in `resident` start there, the others are uploaded. Values that are sent are copied.
+
+    Raises:
+        RuntimeError: the devices wait for each other for ever.
+    """
+    torch.manual_seed(0)
+    devices = {name: _Device(steps) for name, steps in schedule.steps.items()}
+    for value, name in resident.items():
+        devices.setdefault(name, _Device(())).values[value] = inputs[value].clone()
+    mail: dict[tuple[str, str, int], list[torch.Tensor]] = {}
+    fetched: dict[int, torch.Tensor] = {}
+    while any(d.at < len(d.steps) for d in devices.values()):
+        before = sum(d.at for d in devices.values())
+        for name, device in devices.items():
+            while device.at < len(device.steps) and _step(graph, schedule, name, device, mail, fetched, inputs):
+                device.at += 1
+        if sum(d.at for d in devices.values()) == before:
+            raise RuntimeError(
+                f"the devices wait for each other: { ({n: d.steps[d.at :][:1] for n, d in devices.items()}) }"
+            )
+    return {name: device.values for name, device in devices.items()}, fetched
+
+
+def _step(
+    graph: ProgramGraph,
+    schedule: ExecutionSchedule,
+    name: str,
+    device: _Device,
+    mail: dict[tuple[str, str, int], list[torch.Tensor]],
+    fetched: dict[int, torch.Tensor],
+    inputs: Mapping[int, torch.Tensor],
+) -> bool:
+    """Take one step of a device; False where it must wait."""
+    match device.steps[device.at]:
+        case Run(nodes):
+            for node in nodes:
+                _run(graph.nodes[node], device.values, schedule.replace)
+        case Upload(value):
+            device.values[value] = inputs[value].clone()
+        case Send(value, target):
+            mail.setdefault((name, target, value), []).append(device.values[value].clone())
+        case Receive(value, source):
+            waiting = mail.get((source, name, value))
+            if not waiting:
+                return False
+            device.values[value] = waiting.pop(0)
+        case Free(values):
+            for value in values:
+                del device.values[value]
+        case Fetch(value):
+            fetched[value] = device.values[value].clone()
+    return True

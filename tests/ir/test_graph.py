@@ -1,0 +1,146 @@
+"""The graph of a program: edges that order whatever could tell, and hashes that are the same everywhere."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+
+import pytest
+import torch
+
+from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay
+from djinn_core.ir.graph import ProgramGraph
+
+SQUARE = (3, 3)
+
+
+def edges(graph: ProgramGraph) -> set[tuple[int, int, str]]:
+    return {(e.source, e.target, e.kind) for e in graph.edges}
+
+
+def test_data_flows_from_maker_to_user():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    y = builder.op("aten::tanh", x, shape=SQUARE)
+    builder.op("aten::mm", x, y, shape=SQUARE)
+    assert edges(builder.graph()) == {(0, 1, "data")}
+
+
+def test_a_view_needs_the_op_that_made_it_and_readers_of_its_base_do_not():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    view = builder.view("aten::t", x, shape=SQUARE)
+    builder.op("aten::tanh", view, shape=SQUARE)
+    builder.op("aten::tanh", x, shape=SQUARE)
+    assert edges(builder.graph()) == {(0, 1, "data")}
+
+
+def test_a_view_of_something_made_here_needs_both_the_view_op_and_the_maker():
+    builder = ProgramBuilder()
+    made = builder.op("aten::tanh", builder.input(*SQUARE), shape=SQUARE)
+    view = builder.view("aten::t", made, shape=SQUARE)
+    builder.op("aten::tanh", view, shape=SQUARE)
+    assert edges(builder.graph()) == {(0, 1, "data"), (0, 2, "data"), (1, 2, "data")}
+
+
+def test_writes_through_a_view_wait_for_readers_and_are_seen_through_the_base():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    view = builder.view("aten::t", x, shape=SQUARE)  # 0
+    builder.op("aten::tanh", x, shape=SQUARE)  # 1 reads before the write
+    builder.inplace("aten::mul_.Scalar", view, slots=(2.0,))  # 2
+    builder.op("aten::tanh", x, shape=SQUARE)  # 3 reads after it
+    assert edges(builder.graph()) == {(0, 2, "data"), (1, 2, "order"), (2, 3, "data")}
+
+
+def test_random_ops_keep_their_order_and_nothing_else_waits_for_them():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    builder.op("aten::rand_like", x, shape=SQUARE, random=True)
+    builder.op("aten::tanh", x, shape=SQUARE)
+    builder.op("aten::rand_like", x, shape=SQUARE, random=True)
+    assert edges(builder.graph()) == {(0, 2, "data")}
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_order_that_respects_the_edges_gives_the_same_values(seed: int):
+    graph = random_graph(seed, length=30)
+    inputs = random_inputs(graph)
+    expected, got = replay(graph, inputs), replay(graph, inputs, shuffled(graph, seed))
+    assert expected.keys() == got.keys()
+    for value, tensor in expected.items():
+        torch.testing.assert_close(got[value], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def shuffled(graph: ProgramGraph, seed: int) -> list[int]:
+    """Another order in which the nodes may run: latest first, or at random."""
+    chance, waits, follow = random.Random(seed), defaultdict(int), defaultdict(list)
+    for edge in graph.edges:
+        waits[edge.target] += 1
+        follow[edge.source].append(edge.target)
+    ready, order = [n.id for n in graph.nodes if not waits[n.id]], []
+    while ready:
+        order.append(ready.pop(-1 if seed % 2 else chance.randrange(len(ready))))
+        for node in follow[order[-1]]:
+            waits[node] -= 1
+            if not waits[node]:
+                ready.append(node)
+    assert len(order) == len(graph.nodes)
+    return order
+
+
+def test_hashes_tell_structure_from_sizes():
+    def build(side: int, op: str = "aten::tanh", slot: float = 1.0) -> ProgramGraph:
+        builder = ProgramBuilder()
+        x = builder.op(op, builder.input(side, side), shape=(side, side))
+        builder.op("aten::mul.Scalar", x, shape=(side, side), slots=(slot,))
+        return builder.graph()
+
+    base = build(3)
+    assert build(3).topology_hash == base.topology_hash
+    assert build(3).shape_hash == base.shape_hash
+    assert build(3, slot=2.0).topology_hash == base.topology_hash
+    assert build(4).topology_hash == base.topology_hash
+    assert build(4).shape_hash != base.shape_hash
+    assert build(3, op="aten::relu").topology_hash != base.topology_hash
+
+
+def test_shared_memory_is_part_of_the_topology():
+    def build(shared: bool) -> ProgramGraph:
+        builder = ProgramBuilder()
+        x = builder.input(*SQUARE)
+        y = builder.view("aten::alias", x, shape=SQUARE) if shared else builder.op("aten::alias", x, shape=SQUARE)
+        builder.inplace("aten::mul_.Scalar", y, slots=(2.0,))
+        return builder.graph()
+
+    assert build(shared=True).topology_hash != build(shared=False).topology_hash
+
+
+def test_hashes_are_the_same_in_every_process():
+    source = "from djinn.testing import random_graph; g = random_graph(7); print(g.topology_hash, g.shape_hash)"
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1"}
+    ).stdout
+    graph = random_graph(7)
+    assert elsewhere == f"{graph.topology_hash} {graph.shape_hash}\n"
+
+
+def test_time_grows_with_the_number_of_nodes_only():
+    def seconds(count: int) -> float:
+        builder = ProgramBuilder()
+        x, weight = builder.input(*SQUARE), builder.input(*SQUARE)
+        for i in range(count):
+            x = builder.op("aten::mm", x, weight, shape=SQUARE)
+            if i % 3 == 0:
+                builder.inplace("aten::add_.Tensor", x, weight)
+        graph = builder.graph()
+        start = time.process_time()
+        assert len(graph.edges) >= count - 1
+        assert graph.topology_hash
+        return time.process_time() - start
+
+    seconds(100)
+    assert seconds(16_000) < 10 * max(seconds(4_000), 0.03)

@@ -1,0 +1,204 @@
+"""Placements and schedules: legal ones give the right values on real tensors, illegal ones are refused."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+from djinn.testing import (
+    CostModelConformance,
+    PlacementPolicyConformance,
+    ProgramBuilder,
+    SchedulerConformance,
+    placement_context,
+    random_graph,
+    random_inputs,
+    replay,
+    replay_schedule,
+    scheduling_context,
+)
+from djinn_core.builtins.costs import Roofline
+from djinn_core.builtins.placement import SingleDevice
+from djinn_core.builtins.scheduling import Sequential
+from djinn_core.errors import InvalidStage
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.placement import Placement, PlacementDecision
+from djinn_core.ir.schedule import Free, Receive, Run, SchedulingGroup
+from djinn_core.stages.place import place
+from djinn_core.stages.schedule import schedule
+from djinn_core.stages.verify import check_placement
+from djinn_core.stages.verify_schedule import check_schedule
+
+SQUARE = (3, 3)
+
+
+class TestSingleDevice(PlacementPolicyConformance):
+    @pytest.fixture
+    def policy(self):
+        return SingleDevice()
+
+
+class TestSequential(SchedulerConformance):
+    @pytest.fixture
+    def scheduler(self):
+        return Sequential()
+
+
+class TestRoofline(CostModelConformance):
+    @pytest.fixture
+    def cost_model(self):
+        return Roofline()
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("devices", [1, 3])
+def test_schedules_give_the_values_of_program_order(seed: int, devices: int):
+    graph = random_graph(seed, length=24)
+    inputs, expected = random_inputs(graph), None
+    context = scheduling_context(graph, devices)
+    names = [d.id for d in context.topology.devices]
+    resident = {v: names[(seed + i) % devices] for i, v in enumerate(graph.inputs) if (seed + i) % 2}
+    context = attrs.evolve(context, resident=resident, fetch=graph.outputs)
+    made = Sequential().schedule(context)
+    check_schedule(context, made, "sequential")
+    held, fetched = replay_schedule(graph, made, inputs, resident)
+    expected = replay(graph, inputs)
+    for value in graph.outputs:
+        torch.testing.assert_close(fetched[value], expected[value], rtol=0, atol=0, equal_nan=True)
+    for device in held.values():
+        assert not set(device) & graph.program.dead, "a dead value was never freed"
+
+
+def broken(mutate):
+    """A schedule of two tanhs and a write between them, after `mutate` changed its steps."""
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    first = builder.op("aten::tanh", x, shape=SQUARE)
+    builder.inplace("aten::mul_.Scalar", x, slots=(2.0,))
+    builder.op("aten::add.Tensor", x, first, shape=SQUARE)
+    builder.drop(first)
+    context = scheduling_context(builder.graph())
+    context = attrs.evolve(context, resident=dict.fromkeys(context.graph.inputs, context.topology.devices[0].id))
+    made = Sequential().schedule(context)
+    (device,) = made.steps
+    return context, attrs.evolve(made, **mutate(made, device)), first
+
+
+@pytest.mark.parametrize(
+    ("mutate", "message"),
+    [
+        (lambda s, d: {}, None),
+        (lambda s, d: {"steps": {d: (Run((1, 0, 2)),)}}, "after 1 writes, not after 0"),
+        (lambda s, d: {"steps": {d: (Run((0, 1)),)}}, "never run"),
+        (lambda s, d: {"steps": {d: (Run((0, 0, 1, 2)),)}}, "twice"),
+        (lambda s, d: {"steps": {d: (Run((0, 2, 1)),)}}, "writes"),
+        (lambda s, d: {"steps": {d: (Run((1, 2, 0)),)}}, "too early"),
+        (lambda s, d: {"steps": {d: (Run((0, 1)), Receive(5, "other"), Run((2,)))}}, "waits for ever"),
+        (lambda s, d: {"groups": ()}, "in no group"),
+        (lambda s, d: {"groups": (SchedulingGroup(0, d, (1, 0, 2)),)}, "do not run in that order"),
+        (lambda s, d: {"groups": (SchedulingGroup(1, d, (0,)), SchedulingGroup(1, d, (1, 2)))}, "in that order"),
+        (lambda s, d: {"groups": (SchedulingGroup(0, "elsewhere", (0, 1, 2)),)}, "not placed on"),
+    ],
+)
+def test_illegal_schedules_are_refused(mutate, message):
+    context, made, _ = broken(mutate)
+    if message is None:
+        check_schedule(context, made, "scheduler 'x'")
+        return
+    with pytest.raises(InvalidStage, match=message) as refused:
+        check_schedule(context, made, "scheduler 'x'")
+    assert "scheduler 'x'" in str(refused.value)
+
+
+def test_freeing_too_early_or_what_is_held_is_refused():
+    def early(made, device):
+        context_free = Free((broken_first(made),))
+        return {"steps": {device: (Run((0,)), context_free, Run((1, 2)))}}
+
+    context, made, _ = broken(early)
+    with pytest.raises(InvalidStage, match="after it was freed"):
+        check_schedule(context, made, "x")
+    context, made, _ = broken(lambda s, d: {"steps": {d: (Run((0, 1, 2)), Free((s.program.operands[0],)))}})
+    with pytest.raises(InvalidStage, match="still held"):
+        check_schedule(context, made, "x")
+
+
+def broken_first(made):
+    """The value that the first instruction makes."""
+    return made.program.operands[1]
+
+
+@attrs.define
+class Stubborn:
+    """Answers with what it was given, or raises it."""
+
+    name: str
+    answer: object
+
+    def _give(self, context):
+        del context
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    place = schedule = _give
+
+
+def test_a_scheduler_that_fails_is_replaced_and_named(caplog):
+    context = scheduling_context(random_graph(1))
+    made = schedule(context, Stubborn("wobbly", RuntimeError("no idea")), Sequential())
+    assert made.scheduler == "sequential"
+    assert "wobbly" in made.reasons[0]
+    assert "no idea" in made.reasons[0]
+    assert len([r for r in caplog.records if "wobbly" in r.getMessage()]) == 1
+
+
+def test_a_policy_that_breaks_a_rule_is_replaced_and_named(caplog):
+    context = placement_context(random_graph(1), devices=2)
+    half = Placement((PlacementDecision(0, context.topology.devices[0].id, "why not"),), {})
+    placed = place(context, Stubborn("halfway", half), SingleDevice())
+    assert placed.policy == "single"
+    assert len([r for r in caplog.records if "halfway" in r.getMessage()]) == 1
+
+
+def test_memory_that_is_shared_must_be_in_one_place():
+    builder = ProgramBuilder()
+    x = builder.input(*SQUARE)
+    view = builder.view("aten::t", x, shape=SQUARE)
+    context = placement_context(builder.graph(), devices=2)
+    one, other = (d.id for d in context.topology.devices)
+    apart = Placement((PlacementDecision(0, other, "here"),), {x: one, view: other})
+    with pytest.raises(InvalidStage, match="shares memory"):
+        check_placement(context, apart, "policy 'x'")
+
+
+def with_devices(graph, *devices, resident=None):
+    context = placement_context(graph)
+    return attrs.evolve(context, topology=NetworkTopology(devices), resident=resident or {})
+
+
+def test_single_follows_the_bytes_and_says_so():
+    builder = ProgramBuilder()
+    small, large = builder.input(2, 2), builder.input(64, 64)
+    builder.op("aten::mm", small, large, shape=(2, 64))
+    graph = builder.graph()
+    devices = (DeviceCapabilities("a", "cpu"), DeviceCapabilities("b", "cpu"))
+    placed = SingleDevice().place(with_devices(graph, *devices, resident={small: "a", large: "b"}))
+    assert placed.devices == ("b",)
+    assert "16,384 of 16,400 bytes" in placed.decisions[0].reason
+
+
+def test_single_never_chooses_what_is_too_small_or_lacks_a_dtype():
+    builder = ProgramBuilder()
+    builder.op("aten::tanh", builder.input(64, 64, dtype=torch.bfloat16), shape=(64, 64))
+    graph = builder.graph()
+    tiny = DeviceCapabilities("tiny", "cuda", memory=100)
+    old = DeviceCapabilities("old", "cuda", dtypes=frozenset({"float32"}))
+    good = DeviceCapabilities("good", "cpu")
+    placed = SingleDevice().place(with_devices(graph, tiny, old, good))
+    assert placed.devices == ("good",)
+    assert "tiny: its 100 bytes" in placed.decisions[0].reason
+    assert "old: it lacks bfloat16" in placed.decisions[0].reason
+    with pytest.raises(InvalidStage, match="no device can run this program"):
+        SingleDevice().place(with_devices(graph, tiny, old))
