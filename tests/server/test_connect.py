@@ -133,11 +133,8 @@ def test_a_relayed_session_ends_with_its_client(server, registry, proxy, wait_fo
 
 
 def test_over_http_the_gateway_passes_frames_on(server, begin):
-    http = [url for url in server.urls if url.startswith("http://")]
-    if not http:
-        pytest.skip("djinn-http is not installed")
-    opened = begin(Settings(servers=tuple(http), token=server.token))
-    assert opened.url == http[0]
+    opened = begin(Settings(servers=(server.url("http"),), token=server.token))
+    assert opened.url == server.url("http")
 
 
 def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
