@@ -18,7 +18,7 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     shape = tuple(source.shape)
     meta = tensor_meta(shape, contiguous_strides(shape), 0, source.dtype, device)
     value = Value(Storage(meta.nbytes, None), meta)
-    port.runtime().upload(value.handle, source.detach().resolve_conj().resolve_neg().contiguous())
+    _send(value.handle, source.detach().resolve_conj().resolve_neg().contiguous())
     return wrap(value)
 
 
@@ -41,5 +41,10 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
         plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
     recorder.entries.pop()
     target.remote.storage.written = None
-    port.runtime().upload(target.remote.handle, plain)
+    _send(target.remote.handle, plain)
     return True
+
+
+def _send(handle: int, source: torch.Tensor) -> None:
+    """Upload now; inside `capture()` only where a session is open, since capturing needs no server."""
+    port.upload(handle, source, hold=bool(current().captures))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connect import Opened, open_connection
+from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_program
 from djinn_core.runtime.session import Session
@@ -43,6 +45,8 @@ class _State:
     stats: Stats = attrs.field(factory=Stats)
     baseline: tuple[int, int, int] = (0, 0, 0)
     hooks: list[InitHook] = attrs.field(factory=list)
+    intercepting: set[str] = attrs.field(factory=set)
+    observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
     process: int = attrs.field(factory=os.getpid)
 
@@ -85,6 +89,11 @@ def configure(
 
 def _apply(settings: Settings, registry: Registry) -> None:
     _state.settings, _state.registry = settings, registry
+    for interceptor in registry.interceptors:
+        if interceptor.name not in _state.intercepting:
+            interceptor.install()
+            _state.intercepting.add(interceptor.name)
+    _state.observers = Observers(registry.observers)
     port.checkpoint_instructions = settings.checkpoint_instructions
     if settings.debug:
         set_debug_level(settings.debug)
@@ -146,8 +155,9 @@ def _open() -> None:
     opened = open_connection(settings(), registry())
     planner = Planner(_plan, _state.stats)
     _state.opened = opened
-    _state.session = Session(opened.connection, planner, _state.stats, opened.url)
+    _state.session = Session(opened.connection, planner, _state.stats, opened.url, _state.observers)
     log.info("connected", server=opened.url, session=opened.attached.session)
+    _state.observers.tell("connected", server=opened.url, fallbacks=opened.fallbacks)
     for hook in list(_state.hooks):
         hook()
 
@@ -187,6 +197,7 @@ def shut_down() -> None:
         session, _state.session = _state.session, None
         if session is not None and not _forked():
             session.close()
+            _state.observers.tell("disconnected", server=session.server)
         _close_opened()
 
 
@@ -211,7 +222,9 @@ def device() -> DeviceInfo | None:
 
 
 def _plan(program: Program) -> ExecutionSchedule:
+    started = time.monotonic()
     result = plan_program(program, registry(), settings(), device() or NOWHERE)
+    _state.observers.tell("planned", instructions=len(program), duration=time.monotonic() - started)
     for recording in _state.recordings:
         recording.append(result)
     assert result.schedule is not None
@@ -272,5 +285,6 @@ def attach() -> None:
     """Register the device and become its runtime; called once, when `djinn` is imported by a client."""
     install()
     port.start = _runtime
+    port.is_open = is_initialized
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(_at_exit)

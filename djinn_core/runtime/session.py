@@ -16,6 +16,7 @@ from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger
 from djinn_core.runtime.failures import Failures
+from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
@@ -60,11 +61,14 @@ class Session:
     Sending is serialised by the recorder's lock; whichever thread waits for an answer reads the connection.
     """
 
-    def __init__(self, connection: Connection, planner: Planner, stats: Stats, server: str) -> None:
+    def __init__(
+        self, connection: Connection, planner: Planner, stats: Stats, server: str, observers: Observers
+    ) -> None:
         self.connection = connection
         self.server = server
         self._planner = planner
         self._stats = stats
+        self._observers = observers
         self._sequence = 0
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._answers: dict[int, tuple[Completed, Sequence[Buffer]]] = {}
@@ -102,6 +106,7 @@ class Session:
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         self._send(message)
+        self._observers.tell("submitted", submission=sequence, instructions=len(program))
         if len(self._pending) > WINDOW:
             self._stats.round_trips += 1
             self._receive_until(sequence - WINDOW)
@@ -208,6 +213,7 @@ class Session:
     def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
         pending = self._pending.pop(completed.sequence)
         timing = completed.timing
+        self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
         self._stats.server_seconds += timing.queue + timing.decode + timing.execute + timing.encode
         for failure in completed.failures:
             node = failure.instruction

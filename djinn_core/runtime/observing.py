@@ -1,0 +1,31 @@
+"""Tells observers what happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from djinn_core.hookspecs.observers import Event, Observer
+from djinn_core.logs import get_logger
+
+log = get_logger("djinn.observers")
+
+
+class Observers:
+    """The observers of a process. One that raises is dropped, with a warning; the program goes on."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = list(observers)
+
+    def tell(self, name: str, **fields: Any) -> None:
+        """Tell every observer that `name` happened; costs nothing without observers."""
+        if not self._observers:
+            return
+        event = Event(name, time.monotonic(), fields)
+        for observer in list(self._observers):
+            try:
+                observer.observe(event)
+            except Exception as error:
+                self._observers.remove(observer)
+                log.warning("an observer raised and is dropped", observer=observer.name, told=name, error=repr(error))
