@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from djinn_core.conformance.builders import ProgramBuilder
-from djinn_core.ir.form import Argument, Constant, Enumerated, ListArg, Operand, SlotArg
+from djinn_core.ir.form import Argument, Constant, Enumerated, ListArg, Operand, SelfDevice, SlotArg
 from djinn_core.ir.graph import Node, ProgramGraph
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
@@ -101,6 +101,8 @@ def _argument(a: Argument, operands: Iterator[torch.Tensor], slots: Iterator[Any
             return next(slots)
         case Constant(value):
             return value
+        case SelfDevice():
+            return torch.device("cpu")
         case Enumerated("dtype", name):
             return {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.int64)}[name]
         case ListArg(items):

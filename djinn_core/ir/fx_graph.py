@@ -30,7 +30,7 @@ from djinn_core.ir.form import (
 )
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Call, Program, Signature, Slot
-from djinn_core.ir.values import TensorMeta, make_handle, meta_of, new_storage, storage_of
+from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of, tensor_meta
 
 
 def fx_graph(module: fx.GraphModule | torch.export.ExportedProgram) -> ProgramGraph:
@@ -69,7 +69,6 @@ class _Reader:
         elif node.op == "get_attr":
             self.values[node] = self._input(_attribute(self.owner, str(node.target)))
         elif node.op == "output":
-            self.kept.update(h for h in _leaves(node.args) if isinstance(h, int))
             self.kept.update(h for n in node.all_input_nodes for h in _handles(self.values[n]))
         elif node.op == "call_function":
             self._function(node)
@@ -96,7 +95,7 @@ class _Reader:
     def _handle(self, storage: int, tensor: torch.Tensor) -> int:
         view = self.views[storage] = self.views.get(storage, -1) + 1
         handle = make_handle(storage, view)
-        self.metas[handle] = meta_of(tensor)
+        self.metas[handle] = _meta(tensor)
         return handle
 
     def _function(self, node: fx.Node) -> None:
@@ -149,7 +148,7 @@ class _Reader:
     def _outcome(self, func: OpOverload, index: int, result: Any, operands: list[int]) -> _Outcome:
         if not isinstance(result, torch.Tensor):
             return _Outcome("none")
-        meta, nbytes = meta_of(result), result.untyped_storage().nbytes()
+        meta, nbytes = _meta(result), int(_number(result.untyped_storage().nbytes()))
         inplace = _written_result(func, index, operands)
         if inplace >= 0:
             return _Outcome("none", operands[inplace], meta, inplace, inplace, nbytes)
@@ -236,8 +235,24 @@ def _value(node: fx.Node) -> Any:
 def _number(value: Any) -> int | float | bool:
     """A symbolic size as the number that it had when the graph was made."""
     node = getattr(value, "node", None)
-    number: int | float | bool = value if node is None else node.hint
+    number: int | float | bool | None = value if node is None else node.hint
+    if number is None:
+        raise UnsupportedOperation(
+            f"the size {value} depends on data, so nothing can be said of the graph before it runs"
+        )
     return number
+
+
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    """The metadata of a fake tensor, with its symbolic sizes as numbers."""
+    return tensor_meta(
+        tuple(int(_number(n)) for n in tensor.shape),
+        tuple(int(_number(n)) for n in tensor.stride()),
+        int(_number(tensor.storage_offset())),
+        tensor.dtype,
+        conj=tensor.is_conj(),
+        neg=tensor.is_neg(),
+    )
 
 
 def _attribute(owner: fx.GraphModule, path: str) -> Any:

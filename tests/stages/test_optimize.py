@@ -19,7 +19,7 @@ class Fixed:
     """Proposes one rewrite, or raises."""
 
     name: str
-    rewrite: Rewrite | Exception = Rewrite()
+    rewrite: Rewrite | Exception = attrs.field(factory=Rewrite)
     before: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
     after_placement: bool = False

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import attrs
-import djinn_cleanup
 import pytest
 import torch
-from djinn_cleanup.optimization import CommonSubexpressions, DeadCode
 
+import djinn_cleanup
 from djinn.testing import (
     OptimizationConformance,
     PluginConformance,
@@ -17,6 +16,7 @@ from djinn.testing import (
     random_inputs,
     replay,
 )
+from djinn_cleanup.optimization import CommonSubexpressions, DeadCode
 
 SQUARE = (3, 3)
 

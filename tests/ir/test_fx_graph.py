@@ -1,0 +1,133 @@
+"""Graphs from torch.export and make_fx: the same nouns, and programs that compute the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from djinn.fx import fx_graph
+from djinn.testing import replay
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.arguments import arguments, slot_positions
+from djinn_core.ir.values import storage_of
+
+
+def traced(function, *inputs):
+    return fx_graph(make_fx(function, tracing_mode="fake")(*inputs))
+
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.second = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.norm(self.first(x))))
+
+
+def computes_the_same(function, *inputs):
+    graph = traced(function, *inputs)
+    got = replay(graph, dict(zip(graph.inputs, inputs, strict=True)))
+    return graph, got
+
+
+def test_a_program_made_from_a_graph_computes_the_same():
+    def function(x, w):
+        y = (x @ w).view(-1)
+        y[2:5].mul_(2.0)
+        a, b = y.view(3, 3).split([1, 2])
+        return torch.cat([a, b]).softmax(-1), x.t().clone()
+
+    inputs = torch.rand(3, 3), torch.rand(3, 3)
+    graph, got = computes_the_same(function, *inputs)
+    for value, expected in zip(graph.outputs, function(*inputs), strict=True):
+        torch.testing.assert_close(got[value], expected)
+
+
+def test_out_and_in_place_and_several_results():
+    def function(x):
+        total = torch.empty(3, 3)
+        torch.add(x, 1, out=total)
+        values, vectors = torch.linalg.eigh(total + total.t())
+        return values.neg_(), vectors
+
+    x = torch.rand(3, 3)
+    graph, got = computes_the_same(function, x)
+    expected = function(x)
+    torch.testing.assert_close(got[graph.outputs[0]], expected[0])
+    (out,) = (n for n in graph.nodes if n.op == "aten::add.out")
+    assert out.writes == (out.inputs[-1],)
+    assert not out.outputs
+    (neg,) = (n for n in graph.nodes if n.op == "aten::neg_")
+    assert neg.writes == neg.inputs
+
+
+def test_views_share_a_storage_and_copies_do_not():
+    graph = traced(lambda x: (x.t(), x.reshape(9), x.clone(), x[1:].flatten()), torch.rand(3, 3))
+    (x,) = graph.inputs
+    shared = [storage_of(v) == storage_of(x) for v in graph.outputs]
+    assert shared[:3] == [True, True, False]
+
+
+def test_random_ops_are_told_from_dropout_that_does_nothing():
+    graph = traced(lambda x: torch.nn.functional.dropout(x, 0.5, training=True) + torch.rand_like(x), torch.rand(3, 3))
+    assert [n.operation for n in graph.nodes if n.random] == ["bernoulli_", "rand_like"]
+    exported = torch.export.export(torch.nn.Dropout(0.5).eval(), (torch.rand(3, 3),))
+    assert not any(n.random for n in fx_graph(exported).nodes)
+
+
+def test_export_brings_module_paths_and_keeps_the_outputs_only():
+    graph = fx_graph(torch.export.export(Small().eval(), (torch.rand(5, 4),)))
+    assert [(n.operation, n.module) for n in graph.nodes] == [
+        ("linear", "first"), ("layer_norm", "norm"), ("relu", ""), ("linear", "second")
+    ]  # fmt: skip
+    assert graph.outputs == graph.nodes[-1].outputs
+    assert len(graph.inputs) == 7
+
+
+def test_symbolic_sizes_become_the_numbers_they_were():
+    class Flat(torch.nn.Module):
+        def forward(self, x):
+            return x.reshape(x.shape[0] * 2, -1)
+
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(Flat(), (torch.rand(6, 4),), dynamic_shapes={"x": {0: batch}})
+    graph = fx_graph(exported)
+    (reshaped,) = (n for n in graph.nodes if n.outputs)
+    assert arguments(reshaped)["shape" if "shape" in arguments(reshaped) else "size"] == [12, -1]
+
+
+def test_hashes_do_not_depend_on_when_a_graph_was_read():
+    exported = torch.export.export(Small().eval(), (torch.rand(5, 4),))
+    first, second = fx_graph(exported), fx_graph(exported)
+    assert first.topology_hash == second.topology_hash
+    assert first.shape_hash == second.shape_hash
+
+
+def test_what_is_not_aten_is_refused_with_a_way_out():
+    with pytest.raises(UnsupportedOperation, match=r"torch\.export"):
+        fx_graph(torch.fx.symbolic_trace(Small()))
+
+
+def test_arguments_have_the_names_and_defaults_of_the_schema():
+    graph = traced(
+        lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True), torch.rand(1, 2, 4, 8)
+    )
+    fused = next(n for n in graph.nodes if "attention" in n.operation)
+    given = arguments(fused)
+    assert given["query"] == fused.inputs[0]
+    assert given["is_causal"] is True
+    assert given["scale"] is None
+    graph = traced(lambda x: torch.softmax(x.to(torch.float64), -1), torch.rand(2, 2))
+    assert [arguments(n).get("dtype") for n in graph.nodes if n.operation == "_to_copy"] == ["float64"]
+
+
+def test_slot_positions_count_through_the_program():
+    graph = traced(lambda x: (x * 2).view(3, 3) + 1, torch.rand(9))
+    positions = list(slot_positions(tuple(graph.nodes)))
+    assert [graph.program.slots[p[0] : p[-1] + 1] if p else () for p in map(tuple, positions)] == [
+        n.slots for n in graph.nodes
+    ]
