@@ -43,12 +43,14 @@ def capturing() -> Iterator[Capturing]:
     recorder = current()
     capture = Capturing(len(recorder.entries))
     recorder.captures.append(capture.sent)
+    before, recorder.fixed = recorder.fixed, recorder.entries[-1] if recorder.entries else None
     try:
         with torch.device(logical_device(0)):
             yield capture
     finally:
         capture.finish()
-        recorder.captures.remove(capture.sent)
+        recorder.fixed = before
+        recorder.captures = [c for c in recorder.captures if c is not capture.sent]
 
 
 def is_capturing() -> bool:

@@ -75,7 +75,6 @@ class Port:
     checkpoint_instructions: int = 4096
     ops_captured: int = 0
     forked: bool = False
-    _held: list[tuple[int, torch.Tensor]] = attrs.field(factory=list)
 
     def runtime(self) -> Runtime:
         """The runtime, started at the first call.
@@ -85,17 +84,7 @@ class Port:
         """
         if self.start is None:
             raise StartupError("no runtime in this process: `import djinn` before using remote_accelerator")
-        runtime = self.start()
-        while self._held:
-            runtime.upload(*self._held.pop(0))
-        return runtime
-
-    def upload(self, handle: int, source: torch.Tensor, *, hold: bool) -> None:
-        """Upload `source`; while `hold` and nothing runs yet, keep a copy until something does."""
-        if hold and not self.is_open():
-            self._held.append((handle, source.clone()))
-        else:
-            self.runtime().upload(handle, source)
+        return self.start()
 
 
 port = Port()

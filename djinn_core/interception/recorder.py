@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
+from collections.abc import Container
 from types import CodeType
 
 import attrs
+import torch
 
-from djinn_core.interception.port import Answer, Submission, port
-from djinn_core.interception.storage import Storage, freed
+from djinn_core.interception.collecting import collect_later
+from djinn_core.interception.port import Answer, Runtime, Submission, port
+from djinn_core.interception.storage import Storage, Value, freed
 from djinn_core.ir.program import Call, Program, Slot
 
 Entry = tuple[Call, tuple[int, ...], tuple[Slot, ...], CodeType, int]
 
+WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
+UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
+
 # Serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because cutting
 # one thread's program may demand that another's goes first.
 sending = threading.RLock()
+_tracking = threading.RLock()
+# Uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
+_held: deque[tuple[int, torch.Tensor]] = deque()
 
 
 @attrs.frozen
@@ -31,43 +41,74 @@ class Ask:
 class Recorder:
     """Records one thread's program.
 
-    Entries are appended without a lock: a list's `append` is atomic, and `cut` takes a prefix. At most one recorder has
-    unsent writes to a storage: using it from another thread sends that program first (`touch`).
+    Entries are appended without a lock, while other threads may cut the program. So whoever appends looks at `epoch`
+    before and after: where it changed, `restamp` says that what was recorded may be unsent still. At most one recorder
+    has unsent writes to a storage: using it from another thread sends that program first (`touch`).
+
+    Attributes:
+        entries: what is unsent. epoch: how often it was cut.
+        captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
     """
 
-    __slots__ = ("__weakref__", "captures", "entries", "epoch")
+    __slots__ = ("__weakref__", "_thread", "captures", "entries", "epoch", "fixed", "uploaded", "uploads")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.epoch = 0
         self.captures: list[list[Entry]] = []
+        self.fixed: Entry | None = None
+        self.uploaded = 0
+        self.uploads = 0
+        self._thread = weakref.ref(threading.current_thread())
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is unsent and nothing will be recorded any more."""
+        thread = self._thread()
+        return not self.entries and (thread is None or not thread.is_alive())
 
     def touch(self, storage: Storage) -> None:
         """Order the unsent work of other threads on `storage` before what this thread records next."""
-        with sending:
+        last = storage.user
+        if last is not None and last is not self and storage.written is last and storage.written_at == last.epoch:
+            last.cut()
+        with _tracking:
             last = storage.user
             if last is not None and last is not self:
-                if storage.written is last and storage.written_at == last.epoch:
-                    last.cut()
-                elif last.entries:
-                    storage.readers = (storage.readers or set()) | {last}
+                # It may be about to append a read, so it counts even where it has nothing unsent.
+                storage.readers = {r for r in storage.readers or () if not r.done} | {last}
             storage.user = self
 
     def claim(self, storage: Storage) -> None:
         """Note a write to `storage`, after the unsent reads of other threads."""
         if storage.readers:
-            with sending:
+            with _tracking:
                 readers, storage.readers = storage.readers, None
-                for reader in readers - {self}:
-                    reader.cut()
+            for reader in (readers or set()) - {self}:
+                reader.cut()
         storage.written = self
         storage.written_at = self.epoch
 
+    def take_back(self, value: Value, ops: Container[str]) -> bool:
+        """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
+        with sending:
+            last = self.entries[-1] if self.entries else None
+            if last is None or last is self.fixed or last[0].op not in ops or last[1] != (value.handle,):
+                return False
+            self.entries.pop()
+        value.storage.written = None
+        return True
+
+    def restamp(self, storages: list[Storage]) -> None:
+        """Another thread cut this program while an op was being appended: its writes and results may be unsent still."""
+        for storage in storages:
+            if storage.written is self:
+                storage.written_at = self.epoch
+
     def cut(self) -> None:
         """Send what was recorded so far, without waiting."""
-        with sending:
-            if self.entries:
-                port.runtime().submit(self._take(Ask()))
+        if self.entries:
+            self._send(port.runtime(), Ask())
 
     def checkpoint(self) -> None:
         """Cut a program that has grown to the limit, so that a loop without a sync point runs in bounded memory."""
@@ -77,21 +118,44 @@ class Recorder:
     def ask(self, ask: Ask) -> Answer:
         """Send what was recorded so far and wait for what `ask` names."""
         runtime = port.runtime()
-        with sending:
-            if ask.synchronize:
-                for other in recorders():
-                    other.cut()
-            number = runtime.submit(self._take(ask))
-        return runtime.wait(number)
+        return runtime.wait(self._send(runtime, ask))
 
-    def _take(self, ask: Ask) -> Submission:
-        count = len(self.entries)
-        taken = self.entries[:count]
-        del self.entries[:count]
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """Make `source` (a CPU tensor) the value `handle`; it is the caller's again when this returns."""
+        if self.captures and not port.is_open():
+            _held.append((handle, source.clone()))
+            return
+        runtime = port.runtime()
+        with collect_later:
+            _send_held(runtime)
+            runtime.upload(handle, source)
+        self.uploaded += source.nbytes
+        self.uploads += 1
+        if self.uploaded >= UPLOADED_LIMIT or self.uploads >= port.checkpoint_instructions:
+            self.uploaded = self.uploads = 0
+            if freed and not self.captures:
+                self._send(runtime, Ask())
+
+    def _send(self, runtime: Runtime, ask: Ask) -> int:
+        with collect_later, sending:
+            _send_held(runtime)
+            if ask.synchronize or _waiting.count > WAITING_LIMIT:
+                for other in recorders():
+                    if other is not self and other.entries:
+                        runtime.submit(other.take(Ask()))
+            return runtime.submit(self.take(ask))
+
+    def take(self, ask: Ask) -> Submission:
+        """Take what was recorded so far, to be submitted before `sending` is released."""
+        # In this order: what is freed by now was used by what is recorded by now, and whoever appends after `epoch` has
+        # changed will see that.
+        dead = self._collect_freed()
         self.epoch += 1
+        taken = self.entries[:]
+        del self.entries[: len(taken)]
+        self.uploaded = self.uploads = 0
         for captured in self.captures:
             captured.extend(taken)
-        dead = self._collect_freed()
         program = freeze(taken, dead)
         inside = program.dead
         free = tuple(h for h in dead if h not in inside)
@@ -100,14 +164,30 @@ class Recorder:
     def _collect_freed(self) -> list[int]:
         """Freed handles that no other thread's unsent program uses; the others wait."""
         mine: list[int] = []
+        waiting = 0
         for _ in range(len(freed)):
             handle, storage = freed.popleft()
             users = {storage.user, *(storage.readers or ())} - {self, None}
             if any(u.entries for u in users if u is not None):
                 freed.append((handle, storage))
+                waiting += 1
             else:
                 mine.append(handle)
+        _waiting.count = waiting
         return mine
+
+
+@attrs.define
+class _Waiting:
+    count: int = 0
+
+
+_waiting = _Waiting()
+
+
+def _send_held(runtime: Runtime) -> None:
+    while _held:
+        runtime.upload(*_held.popleft())
 
 
 def freeze(entries: list[Entry], dead: list[int]) -> Program:
@@ -135,7 +215,7 @@ class _PerThread(threading.local):
 
 # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
 _all: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_all_lock = threading.Lock()
+_all_lock = threading.RLock()
 _local = _PerThread()
 
 
@@ -150,9 +230,21 @@ def recorders() -> list[Recorder]:
         return list(_all)
 
 
+def drop_everything() -> None:
+    """The session has ended: what was recorded for it, and what it would have freed, means nothing to the next."""
+    with sending:
+        for recorder in recorders():
+            recorder.take(Ask())
+        freed.clear()
+        _held.clear()
+
+
 def forget_everything() -> None:
-    """In a forked child: the programs belong to the parent."""
-    global _local
+    """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
+    global _local, _all_lock, _tracking, sending
+    sending, _tracking, _all_lock = threading.RLock(), threading.RLock(), threading.RLock()
+    collect_later.restart()
     _all.clear()
     freed.clear()
+    _held.clear()
     _local = _PerThread()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from djinn_core.interception.lazy_tensor import LazyTensor, wrap
-from djinn_core.interception.port import port
 from djinn_core.interception.recorder import current
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.ir.values import contiguous_strides, tensor_meta
@@ -18,7 +17,7 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     shape = tuple(source.shape)
     meta = tensor_meta(shape, contiguous_strides(shape), 0, source.dtype, device)
     value = Value(Storage(meta.nbytes, None), meta)
-    _send(value.handle, source.detach().resolve_conj().resolve_neg().contiguous())
+    current().upload(value.handle, _plain(source).contiguous())
     return wrap(value)
 
 
@@ -27,24 +26,18 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 
     `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
     """
-    recorder = current()
     meta = target.remote.meta
-    if not recorder.entries or source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
+    if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
-    call, handles, *_ = recorder.entries[-1]
-    if call.op not in _EMPTY or handles != (target.remote.handle,):
-        return False
-    if meta.extent * meta.dtype.itemsize != meta.nbytes:
-        return False  # not dense: padding would travel
-    plain = source.detach().resolve_conj().resolve_neg()
+    if meta.extent * meta.dtype.itemsize != meta.nbytes or not current().take_back(target.remote, _EMPTY):
+        return False  # not dense: padding would travel; or it has been used already
+    plain = _plain(source)
     if plain.stride() != meta.stride:
         plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
-    recorder.entries.pop()
-    target.remote.storage.written = None
-    _send(target.remote.handle, plain)
+    current().upload(target.remote.handle, plain)
     return True
 
 
-def _send(handle: int, source: torch.Tensor) -> None:
-    """Upload now; inside `capture()` only where a session is open, since capturing needs no server."""
-    port.upload(handle, source, hold=bool(current().captures))
+def _plain(source: torch.Tensor) -> torch.Tensor:
+    """`source` on the CPU, with nothing left to do when it is read."""
+    return source.detach().cpu().resolve_conj().resolve_neg()

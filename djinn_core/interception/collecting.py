@@ -1,0 +1,73 @@
+"""Cyclic collections wait while a thread is inside a message.
+
+A collection runs finalizers on whatever thread happens to allocate, and a finalizer may use remote tensors, even ask for
+their elements. In the middle of sending or receiving that would wait for locks that its own thread holds further up. So
+automatic collections are off while any thread is inside; a thread that leaves while others are still inside makes up for
+the collections that are due.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from types import TracebackType
+
+
+class _Depth(threading.local):
+    here = 0
+
+
+class CollectLater:
+    """Context manager, reentrant, one for all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._inside = 0
+        self._wanted = False
+        self._depth = _Depth()
+
+    def __enter__(self) -> None:
+        self._depth.here += 1
+        if self._depth.here > 1:
+            return
+        with self._lock:
+            if not self._inside:
+                self._wanted = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth.here -= 1
+        if self._depth.here:
+            return
+        with self._lock:
+            self._inside -= 1
+            last = not self._inside
+            if last and self._wanted:
+                gc.enable()
+        if not last and self._wanted:
+            collect_what_is_due()
+
+    def restart(self) -> None:
+        """In a forked child: the threads that were inside stayed with the parent."""
+        if self._inside and self._wanted:
+            gc.enable()
+        self._lock = threading.RLock()
+        self._inside = 0
+        self._depth = _Depth()
+
+
+def collect_what_is_due() -> None:
+    """The collection that would have run by itself by now, if any."""
+    due = [
+        generation
+        for generation, (count, threshold) in enumerate(zip(gc.get_count(), gc.get_threshold(), strict=True))
+        if threshold and count > threshold
+    ]
+    if 0 in due:
+        gc.collect(max(due))
+
+
+collect_later = CollectLater()
