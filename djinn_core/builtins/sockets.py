@@ -283,6 +283,8 @@ def serve_connection(connection: Connection, peer: str, accept: Callable[[Connec
     """Call `accept`, close the connection afterwards, and log what it raised: one client's trouble stays its own."""
     try:
         accept(connection)
+    except TransportError as error:
+        log.info("connection ended", peer=peer, reason=str(error))
     except DjinnError as error:
         log.warning("connection ended", peer=peer, error=str(error), kind=type(error).__name__)
     except Exception:

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from djinn.transports import Buffer, Frame, Limits, ProtocolError, TransportError, encode_frame
+from djinn.transports import Frame, Limits, ProtocolError, TransportError, encode_frame
 from djinn_http import dialect
 from djinn_http.counting import CountingTransport
 from djinn_http.inbox import Inbox
@@ -43,6 +43,7 @@ class Channel:
         # What follows belongs to the event loop.
         self._next_send = 0
         self._next_receive = 0
+        self._last_answer = b""
         self._turns = asyncio.Condition()
         self._waiting: asyncio.Task[None] | None = None
         self._requests = 0
@@ -98,6 +99,10 @@ class Channel:
         self._requests += 1
         self._deserted = False
 
+    def desert(self) -> None:
+        """The client hung up on a request: unless it comes back soon, it is gone."""
+        self._deserted = True
+
     def leave(self) -> None:
         """A request ended."""
         self._requests -= 1
@@ -133,17 +138,21 @@ class Channel:
 
     async def hand_out(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
         """A `receive`: the frames that wait, or 204 when none come in time, or 410 when none ever will."""
+        if sequence == self._next_receive - 1 and self._last_answer:
+            # It was lost with the connection that it was written to.
+            return web.Response(body=self._last_answer, content_type=dialect.CONTENT_TYPE)
+        if sequence != self._next_receive:
+            return web.Response(status=409, text=f"receive {sequence} came where {self._next_receive} was due")
         if self._waiting is not None:
             # The client asks anew because its connection broke; the old request would take its frames.
             self._waiting.cancel()
-            self._waiting = None
-        if sequence != self._next_receive:
-            return web.Response(status=409, text=f"receive {sequence} came where {self._next_receive} was due")
+        self._last_answer = b""
         self._waiting = asyncio.current_task()
         try:
             batch = await self._outbox.batch(dialect.WAIT_SECONDS)
         except asyncio.CancelledError:
-            self._deserted = self._waiting is asyncio.current_task()
+            if self._waiting is asyncio.current_task():
+                self.desert()
             raise
         finally:
             if self._waiting is asyncio.current_task():
@@ -177,17 +186,14 @@ class Channel:
 
     async def _write(self, request: web.BaseRequest, parcels: Sequence[Parcel]) -> web.StreamResponse:
         size = sum(parcel.size for parcel in parcels)
-        batch = parcels
         if size <= _WHOLE_BYTES:
-            response: web.StreamResponse = web.Response(
-                body=b"".join(_buffers(batch)), content_type=dialect.CONTENT_TYPE
-            )
-            batch = ()
-        else:
-            response = web.StreamResponse(headers={"Content-Type": dialect.CONTENT_TYPE, "Content-Length": str(size)})
+            self._last_answer = b"".join(buffer for parcel in parcels for buffer in parcel.buffers)
+            self._outbox.written(parcels)
+            return web.Response(body=self._last_answer, content_type=dialect.CONTENT_TYPE)
+        response = web.StreamResponse(headers={"Content-Type": dialect.CONTENT_TYPE, "Content-Length": str(size)})
         try:
             await response.prepare(request)
-            for parcel in batch:
+            for parcel in parcels:
                 await self._write_parcel(response, parcel)
             await response.write_eof()
         except BaseException:
@@ -204,7 +210,3 @@ class Channel:
                 if not self._outbox.is_alive(parcel):
                     raise TransportError(f"{self.peer}: closed while a frame was being fetched")
                 await response.write(view[start : start + _WRITE_BYTES])
-
-
-def _buffers(batch: Sequence[Parcel]) -> list[Buffer]:
-    return [buffer for parcel in batch for buffer in parcel.buffers]

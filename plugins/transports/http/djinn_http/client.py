@@ -139,8 +139,9 @@ class HttpConnection:
             raise TransportError(f"no Djinn server answers at {self.peer}: {error}") from error
         response = exchange.response
         if response is None or response.status != _CREATED or not response.header(dialect.CHANNEL):
+            answer = _describe(exchange)
             exchange.reopen()
-            raise TransportError(f"no Djinn server answers at {self.peer}: {_describe(exchange)}")
+            raise TransportError(f"no Djinn server answers at {self.peer}: {answer}")
         return response.header(dialect.CHANNEL)
 
     def _send_piece(self, piece: Sequence[Buffer]) -> None:

@@ -157,6 +157,10 @@ class HttpListener:
             await response.prepare(request)
             await response.write_eof()
             return response
+        except ConnectionError as error:
+            channel.desert()
+            log.info("a client hung up", url=self.url, peer=channel.peer, error=str(error))
+            return web.Response(status=499)
         finally:
             channel.count(transport)
             channel.leave()

@@ -1,0 +1,395 @@
+import gc
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from djinn.transports import Frame, Limits, ProtocolError, TransportError
+from djinn_http import HttpTransport, dialect, pulse
+from djinn_http.client import pieces
+
+LIMITS = Limits()
+
+
+class Served:
+    def __init__(self, url="http://127.0.0.1:0", accept=None):
+        self.connections = []
+        self.clients = []
+        self.arrived = threading.Semaphore(0)
+        self.over = threading.Event()
+        self.listener = HttpTransport().listen(url, LIMITS, accept or self.accept)
+
+    def accept(self, connection):
+        self.connections.append(connection)
+        self.arrived.release()
+        self.over.wait()
+
+    def connect(self, url=""):
+        client = HttpTransport().connect(url or self.listener.url, LIMITS, 10)
+        self.clients.append(client)
+        assert self.arrived.acquire(timeout=10)
+        return client, self.connections[-1]
+
+    def close(self):
+        self.over.set()
+        for connection in (*self.clients, *self.connections):
+            connection.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def served():
+    served = Served()
+    yield served
+    served.close()
+
+
+def post(served, path, headers=(), body=b""):
+    host, port = served.listener.url.removeprefix("http://").split(":")
+    plain = http.client.HTTPConnection(host, int(port), timeout=10)
+    plain.request("POST", path, body, {"Content-Type": dialect.CONTENT_TYPE} | dict(headers))
+    response = plain.getresponse()
+    text = response.read().decode()
+    plain.close()
+    return response.status, text
+
+
+def open_channel(served):
+    host, port = served.listener.url.removeprefix("http://").split(":")
+    plain = http.client.HTTPConnection(host, int(port), timeout=10)
+    plain.request("POST", dialect.PATH + dialect.OPEN, b"", {"Content-Type": dialect.CONTENT_TYPE})
+    response = plain.getresponse()
+    response.read()
+    plain.close()
+    return response.getheader(dialect.CHANNEL)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/djinn/v1/open", {"Origin": "http://evil.example"}, 403),
+        ("/djinn/v1/open", {"Origin": "null"}, 403),
+        ("/djinn/v1/open", {"Sec-Fetch-Site": "same-origin"}, 403),
+        ("/djinn/v1/open", {"Content-Type": "text/plain"}, 415),
+        ("/djinn/v1/open", {"Host": "a b"}, 400),
+        ("/", {}, 404),
+        ("/djinn/v1/send", {}, 410),
+        ("/djinn/v1/send", {"Djinn-Channel": "guess", "Djinn-Sequence": "0"}, 410),
+    ],
+)
+def test_what_no_client_would_ask_is_refused(served, path, headers, status):
+    assert post(served, path, headers)[0] == status
+    assert not served.connections
+
+
+def test_get_is_refused(served):
+    host, port = served.listener.url.removeprefix("http://").split(":")
+    plain = http.client.HTTPConnection(host, int(port), timeout=10)
+    plain.request("GET", dialect.PATH + dialect.OPEN)
+    assert plain.getresponse().status == 405
+    plain.close()
+
+
+def test_the_channel_is_unguessable_and_never_in_a_url():
+    seen = []
+
+    def listen(server):
+        with server:
+            sock, _ = server.accept()
+            with sock:
+                seen.append(sock.recv(4096))
+                sock.sendall(b"HTTP/1.1 201 Created\r\nDjinn-Channel: secret\r\nContent-Length: 0\r\n\r\n")
+                other, _ = server.accept()
+                with other:
+                    seen.append(other.recv(4096))
+                    seen.append(sock.recv(4096))
+
+    server = socket.create_server(("127.0.0.1", 0))
+    with ThreadPoolExecutor(1) as pool:
+        listening = pool.submit(listen, server)
+        client = HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}/prefix", LIMITS, 10)
+        client.send(Frame(b"hello"))
+        listening.result(10)
+        client.close()
+    for request in seen:
+        line, _, rest = request.partition(b"\r\n")
+        assert line.startswith(b"POST /prefix/djinn/v1/")
+        assert b"secret" not in line
+        assert rest.lower().startswith(b"host: 127.0.0.1:")
+    assert all(b"Djinn-Channel: secret" in request for request in seen[1:])
+
+
+def test_ids_differ_and_are_long(served):
+    ids = {open_channel(served) for _ in range(5)}
+    assert len(ids) == 5
+    assert all(len(channel) >= 32 for channel in ids)
+
+
+@pytest.mark.parametrize("sequence", ["", "-1", "1e3", "99999999999999999999", "5000"])
+def test_a_malformed_or_wrong_sequence_is_refused_and_breaks_nothing(served, sequence):
+    client, server = served.connect()
+    channel = server.id
+    for action in ("send", "receive"):
+        status, _ = post(served, dialect.PATH + action, {dialect.CHANNEL: channel, dialect.SEQUENCE: sequence})
+        assert status in {400, 409}
+    client.send(Frame(b"still fine"))
+    assert server.receive(10).head == b"still fine"
+
+
+def test_a_repeated_send_is_refused_and_not_delivered_twice(served):
+    client, server = served.connect()
+    client.send(Frame(b"once"))
+    assert server.receive(10).head == b"once"
+    status, _ = post(served, dialect.PATH + "send", {dialect.CHANNEL: server.id, dialect.SEQUENCE: "0"}, b"x" * 24)
+    assert status == 409
+    client.send(Frame(b"twice"))
+    assert server.receive(10).head == b"twice"
+
+
+def test_sends_out_of_order_are_put_in_order(served):
+    channel = open_channel(served)
+    assert served.arrived.acquire(timeout=10)
+    from djinn.transports import encode_frame
+
+    bodies = [b"".join(encode_frame(Frame(b"%d" % n), LIMITS)) for n in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = []
+        for n in (2, 1, 0):
+            headers = {dialect.CHANNEL: channel, dialect.SEQUENCE: str(n)}
+            answers.append(pool.submit(post, served, dialect.PATH + "send", headers, bodies[n]))
+            time.sleep(0.05)
+        assert [answer.result(10)[0] for answer in answers] == [204] * 3
+    assert [served.connections[0].receive(10).head for _ in range(3)] == [b"0", b"1", b"2"]
+
+
+def test_a_broken_request_ends_the_channel(served):
+    channel = open_channel(served)
+    assert served.arrived.acquire(timeout=10)
+    host, port = served.listener.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(
+            f"POST /djinn/v1/send HTTP/1.1\r\nHost: x\r\nContent-Type: {dialect.CONTENT_TYPE}\r\n"
+            f"{dialect.CHANNEL}: {channel}\r\n{dialect.SEQUENCE}: 0\r\nContent-Length: 1000\r\n\r\nDJNF".encode()
+        )
+        time.sleep(0.1)
+    with pytest.raises(TransportError, match="middle of a frame"):
+        served.connections[0].receive(10)
+
+
+def test_waiting_longer_than_a_request_may_wait(served, monkeypatch):
+    monkeypatch.setattr(dialect, "WAIT_SECONDS", 0.1)
+    client, server = served.connect()
+    with pytest.raises(TimeoutError):
+        client.receive(0.5)
+    server.send(Frame(b"at last"))
+    assert client.receive(10).head == b"at last"
+
+
+def test_a_client_that_computes_for_long_is_kept(served, monkeypatch):
+    monkeypatch.setattr(dialect, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(dialect, "EXPIRY_SECONDS", 1.0)
+    client, server = served.connect()
+    for _ in range(20):
+        time.sleep(0.1)
+        client.pulse()  # what the thread does every few seconds
+    server.send(Frame(b"welcome back"))
+    assert client.receive(10).head == b"welcome back"
+
+
+def test_the_pulse_thread_calls_and_lets_go(monkeypatch):
+    monkeypatch.setattr(pulse, "PULSE_SECONDS", 0.02)
+    called = threading.Event()
+
+    class Idle:
+        def pulse(self):
+            called.set()
+
+    idle = Idle()
+    monkeypatch.setattr(pulse, "_thread", None)
+    pulse.keep_alive(idle)
+    assert called.wait(10)
+    import weakref
+
+    gone = weakref.ref(idle)
+    del idle
+    deadline = time.monotonic() + 5
+    while gone() is not None and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert gone() is None
+
+
+def test_a_client_that_never_comes_back_is_given_up(served, monkeypatch):
+    monkeypatch.setattr(dialect, "EXPIRY_SECONDS", 0.5)
+    open_channel(served)
+    assert served.arrived.acquire(timeout=10)
+    with pytest.raises(TransportError, match="not been heard of"):
+        served.connections[0].receive(10)
+
+
+def test_a_killed_client_is_noticed(served, monkeypatch):
+    monkeypatch.setattr(dialect, "LINGER_SECONDS", 0.5)
+    script = (
+        "import sys; from djinn.transports import Limits, Frame; from djinn_http import HttpTransport\n"
+        "c = HttpTransport().connect(sys.argv[1], Limits(), 10); c.send(Frame(b'here')); c.receive()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, served.listener.url])
+    try:
+        assert served.arrived.acquire(timeout=60)
+        assert served.connections[0].receive(30).head == b"here"
+        process.send_signal(signal.SIGKILL)
+        with pytest.raises(TransportError, match="not been heard of"):
+            served.connections[0].receive(20)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_connection_that_breaks_between_answers_is_made_anew(served):
+    client, server = served.connect()
+    time.sleep(0.1)
+    client._receive._socket.shutdown(socket.SHUT_RDWR)
+    server.send(Frame(b"by another road"))
+    assert client.receive(10).head == b"by another road"
+
+
+def test_an_idle_connection_is_not_used_again(served, monkeypatch):
+    client, server = served.connect()
+    client.send(Frame(b"1"))
+    assert server.receive(10).head == b"1"
+    before = client._sends[0]._socket
+    monkeypatch.setattr("djinn_http.exchange.IDLE_SECONDS", 0.0)
+    for n in range(2, 6):
+        client.send(Frame(b"%d" % n))
+        assert server.receive(10).head == b"%d" % n
+    assert client._sends[0]._socket is not before
+
+
+def test_what_waits_at_the_server_is_bounded(served):
+    client, _ = served.connect()
+    sent = 0
+
+    def flood():
+        nonlocal sent
+        for _ in range(200):
+            client.send(Frame(b"", [bytes(1 << 20)]))
+            sent += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        flooding = pool.submit(flood)
+        time.sleep(1.0)
+        held = sent
+        assert 8 <= held < 60  # the inbox, and what sockets hold
+        client.close()
+        with pytest.raises(TransportError):
+            flooding.result(20)
+
+
+def test_a_large_answer_waits_for_its_client_and_close_frees_it(served):
+    client, server = served.connect()
+    client.receive  # noqa: B018 - the client does not fetch anything
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: [server.send(Frame(b"", [bytes(16 << 20)])) for _ in range(4)])
+        time.sleep(0.3)
+        assert not first.done()
+        server.close()
+        with pytest.raises(TransportError):
+            first.result(10)
+    client.close()
+
+
+def test_a_page_that_is_no_djinn_server():
+    def answer(server):
+        with server:
+            sock, _ = server.accept()
+            with sock:
+                sock.recv(4096)
+                sock.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found")
+
+    server = socket.create_server(("127.0.0.1", 0))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(answer, server)
+        with pytest.raises(TransportError, match="HTTP 404: not found"):
+            HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 10)
+
+
+@pytest.mark.parametrize(
+    "reply", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"]
+)
+def test_something_else_altogether(reply):
+    def answer(server):
+        with server:
+            sock, _ = server.accept()
+            with sock:
+                sock.recv(4096)
+                sock.sendall(reply)
+
+    server = socket.create_server(("127.0.0.1", 0))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(answer, server)
+        with pytest.raises(TransportError, match="no Djinn server answers at"):
+            HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 10)
+
+
+def test_a_server_that_accepts_and_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        start = time.monotonic()
+        with pytest.raises(TransportError, match="no answer in"):
+            HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 0.3)
+        assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("url", ["http://user:word@host:1", "http://", "http://host:99999", "http://h:1/?q=1"])
+def test_malformed_addresses(url):
+    with pytest.raises(TransportError) as caught:
+        HttpTransport().connect(url, LIMITS, 1)
+    assert "word" not in str(caught.value) or "password" in str(caught.value)
+
+
+def test_pieces_are_cut_without_copying():
+    buffers = [b"a" * 5, b"b" * 12, b"", b"c" * 3]
+    cut = list(pieces(buffers, 8))
+    assert [b"".join(piece) for piece in cut] == [b"aaaaabbb", b"bbbbbbbb", b"bccc"]
+    assert cut[0][0].obj is buffers[0]
+
+
+def test_a_forked_child_leaves_the_connection_alone(served):
+    client, server = served.connect()
+    child = os.fork()
+    if child == 0:
+        try:
+            client.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    client.send(Frame(b"parent"))
+    assert server.receive(10).head == b"parent"
+
+
+def test_limits_of_the_listener_hold_from_the_first_byte():
+    failed = []
+
+    def accept(connection):
+        try:
+            connection.receive(10)
+        except ProtocolError as error:
+            failed.append(str(error))
+            raise
+
+    listener = HttpTransport().listen("http://127.0.0.1:0", Limits(head=100, body=0, buffers=0), accept)
+    try:
+        client = HttpTransport().connect(listener.url, LIMITS, 10)
+        client.send(Frame(bytes(101)))
+        with pytest.raises(TransportError):
+            client.receive(10)
+        assert "exceeds the limits" in failed[0]
+        client.close()
+    finally:
+        listener.close()

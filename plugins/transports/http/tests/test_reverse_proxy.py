@@ -1,0 +1,137 @@
+"""Through an ordinary reverse proxy, one that buffers requests and knows nothing of us."""
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from aiohttp import ClientSession, web
+
+from djinn.testing import TransportConformance
+from djinn.transports import Frame, Limits
+from djinn_http import HttpTransport
+
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"}
+
+
+class Proxy:
+    """Maps /gpu to the server, refuses bodies over 1 MiB, re-chunks answers, hangs up after every 20th request."""
+
+    def __init__(self, target):
+        self.target = target
+        self.paths = []
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(10)
+
+    def _run(self):
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._serve())
+
+    async def _serve(self):
+        async with ClientSession(auto_decompress=False) as self._session:
+            runner = web.ServerRunner(
+                web.Server(self._pass_on, access_log=None), handle_signals=False, shutdown_timeout=0.1
+            )
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/gpu"
+            self._ready.set()
+            await self._over.wait()
+            await runner.cleanup()
+
+    async def _pass_on(self, request):
+        self.paths.append(request.raw_path)
+        if (request.content_length or 0) > 1 << 20:
+            return web.Response(status=413)
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP | {"host"}}
+        url = self.target + request.path.removeprefix("/gpu")
+        async with self._session.post(url, data=body, headers=headers | {"X-Forwarded-For": "192.0.2.1"}) as answer:
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            if answer.status != 204:
+                response.enable_chunked_encoding()
+            if len(self.paths) % 20 == 0:
+                response.force_close()
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+
+class ThroughProxy:
+    """The transport, with every client on the far side of a proxy."""
+
+    name = "http"
+    schemes = ("http",)
+    capabilities = HttpTransport.capabilities
+
+    def __init__(self):
+        self.proxies = {}
+
+    def listen(self, url, limits, accept):
+        listener = HttpTransport().listen(url, limits, accept)
+        self.proxies[listener.url] = Proxy(listener.url)
+        return listener
+
+    def connect(self, url, limits, timeout):
+        return HttpTransport().connect(self.proxies[url].url if url in self.proxies else url, limits, timeout)
+
+    def close(self):
+        for proxy in self.proxies.values():
+            proxy.close()
+
+
+class TestThroughProxy(TransportConformance):
+    @pytest.fixture
+    def transport(self):
+        transport = ThroughProxy()
+        yield transport
+        transport.close()
+
+    @pytest.fixture
+    def listen_url(self):
+        return "http://127.0.0.1:0"
+
+    @pytest.fixture
+    def wire(self):
+        return False
+
+    def test_a_closed_listener_refuses_and_frees_its_address(self):
+        pytest.skip("the proxy keeps the address")
+
+
+def test_the_proxy_sees_no_secret():
+    opened = threading.Event()
+    connections = []
+
+    def accept(connection):
+        connections.append(connection)
+        opened.set()
+        connection.send(connection.receive(10))
+
+    listener = HttpTransport().listen("http://127.0.0.1:0", Limits(), accept)
+    proxy = Proxy(listener.url)
+    try:
+        client = HttpTransport().connect(proxy.url, Limits(), 10)
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(client.send, Frame(b"x", [bytes(3 << 20)]))
+            assert len(client.receive(20).body[0]) == 3 << 20
+            sending.result()
+        assert opened.is_set()
+        assert not any(connections[0].id in path for path in proxy.paths)
+        client.close()
+    finally:
+        proxy.close()
+        listener.close()
