@@ -10,7 +10,7 @@ import torch
 from djinn_core.interception.current_device import current_device
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.lazy_tensor import logical_device
-from djinn_core.interception.sync import copy
+from djinn_core.interception.sync import copy, fetch
 
 aten = torch.ops.aten
 
@@ -74,6 +74,11 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     return copy(aten.copy_.default, (target, source), {})  # type: ignore[no-any-return]
 
 
+def item(tensor: torch.Tensor) -> Any:
+    """`aten::_local_scalar_dense`, below the dispatch of subclasses: `torch.tensor([a, b])` of remote numbers."""
+    return fetch(tensor).item()  # type: ignore[arg-type]
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
@@ -82,6 +87,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "arange.start_step": arange,
     "_copy_from": copy_from,
     "_efficientzerotensor": zeros,
+    "_local_scalar_dense": item,
 }
 
 

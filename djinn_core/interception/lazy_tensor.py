@@ -38,6 +38,29 @@ class LazyTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return printer[-1](self)
 
+    def __format__(self, spec: str) -> str:
+        # `f"{loss:.3f}"`: PyTorch does this for its own class only.
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers; one round trip."""
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As for every accelerator: only with `force`, which copies the elements to this machine.
+
+        Raises:
+            TypeError: without `force`.
+        """
+        if force:
+            return self.detach().cpu().numpy(force=True)
+        raise TypeError(
+            f"can't convert a {self.device} tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")
+
     @property
     def data(self) -> torch.Tensor:
         """The tensor without its history; assigning makes this tensor stand for another's value."""
