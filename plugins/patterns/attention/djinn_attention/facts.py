@@ -55,7 +55,7 @@ def causal(graph: Graph, site: Site) -> bool | None:
 def _differs_by_query(graph: Graph, mask: int) -> bool:
     """A mask that is the same for every query, such as one for padding, hides nothing in particular from any."""
     metas = [graph.meta(v) for v in chain(graph, mask)]
-    return all(len(m.shape) > 1 and m.shape[-2] > 1 and m.stride[-2] != 0 for m in metas if len(m.shape) != 1)
+    return all(len(m.shape) > 1 and m.shape[-2] > 1 and m.stride[-2] != 0 for m in metas)
 
 
 def _hides_later_keys(graph: Graph, mask: int) -> bool:

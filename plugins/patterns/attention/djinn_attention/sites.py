@@ -10,7 +10,7 @@ import attrs
 from djinn.dataflow import COPIES, FUSED_ATTENTION, is_view, origin, users
 from djinn.hooks import Graph, Node, arguments
 
-_PRODUCTS = frozenset({"baddbmm", "bmm", "matmul", "mm"})
+_PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
 # What may stand between the scores and the softmax: scale, mask, soft cap, casts.
 _SCORE_OPS = frozenset({
     *COPIES, "add", "baddbmm", "clamp", "div", "masked_fill", "mul", "nan_to_num", "sub", "tanh", "where",
@@ -106,9 +106,9 @@ def _weighed(graph: Graph, softmax: Node, keys: int) -> tuple[Node, int] | None:
         if node.operation not in _PRODUCTS or len(node.inputs) < 2:
             continue
         left, right = node.inputs[-2:]
-        if left == weights and keys in graph.meta(right).shape[-2:]:
+        if left == weights and keys in graph.meta(right).shape:
             return node, right
-        if right == weights and keys in graph.meta(left).shape[-2:]:
+        if right == weights and keys in graph.meta(left).shape:
             return node, left
     return None
 

@@ -9,7 +9,7 @@ import attrs
 from djinn.dataflow import COPIES, FUSED_ATTENTION, ancestors, query_shape, users
 from djinn.hooks import Graph, Node, arguments
 
-_PRODUCTS = frozenset({"baddbmm", "bmm", "matmul"})
+_PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul"})
 _DROPOUT = frozenset({*COPIES, "div", "dropout", "mul", "native_dropout"})
 
 

@@ -1,0 +1,219 @@
+"""Attention as people write it, and what only looks like it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+import djinn_attention
+from djinn.fx import fx_graph
+from djinn.testing import PatternConformance, PluginConformance
+from djinn_attention import Attention
+
+LENGTH, WIDTH, HEADS = 6, 32, 4
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_attention
+
+
+def matches(graph):
+    pattern = Attention()
+    candidates = [n for n in graph.nodes if n.operation in pattern.operations]
+    return list(pattern.match(graph, candidates))
+
+
+def traced(function, *inputs):
+    parameters = dict(function.named_parameters()) if isinstance(function, nn.Module) else {}
+
+    def run(parameters, *inputs):
+        return functional_call(function, parameters, inputs) if parameters else function(*inputs)
+
+    with torch.no_grad():
+        return fx_graph(make_fx(run, tracing_mode="fake")(parameters, *inputs))
+
+
+def exported(module, *inputs):
+    with torch.no_grad():
+        return fx_graph(torch.export.export(module.eval(), inputs))
+
+
+class Block(nn.Module):
+    """Attention between what `query` and `key` project, written in the way of `mix`."""
+
+    def __init__(self, mix, kv_heads=HEADS, cross=False):
+        super().__init__()
+        width = WIDTH // HEADS
+        self.mix, self.kv_heads, self.cross = mix, kv_heads, cross
+        self.query = nn.Linear(WIDTH, WIDTH)
+        self.key = nn.Linear(WIDTH, kv_heads * width)
+        self.value = nn.Linear(WIDTH, kv_heads * width)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, memory=None):
+        source = memory if self.cross else x
+        q = self.query(x).view(1, -1, HEADS, WIDTH // HEADS).transpose(1, 2)
+        k, v = (p(source).view(1, -1, self.kv_heads, WIDTH // HEADS).transpose(1, 2) for p in (self.key, self.value))
+        mixed = self.mix(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(1, -1, WIDTH))
+
+
+def repeat(k):
+    return k[:, :, None].expand(1, k.shape[1], HEADS // k.shape[1], *k.shape[2:]).reshape(1, HEADS, *k.shape[2:])
+
+
+def plain(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
+
+
+def triangle(q, k, v):
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
+def counted(q, k, v):
+    allowed = torch.arange(k.shape[-2])[None] <= torch.arange(q.shape[-2])[:, None]
+    bias = torch.where(allowed, 0.0, torch.finfo(q.dtype).min)
+    return F.softmax((q @ k.mT + bias).float(), -1).to(q.dtype) @ v
+
+
+def einsums(q, k, v):
+    weights = torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+def dropped(q, k, v):
+    return F.dropout(plain_weights(q, k), 0.1, training=True) @ v
+
+
+def plain_weights(q, k):
+    return torch.softmax(q @ k.mT, -1)
+
+
+def capped(q, k, v):
+    return torch.softmax(torch.tanh(q @ k.mT / 30) * 30, -1) @ v
+
+
+def in_place(q, k, v):
+    scores = q @ k.mT
+    scores.mul_(0.5).add_(1.0)
+    return scores.softmax(-1) @ v
+
+
+def fused(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def fused_causal(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+WAYS = [plain, triangle, counted, einsums, dropped, capped, in_place, fused, fused_causal]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("read", [traced, exported], ids=["ops", "whole"])
+def test_every_way_of_writing_it_is_one_match(way, read):
+    block = Block(way)
+    (match,) = matches(read(block, torch.rand(1, LENGTH, WIDTH)))
+    assert match.details["heads"] == HEADS
+    assert match.details["kv_heads"] == HEADS
+    assert (match.details["queries"], match.details["keys"]) == (LENGTH, LENGTH)
+    assert match.details["causal"] is (way in {triangle, counted, fused_causal})
+    assert match.details["kind"] == "self"
+    assert match.details["fused"] is (way in {fused, fused_causal})
+    assert match.confidence > 0.9
+
+
+@pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
+def test_key_heads_are_counted_before_they_are_repeated(way):
+    block = Block(lambda q, k, v: way(q, repeat(k), repeat(v)), kv_heads=2)
+    (match,) = matches(traced(block, torch.rand(1, LENGTH, WIDTH)))
+    assert (match.details["heads"], match.details["kv_heads"]) == (HEADS, 2)
+
+
+@pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
+def test_cross_attention_is_told_from_self_attention(way):
+    block = Block(way, cross=True)
+    (match,) = matches(traced(block, torch.rand(1, LENGTH, WIDTH), torch.rand(1, 9, WIDTH)))
+    assert match.details["kind"] == "cross"
+    assert match.details["keys"] == 9
+
+
+def test_a_mask_from_outside_leaves_causality_open_unless_it_is_the_same_for_every_query():
+    inputs = [torch.rand(1, HEADS, LENGTH, 8) for _ in range(3)]
+
+    def masked(q, k, v, mask):
+        return torch.softmax(q @ k.mT + mask, -1) @ v
+
+    for shape, causal in (((1, 1, LENGTH, LENGTH), None), ((1, 1, 1, LENGTH), False), ((LENGTH,), False)):
+        (match,) = matches(traced(masked, *inputs, torch.rand(shape)))
+        assert match.details["causal"] is causal, shape
+
+
+def test_one_query_is_neither_causal_nor_not():
+    (match,) = matches(traced(fused, torch.rand(1, 2, 1, 8), torch.rand(1, 2, 5, 8), torch.rand(1, 2, 5, 8)))
+    assert match.details["causal"] is None
+
+
+def softmax_layer(x, w1, w2):
+    return torch.softmax(x.relu() @ w1, -1) @ w2
+
+
+def gate(x, router, experts):
+    return torch.einsum("be,bei->bi", torch.softmax(F.linear(x, router), -1), (x[:, None] * experts))
+
+
+def classifier(x, w):
+    return torch.softmax(x @ w, -1).argmax(-1)
+
+
+def over_queries(q, k, v):
+    return torch.softmax(q @ k.mT, -2) @ v
+
+
+def unrelated(q, k, v):
+    return torch.softmax(q, -1) @ v + k @ v
+
+
+OTHERS = {
+    softmax_layer: ((2, 8), (8, 6), (6, 3)),
+    gate: ((2, 8), (4, 8), (4, 8)),
+    classifier: ((2, 8), (8, 5)),
+    over_queries: ((2, 4, 4), (2, 4, 4), (2, 4, 4)),
+    unrelated: ((2, 4, 4), (2, 4, 4), (2, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda o: o.__name__)
+def test_what_only_looks_like_it_is_not_matched(other):
+    assert not matches(traced(other, *(torch.rand(s) for s in OTHERS[other])))
+
+
+def test_backward_passes_match_once():
+    def loss(q, k, v):
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        return torch.autograd.grad(plain(q, k, v).sum(), (q, k, v))
+
+    inputs = [torch.rand(1, HEADS, LENGTH, 8) for _ in range(3)]
+    graph = fx_graph(make_fx(loss, tracing_mode="fake")(*inputs))
+    assert len(matches(graph)) == 1
+
+
+class TestAttention(PatternConformance):
+    @pytest.fixture
+    def pattern(self):
+        return Attention()
+
+    @pytest.fixture
+    def recognised(self):
+        return {way.__name__: traced(Block(way), torch.rand(1, LENGTH, WIDTH)) for way in WAYS}
