@@ -1,9 +1,10 @@
-"""Runs PyTorch's own operator database locally and remotely, and compares."""
+"""Runs PyTorch's own operator database locally and remotely, and compares: values, gradients, layouts."""
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -13,15 +14,30 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 DEVICE = "remote_accelerator:0"
+SEED = 7
+
+# Their results are whatever the memory held before: only the metadata can be compared.
+UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+
+# Arguments that PyTorch wants on the CPU whatever the device, as it does for CUDA.
+ON_THE_CPU: dict[str, Callable[[torch.Tensor], bool]] = {"tensor_split": lambda tensor: not tensor.is_floating_point()}
 
 
 @attrs.frozen
 class Verdict:
-    """What became of one entry: `ok`, `wrong` or `skipped`, and why."""
+    """What became of one entry: `passed`, `failed` or `left out`, and why.
+
+    Attributes:
+        error: where it failed, the exception.
+        samples, gradients: how many samples were compared, and for how many of them gradients, too.
+    """
 
     name: str
     outcome: str
     reason: str = ""
+    error: Exception | None = attrs.field(default=None, repr=False)
+    samples: int = 0
+    gradients: int = 0
 
 
 def entries() -> Iterator[OpInfo]:
@@ -34,88 +50,135 @@ def name_of(op: OpInfo) -> str:
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
-def check(op: OpInfo, *, samples: int, gradient: bool) -> Verdict:
-    """Compare the first samples of one entry."""
-    name = name_of(op)
-    checked = 0
+def check(op: OpInfo, *, samples: int | None) -> Verdict:
+    """Compare the first samples of one entry (None: all of them)."""
+    name, compared, gradients = name_of(op), 0, 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        for sample in itertools.islice(_samples(op), samples):
+            local = _Local.of(op, sample)
+            if local is None:
+                continue
+            try:
+                local.compare(op, sample)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                return Verdict(name, "failed", reason, error, compared, gradients)
+            compared += 1
+            gradients += local.gradients is not None
+    outcome = "passed" if compared else "left out"
+    return Verdict(name, outcome, "" if compared else "no sample runs on the CPU", None, compared, gradients)
+
+
+def _samples(op: OpInfo) -> Iterator[SampleInput]:
+    # Not `op.sample_inputs`, which seeds every device before each sample and formats a stack trace for each.
+    torch.manual_seed(SEED)
+    return iter(op.sample_inputs_func(op, "cpu", torch.float32, requires_grad=op.supports_autograd))
+
+
+@attrs.frozen
+class _Local:
+    """What the CPU says of a sample; `gradients` is None where it has none."""
+
+    outputs: list[Any]
+    gradients: list[torch.Tensor | None] | None
+
+    @classmethod
+    def of(cls, op: OpInfo, sample: SampleInput) -> _Local | None:
+        """None where the CPU refuses the sample."""
+        torch.manual_seed(SEED)
         try:
-            given = list(op.sample_inputs("cpu", torch.float32, requires_grad=gradient and op.supports_autograd))
-        except Exception as error:
-            return Verdict(name, "skipped", f"no samples: {error!r:.150}")
-        for sample in given[:samples]:
-            outcome = _check_sample(op, sample, gradient and op.supports_autograd)
-            if outcome:
-                return Verdict(name, "wrong", outcome)
-            checked += outcome is not None
-    return Verdict(name, "ok" if checked else "skipped", "" if checked else "no sample runs locally")
+            outputs = _outputs(op, sample, sample.args)
+        except Exception:
+            return None
+        try:
+            return cls(outputs, _gradients(op, outputs, sample, sample.args))
+        except Exception:
+            return cls(outputs, None)
 
+    def compare(self, op: OpInfo, sample: SampleInput) -> None:
+        """Run the sample remotely and compare.
 
-def _check_sample(op: OpInfo, sample: SampleInput, gradient: bool) -> str | None:
-    """An empty string where both sides agree; None where the local side fails."""
-    torch.manual_seed(7)
-    try:
-        expected = _outputs(op, sample)
-        expected_gradients = _gradients(expected, sample) if gradient else []
-    except Exception:
-        return None
-    torch.manual_seed(7)
-    try:
-        remote = _to_remote(sample)
+        Raises:
+            AssertionError: the results differ.
+            Exception: the sample does not run.
+        """
+        remote = Move(ON_THE_CPU.get(op.name, lambda _: False)).sample(sample)
+        torch.manual_seed(SEED)
         with torch.device(DEVICE):
-            actual = _outputs(op, remote)
-        actual_gradients = _gradients(actual, remote) if gradient else []
-        _compare(expected, actual)
-        _compare(expected_gradients, actual_gradients)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"[:400]
-    return ""
+            outputs = _outputs(op, remote, remote.args)
+        gradients = _gradients(op, outputs, remote, remote.args) if self.gradients is not None else None
+        _compare([*self.outputs, *(self.gradients or ())], [*outputs, *(gradients or ())], op.name in UNINITIALISED)
 
 
-def _outputs(op: OpInfo, sample: SampleInput) -> list[Any]:
-    out = op(sample.input, *sample.args, **sample.kwargs)
-    return pytree.tree_leaves(sample.output_process_fn_grad(out) if _differentiable(out) else out)
+def _outputs(op: OpInfo, sample: SampleInput, args: tuple[Any, ...]) -> list[Any]:
+    out = op(sample.input, *args, **sample.kwargs)
+    return pytree.tree_leaves(sample.output_process_fn_grad(out) if op.supports_autograd else out)
 
 
-def _differentiable(out: Any) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(out))
-
-
-def _gradients(outputs: list[Any], sample: SampleInput) -> list[torch.Tensor | None]:
-    tensors = [t for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)]
+def _gradients(
+    op: OpInfo, outputs: list[Any], sample: SampleInput, args: tuple[Any, ...]
+) -> list[torch.Tensor | None] | None:
+    tensors = [t for t in pytree.tree_leaves((sample.input, args, sample.kwargs)) if isinstance(t, torch.Tensor)]
     inputs = [t for t in tensors if t.requires_grad and t.is_leaf]
     wanted = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not inputs or not wanted:
-        return []
-    seeds = [torch.ones_like(t) for t in wanted]
-    return list(torch.autograd.grad(wanted, inputs, seeds, allow_unused=True))
+    if not op.supports_autograd or not inputs or not wanted:
+        return None
+    return list(torch.autograd.grad(wanted, inputs, [torch.ones_like(t) for t in wanted], allow_unused=True))
 
 
-def _to_remote(sample: SampleInput) -> SampleInput:
-    def move(value: Any) -> Any:
+@attrs.define
+class Move:
+    """Moves samples to the remote device; tensors that share memory go on sharing it, with the same layout."""
+
+    stays: Callable[[torch.Tensor], bool]
+    storages: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
+
+    def sample(self, sample: SampleInput) -> SampleInput:
+        """The sample with tensors and devices moved."""
+        given, args, kwargs = pytree.tree_map(self.value, (sample.input, sample.args, sample.kwargs))
+        moved = SampleInput(given, args=args, kwargs=kwargs, output_process_fn_grad=sample.output_process_fn_grad)
+        if "device" in moved.kwargs:
+            moved.kwargs["device"] = DEVICE
+        return moved
+
+    def value(self, value: Any) -> Any:
+        """One argument."""
         if isinstance(value, torch.Tensor):
-            return value.detach().clone().to(DEVICE).requires_grad_(value.requires_grad)
-        if isinstance(value, torch.device):
+            return value if self.stays(value) else self.tensor(value)
+        if isinstance(value, torch.device) or value == "cpu":
             return torch.device(DEVICE)
-        return DEVICE if value == "cpu" else value
+        return value
 
-    remote = sample.transform(move)
-    if "device" in remote.kwargs:
-        remote.kwargs["device"] = DEVICE
-    return remote
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor: its whole storage moves, once."""
+        plain = tensor.detach()
+        if plain.layout != torch.strided or plain.is_conj() or plain.is_neg():
+            return plain.to(DEVICE).requires_grad_(tensor.requires_grad)
+        storage = plain.untyped_storage()
+        key = (storage.data_ptr(), plain.dtype)
+        base = self.storages.get(key)
+        if base is None or not storage.nbytes():
+            whole = torch.empty(0, dtype=plain.dtype).set_(
+                storage, 0, (storage.nbytes() // plain.element_size(),), (1,)
+            )
+            base = self.storages[key] = whole.to(DEVICE)
+        view = base.as_strided(plain.size(), plain.stride(), plain.storage_offset())
+        return view.detach().requires_grad_(tensor.requires_grad)
 
 
-def _compare(expected: list[Any], actual: list[Any]) -> None:
+def _compare(expected: list[Any], actual: list[Any], metadata_only: bool) -> None:
     assert len(expected) == len(actual), f"{len(expected)} results expected, {len(actual)} returned"
-    for want, got in zip(expected, actual, strict=True):
-        if isinstance(want, torch.Tensor):
-            assert got.device.type == "remote_accelerator", f"the result is on {got.device}"
-            assert want.dtype == got.dtype, f"{want.dtype} expected, {got.dtype} returned"
-            if want.layout == torch.strided:
-                assert want.shape == got.shape, f"{want.shape} expected, {got.shape} returned"
-            torch.testing.assert_close(got.detach().cpu(), want.detach(), equal_nan=True)
-        else:
+    # Detached together: one program and one round trip, where each `.cpu()` by itself would take one of its own.
+    remote = [t.detach() if isinstance(t, torch.Tensor) else t for t in actual]
+    for want, got in zip(expected, remote, strict=True):
+        if not isinstance(want, torch.Tensor):
             assert type(want) is type(got), f"{type(want)} expected, {type(got)} returned"
             assert want == got or want != want, f"{want} expected, {got} returned"  # noqa: PLR0124 - nan
-
+            continue
+        assert got.device.type == "remote_accelerator", f"the result is on {got.device}"
+        assert want.dtype == got.dtype, f"{want.dtype} expected, {got.dtype} returned"
+        assert want.shape == got.shape, f"{want.shape} expected, {got.shape} returned"
+        fetched = got.cpu()
+        if not metadata_only:
+            torch.testing.assert_close(fetched, want.detach(), equal_nan=True)

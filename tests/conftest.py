@@ -1,0 +1,87 @@
+"""What end-to-end tests share: a `djinn serve` in a process of its own, and this process as its client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def plain_environment():
+    """Variables for child processes, as if the person had configured nothing; one thread each."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    return kept | {
+        "DJINN_CONFIG": os.devnull,
+        "DJINN_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+@pytest.fixture(scope="session")
+def serving(plain_environment):
+    """The connection file's content of a server that runs as long as the tests."""
+    from djinn_core.demo.server import running_server
+    from djinn_core.launch.connection_file import read_connection_file
+
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("DJINN_")]:
+                patch.delenv(name)
+            for name, value in plain_environment.items():
+                patch.setenv(name, value)
+            file = stack.enter_context(running_server("cpu"))
+        yield read_connection_file(file)
+
+
+@pytest.fixture(scope="session")
+def url_of(serving):
+    """The server's URL by scheme."""
+    return lambda scheme: next(url for url in serving.urls if url.startswith(f"{scheme}://"))
+
+
+@pytest.fixture(scope="session")
+def connect(serving):
+    """A block in which `remote_accelerator` is the server's, reached over the scheme of the URL and nothing else."""
+    import torch
+
+    import djinn
+    from djinn_core.runtime import client
+
+    @contextlib.contextmanager
+    def connect(url, **settings):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("DJINN_")]:
+                patch.delenv(name)
+            patch.setenv("DJINN_CONFIG", os.devnull)
+            try:
+                # On one machine the built-in transport `local` would be faster, and taken.
+                djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
+                djinn.init()
+                assert client._state.opened.url.startswith(url.partition("://")[0])
+                djinn.reset_stats()
+                yield
+            finally:
+                djinn.configure()
+                torch.set_num_threads(threads)
+
+    return connect
+
+
+@pytest.fixture(scope="module", params=["tcp", "http"])
+def over(request, connect, url_of):
+    """`remote_accelerator` is a server of its own process, over TCP and over HTTP."""
+    with connect(url_of(request.param)):
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def over_tcp(connect, url_of):
+    """`remote_accelerator` is a server of its own process, over TCP."""
+    with connect(url_of("tcp")):
+        yield
