@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 import torch.autograd
+import torch.autograd.forward_ad
 import torch.autograd.graph
 import torch.nn
 from torch.utils import backend_registration
@@ -34,6 +35,7 @@ NEEDED: Final = (
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
     "torch._utils._rebuild_parameter",
     "torch.autograd._engine_run_backward",
+    "torch.autograd.forward_ad._current_level",
     "torch.autograd.graph._engine_run_backward",
     "torch.nn.Module._apply",
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
@@ -139,6 +141,17 @@ def composite_kernel(func: Any) -> Callable[..., Any] | None:
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
             return functools.partial(func._op_dk, key)
     return None
+
+
+def is_composite(func: Any) -> bool:
+    """Whether PyTorch takes `func` apart before a backend sees it, unless the backend asks for it."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is under way."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def format_elements(tensor: torch.Tensor, indent: int) -> str:

@@ -1,25 +1,45 @@
-"""Ops that are not PyTorch's own: run as what they are made of, where that is known."""
+"""Ops that are made of other ops: which are recorded whole, and how the others are taken apart.
+
+PyTorch takes composite ops apart before a backend sees them, except in inference mode and where a backend registers a
+kernel of its own. A few are worth keeping whole while no gradient is needed: there are fewer instructions, the graph
+shows attention as one op, and the executor may choose its own kernel for it. All others are taken apart in every mode,
+so that a model records the same program in all of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.lazy_tensor import DEVICE_NAME
 from djinn_core.ir.operators import allowed_operators
 
+aten = torch.ops.aten
 
-def is_allowed(func: Any) -> bool:
-    """Whether programs may contain `func`."""
-    return func.name() in allowed_operators()
+KEPT_WHOLE = (
+    aten.linear.default,
+    aten.matmul.default,
+    aten.layer_norm.default,
+    aten.scaled_dot_product_attention.default,
+)
 
 
-def run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op that programs may not contain as the ops that it is made of, each of which is recorded.
+def is_taken_apart(func: Any) -> bool:
+    """Whether `func` is recorded as the ops that it is made of."""
+    if func.name() not in allowed_operators():
+        return True
+    return func not in KEPT_WHOLE and torch_private.is_composite(func)
+
+
+def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op as the ops that it is made of, each of which is recorded.
 
     Raises:
-        UnsupportedOperation: it has no such implementation.
+        UnsupportedOperation: programs may not contain it, and it is not made of other ops.
     """
     kernel = torch_private.composite_kernel(func)
     if kernel is not None:
@@ -28,3 +48,35 @@ def run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
         "move its inputs to the CPU first"
     )
+
+
+def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> torch.library.Library:
+    """Have `record` called for the ops that are kept whole; in force as long as the returned object lives."""
+    library = torch.library.Library("aten", "IMPL")
+    for func in KEPT_WHOLE:
+        library.impl(func, _whole_unless_differentiated(func, record), "AutogradPrivateUse1")
+    return library
+
+
+def _whole_unless_differentiated(
+    func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if _differentiated(args) or _drops_out(func, args, kwargs):
+            return take_apart(func, args, kwargs)
+        return record(func, args, kwargs)
+
+    return kernel
+
+
+def _differentiated(args: tuple[Any, ...]) -> bool:
+    if torch_private.in_forward_mode():
+        return True
+    return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+
+
+def _drops_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Attention with dropout draws random numbers, which the program must show."""
+    if func is not aten.scaled_dot_product_attention.default:
+        return False
+    return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))

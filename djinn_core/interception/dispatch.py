@@ -6,6 +6,7 @@ program. A call seen before costs no shape inference, no analysis and no message
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.ask import ask_executor
-from djinn_core.interception.composite import is_allowed, run_composite
-from djinn_core.interception.infer import UnknownResult, infer
+from djinn_core.interception.composite import is_taken_apart, take_apart
+from djinn_core.interception.infer import UnknownResult, infer, order_of
 from djinn_core.interception.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.mixed import CpuOperand, upload_operands
 from djinn_core.interception.port import port
@@ -30,8 +31,15 @@ CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
 _calls: dict[tuple[Any, ...], Call] = {}
 _handlers: dict[int, Handler] = {}
-_backward_errors: list[Exception] = []
 _LIST = object()
+
+
+class _BackwardErrors(threading.local):
+    def __init__(self) -> None:
+        self.kept: list[BaseException] = []
+
+
+_backward_errors = _BackwardErrors()
 
 
 def handles(*funcs: Any) -> Callable[[Handler], Handler]:
@@ -56,17 +64,16 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if handler is not None:
             return handler(func, args, kwargs)
         return record(func, args, kwargs)
-    except Exception as error:
+    except BaseException as error:
         if not torch_private.in_backward():
             raise
-        _backward_errors.append(error)
+        _backward_errors.kept.append(error)
         return object()
 
 
-def take_backward_errors() -> list[Exception]:
-    """The exceptions kept since the last call."""
-    errors = _backward_errors[:]
-    _backward_errors.clear()
+def take_backward_errors() -> list[BaseException]:
+    """The exceptions kept on this thread since the last call."""
+    errors, _backward_errors.kept = _backward_errors.kept, []
     return errors
 
 
@@ -85,14 +92,14 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             key.append(name)
             _flatten((value,), key, operands, slots)
     except CpuOperand:
-        if not is_allowed(func):
-            return run_composite(func, args, kwargs)
+        if is_taken_apart(func):
+            return handles(func)(take_apart)(func, args, kwargs)
         args, kwargs = upload_operands(func, args, kwargs)
         return record(func, args, kwargs)
     call = _calls.get(tuple(key))
     if call is None:
-        if not is_allowed(func):
-            return run_composite(func, args, kwargs)
+        if is_taken_apart(func):
+            return handles(func)(take_apart)(func, args, kwargs)
         try:
             call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
         except UnknownResult:
@@ -141,7 +148,10 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
             raise CpuOperand
         key.append(a.dtype)
         number = a.item()
-        slots.extend((number.real, number.imag) if isinstance(number, complex) else (number,))
+        if isinstance(number, complex):
+            slots.extend((number.real, number.imag))
+        else:
+            slots.append(int(number) if isinstance(number, bool) else number)
     elif isinstance(a, (list, tuple)):
         key.append(len(a))
         _flatten(a, key, operands, slots)
@@ -158,9 +168,22 @@ def _remember(key: tuple[Any, ...], call: Call) -> None:
     _calls[key] = call
 
 
+def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
+    """From now on expect this layout of a result of calls like `call`: an executor found the prediction wrong."""
+    meta = call.results[result]
+    order = order_of(meta.shape, stride) if meta is not None else None
+    if order is None:
+        return
+    call.signature.orders[result] = order
+    for key, known in list(_calls.items()):
+        if known.signature is call.signature:
+            _calls.pop(key, None)
+
+
 def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
     """Append an instruction to this thread's program and return tensors for its results."""
     recorder = current()
+    epoch = recorder.epoch
     handles: list[int] = []
     for operand in operands:
         value = operand.remote
@@ -183,6 +206,9 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
     entries = recorder.entries
     entries.append((call, tuple(handles), tuple(slots), *user_site()))
     port.ops_captured += 1
+    if recorder.epoch != epoch:
+        touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]
+        recorder.restamp([t.remote.storage for t in touched])
     if call.changes:
         _apply_changes(call, operands)
     if len(entries) >= port.checkpoint_instructions:

@@ -19,7 +19,7 @@ from djinn_core.interception.lazy_tensor import LazyTensor
 from djinn_core.interception.rules import KERNEL_DECIDES, rule_for
 from djinn_core.interception.storage import Storage
 from djinn_core.ir.program import Call, Signature
-from djinn_core.ir.values import TensorMeta, meta_of
+from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
 
 
 class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
@@ -129,8 +129,11 @@ def _build(
     form = encode_form(
         func, args, kwargs, [m is not None and i < 0 for m, i in zip(metas, inplace, strict=True)], sequence
     )
+    signature = signature_of(form, tuple(before))
+    for index, order in signature.orders.items():
+        metas[index] = laid_out(metas[index], order)
     return Call(
-        signature=signature_of(form, tuple(before)),
+        signature=signature,
         operands=tuple(before),
         results=tuple(metas),
         aliases=tuple(_alias(world.tensors, r) for r in results),
@@ -188,6 +191,23 @@ def _tensors_in(argument: Any) -> int:
     if isinstance(argument, (list, tuple)):
         return sum(map(_tensors_in, argument))
     return int(isinstance(argument, torch.Tensor) and (isinstance(argument, LazyTensor) or argument.dim() > 0))
+
+
+def laid_out(meta: TensorMeta | None, order: tuple[int, ...]) -> TensorMeta | None:
+    """`meta` as a dense tensor whose dimensions lie in memory in `order`, the outermost first."""
+    if meta is None:
+        return None
+    strides = contiguous_strides(tuple(meta.shape[d] for d in order))
+    by_dimension = dict(zip(order, strides, strict=True))
+    stride = tuple(by_dimension[d] for d in range(len(order)))
+    return tensor_meta(meta.shape, stride, 0, meta.dtype, meta.device, meta.conj, meta.neg)
+
+
+def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The order in which a dense tensor's dimensions lie in memory; None where it is not dense."""
+    order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
+    dense = laid_out(tensor_meta(shape, stride, 0, torch.uint8), order)
+    return order if dense is not None and dense.stride == stride else None
 
 
 def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:

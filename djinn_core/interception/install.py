@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from djinn_core.interception import factories, lazy_tensor, sync  # noqa: F401 - sync registers its handlers
+from djinn_core.interception.composite import register_whole
 from djinn_core.interception.backward import guard_engine
 from djinn_core.interception.device_module import make_module
 from djinn_core.interception.dispatch import dispatch
@@ -20,6 +21,6 @@ def install() -> None:
         return
     lazy_tensor.dispatcher.append(dispatch)
     register_backend(lazy_tensor.DEVICE_NAME, make_module())
-    _libraries.append(factories.register())
+    _libraries.extend([factories.register(), register_whole(dispatch)])
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)

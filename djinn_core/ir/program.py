@@ -24,12 +24,14 @@ class Signature:
     """A form together with the class of each operand: rank, dtype, order of strides, which sizes are 0 or 1.
 
     Calls of one signature differ in sizes and scalars only. Analysis is cached by signature; whether the executor lays
-    results out as the client predicted (`layout_trusted`) is learnt by signature.
+    results out as the client predicted (`layout_trusted`), and in which order of dimensions it lays them out where it does
+    not (`orders`, by result), is learnt by signature.
     """
 
     form: Form
     operand_classes: tuple[object, ...]
     layout_trusted: bool = False
+    orders: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     id: int = attrs.field(init=False, factory=lambda: next(_signature_ids))
 
 

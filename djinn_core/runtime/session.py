@@ -11,6 +11,8 @@ import torch
 
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
+from djinn_core.interception.dispatch import learn_layout
+from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.port import Answer, DescribedValue, Submission
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import tensor_meta
@@ -30,7 +32,6 @@ from djinn_core.wire.messages import (
     Failure,
     Figures,
     Goodbye,
-    Message,
     NeedTemplate,
     Query,
     Submit,
@@ -44,15 +45,18 @@ from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_from_wir
 log = get_logger("djinn.session")
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
-CHUNK = 256 << 20  # bytes of an upload that travel in one frame
+CHUNK = 64 << 20  # bytes of an upload that travel in one frame
+PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that collections and other threads have a chance
 
 
 @attrs.frozen
 class _Pending:
     program: Program
     prepared: Prepared | None
+    slots: tuple[Slot, ...]
     claimed: tuple[int, ...]
-    asked: Submission
+    answered: bool  # whether somebody waits for what it brings
+    synchronize: bool
 
 
 class Session:
@@ -71,7 +75,8 @@ class Session:
         self._observers = observers
         self._sequence = 0
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
-        self._answers: dict[int, tuple[Completed, Sequence[Buffer]]] = {}
+        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool]] = {}
+        self._abandoned: set[int] = set()
         self._failures = Failures()
         self._known: OrderedDict[bytes, tuple[Slot, ...]] = OrderedDict()
         self._receiving = threading.RLock()
@@ -81,17 +86,24 @@ class Session:
     # --- out ---------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> int:
-        """Send a submission without waiting for it; returns its number.
+        """Send a submission without waiting for it; returns its number. Whoever calls holds the recorders' lock.
 
         Raises:
             SessionLost: the executor is gone.
         """
+        self._check()
+        self._take_what_came()
+        while len(self._pending) >= WINDOW:
+            self._stats.round_trips += 1
+            self._receive_until(next(iter(self._pending)))
         program = submission.program
         sequence = self._sequence + 1
         prepared: Prepared | None = None
+        slots: tuple[Slot, ...] = ()
         if program.calls:
             prepared, values = self._planner.prepare(program)
-            message = self._run_message(sequence, submission, prepared, values)
+            slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
+            message = self._run_message(sequence, submission, prepared, values, slots)
         else:
             message = Submit(
                 sequence,
@@ -100,21 +112,25 @@ class Session:
                 free=submission.free,
                 synchronize=submission.synchronize,
             )
-        self._sequence = sequence
+        frame = Frame(encode(message))
         claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
-        self._pending[sequence] = _Pending(program, prepared, claimed, submission)
+        answered = bool(submission.fetch or submission.describe or submission.synchronize)
+        self._sequence = sequence
+        self._pending[sequence] = _Pending(program, prepared, slots, claimed, answered, submission.synchronize)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
-        self._send(message)
+        self._send(frame)
         self._observers.tell("submitted", submission=sequence, instructions=len(program))
-        if len(self._pending) > WINDOW:
-            self._stats.round_trips += 1
-            self._receive_until(sequence - WINDOW)
         return sequence
 
-    def _run_message(self, sequence: int, submission: Submission, prepared: Prepared, values: list[int]) -> Submit:
-        program = submission.program
-        slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
+    def _run_message(
+        self,
+        sequence: int,
+        submission: Submission,
+        prepared: Prepared,
+        values: list[int],
+        slots: tuple[Slot, ...],
+    ) -> Submit:
         before = self._known.get(prepared.digest)
         self._remember(prepared.digest, slots)
         if before is None:
@@ -132,7 +148,7 @@ class Session:
             fetch=submission.fetch,
             describe=submission.describe,
             free=submission.free,
-            claims=_claims(prepared, program) if prepared.claims else (),
+            claims=_claims(prepared, submission.program) if prepared.claims else (),
             synchronize=submission.synchronize,
         )
 
@@ -152,13 +168,14 @@ class Session:
         size = data.nbytes
         self._stats.bytes_uploaded += size
         for start in range(0, max(size, 1), CHUNK):
+            self._take_what_came()
             part = data[start : start + CHUNK]
-            self._send(Upload(handle, header.dtype, header.shape, header.stride, size, start), [part])
+            self._send(Frame(encode(Upload(handle, header.dtype, header.shape, header.stride, size, start)), [part]))
 
-    def _send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+    def _send(self, frame: Frame) -> None:
         self._check()
         try:
-            self.connection.send(Frame(encode(message), body))
+            self.connection.send(frame)
         except TransportError as error:
             self._lose(error)
 
@@ -171,38 +188,58 @@ class Session:
             RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
             SessionLost: the executor is gone.
         """
-        asked = self._pending.get(number)
         self._stats.round_trips += 1
-        self._receive_until(number)
-        completed, body = self._answers.pop(number)
+        try:
+            self._receive_until(number)
+        except BaseException:
+            self._abandoned.add(number)
+            raise
+        completed, body, synchronize = self._answers.pop(number)
         tensors = self._tensors(completed, body)
         described = tuple([self._described(d) for d in completed.described])
-        if asked is not None and asked.asked.synchronize:
+        if synchronize:
             unseen = self._failures.take_unseen()
             if unseen is not None:
                 raise unseen
         return Answer(tensors, described)
 
     def _receive_until(self, number: int) -> None:
-        with self._receiving:
-            while number in self._pending:
-                self._receive_one()
+        while number in self._pending:
+            with collect_later, self._receiving:
+                if number in self._pending:
+                    self._receive_one(PATIENCE)
 
-    def _receive_one(self) -> None:
+    def _take_what_came(self) -> None:
+        """Take in the answers that are there, so that neither end waits for the other to read.
+
+        An answer that somebody asked for but did not stay for may be large, so it is awaited.
+        """
+        for number in list(self._abandoned):
+            self._receive_until(number)
+        if self._pending and self._receiving.acquire(blocking=False):
+            try:
+                while self._pending and self._receive_one(0.0):
+                    pass
+            finally:
+                self._receiving.release()
+
+    def _receive_one(self, timeout: float) -> bool:
+        """Take in one frame; whether one came within `timeout` seconds."""
         self._check()
         try:
-            frame = self.connection.receive()
+            frame = self.connection.receive(timeout)
+            self._take(decode(frame.head), frame.body)
+        except TimeoutError:
+            return False
         except (TransportError, ProtocolError) as error:
             self._lose(error)
-        self._take(decode(frame.head), frame.body)
+        return True
 
     def _take(self, message: AnyMessage, body: Sequence[Buffer]) -> None:
         if isinstance(message, Completed):
             self._complete(message, body)
         elif isinstance(message, NeedTemplate):
-            pending = self._pending[message.sequence]
-            assert pending.prepared is not None
-            self._send(Define(pending.prepared.template))
+            self._define(message)
         elif isinstance(message, Figures):
             self._figures.append(message)
         elif isinstance(message, Broken):
@@ -210,20 +247,29 @@ class Session:
         else:
             self._lose(ProtocolError(f"unexpected {type(message).__name__}"))
 
+    def _define(self, needed: NeedTemplate) -> None:
+        pending = self._pending.get(needed.sequence)
+        if pending is None or pending.prepared is None:
+            raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
+        self._send(Frame(encode(Define(pending.prepared.template, pending.slots))))
+
     def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
-        pending = self._pending.pop(completed.sequence)
+        pending = self._pending.get(completed.sequence)
+        if pending is None:
+            raise ProtocolError(f"the executor answers submission {completed.sequence}, which does not wait")
         timing = completed.timing
         self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
         self._stats.server_seconds += timing.queue + timing.decode + timing.execute + timing.encode
-        for failure in completed.failures:
-            node = failure.instruction
-            if pending.prepared is not None and node >= 0:
-                node = pending.prepared.nodes[node]
-            self._failures.note(failure, pending.program, node)
+        if completed.failures:
+            nodes = pending.prepared.nodes if pending.prepared is not None else ()
+            self._failures.note(completed.sequence, completed.failures, pending.program, nodes)
         if pending.claimed and pending.prepared is not None:
             _trust(pending, completed)
-        if pending.asked.fetch or pending.asked.describe or pending.asked.synchronize:
-            self._answers[completed.sequence] = (completed, body)
+        if completed.sequence in self._abandoned:
+            self._abandoned.discard(completed.sequence)
+        elif pending.answered:
+            self._answers[completed.sequence] = (completed, body, pending.synchronize)
+        del self._pending[completed.sequence]
 
     def _tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
         buffers = iter(body)
@@ -245,10 +291,10 @@ class Session:
 
     def figures(self) -> dict[str, int]:
         """The executor's counts and bytes for this session; one round trip."""
-        with self._receiving:
-            self._send(Query())
+        with collect_later, self._receiving:
+            self._send(Frame(encode(Query())))
             while not self._figures:
-                self._receive_one()
+                self._receive_one(PATIENCE)
             return dict(self._figures.pop().values)
 
     def _check(self) -> None:
@@ -266,7 +312,7 @@ class Session:
         """End the session; the executor frees everything in it."""
         if not self.lost:
             try:
-                self._send(Goodbye())
+                self._send(Frame(encode(Goodbye())))
             except DjinnError as error:
                 log.debug("no goodbye", reason=str(error))
             self.lost = f"the session with {self.server} was closed"
@@ -287,12 +333,15 @@ def _differ(old: Slot, new: Slot) -> bool:
 
 def _claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:
     """Predicted layouts of results that no executor has confirmed for their signature."""
-    prepared.claims = tuple(
-        [i for i in prepared.claims if not program.calls[prepared.nodes[i]].signature.layout_trusted]
-    )
     claims: list[Claim] = []
+    doubtful: list[int] = []
     for instruction in prepared.claims:
-        claims += _claims_of(instruction, program.calls[prepared.nodes[instruction]])
+        call = program.calls[prepared.nodes[instruction]]
+        made = [] if call.signature.layout_trusted else _claims_of(instruction, call)
+        if made:
+            claims += made
+            doubtful.append(instruction)
+    prepared.claims = tuple(doubtful)
     return tuple(claims)
 
 
@@ -305,9 +354,13 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
 
 
 def _trust(pending: _Pending, completed: Completed) -> None:
-    failed = {f.instruction for f in completed.failures}
+    """Note which predictions of layouts came true, and learn from those that did not."""
     prepared = pending.prepared
     assert prepared is not None
+    calls = [pending.program.calls[node] for node in prepared.nodes]
+    for relaid in completed.relaid:
+        learn_layout(calls[relaid.instruction], relaid.result, relaid.stride)
+    doubtful = {f.instruction for f in completed.failures} | {r.instruction for r in completed.relaid}
     for instruction in pending.claimed:
-        if instruction not in completed.relaid and instruction not in failed:
-            pending.program.calls[prepared.nodes[instruction]].signature.layout_trusted = True
+        if instruction not in doubtful:
+            calls[instruction].signature.layout_trusted = True

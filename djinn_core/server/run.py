@@ -11,7 +11,7 @@ import torch
 from djinn_core.errors import DjinnError
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.values import Poison, ValueTable
-from djinn_core.wire.messages import Claim, Failure, Submit
+from djinn_core.wire.messages import Claim, Failure, Relaid, Submit
 
 MESSAGE_LIMIT = 4000  # characters of an error message that travel
 
@@ -21,7 +21,7 @@ class Run:
     """What happened while a submission ran."""
 
     failures: list[Failure] = attrs.field(factory=list)
-    relaid: list[int] = attrs.field(factory=list)
+    relaid: list[Relaid] = attrs.field(factory=list)
 
 
 def run_template(template: CompiledTemplate, submit: Submit, slots: Sequence[Any], values: ValueTable) -> Run:
@@ -101,7 +101,7 @@ def _fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: 
         if tensor.stride() != claim.stride:
             laid = torch.empty_strided(claim.shape, claim.stride, dtype=tensor.dtype, device=tensor.device)
             env[place] = laid.copy_(tensor)
-            run.relaid.append(claim.instruction)
+            run.relaid.append(Relaid(claim.instruction, claim.result, tensor.stride()))
 
 
 def _bound(values: ValueTable, handle: int, sequence: int) -> Any:

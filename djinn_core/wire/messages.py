@@ -194,6 +194,14 @@ class Described(msgspec.Struct, frozen=True, tag="d"):
     scalar: Name = ""
 
 
+class Relaid(msgspec.Struct, frozen=True, array_like=True):
+    """A result that the kernel laid out otherwise than predicted, and how: strides in elements."""
+
+    instruction: Count
+    result: Count
+    stride: Dimensions
+
+
 class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Where the server's time went, in seconds."""
 
@@ -207,14 +215,14 @@ class Completed(Message, frozen=True):
     """The answer to a submission.
 
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
-    failed themselves, `relaid` the instructions (with a claim) whose result had to be laid out anew.
+    failed themselves, `relaid` the results (with a claim) that had to be laid out anew.
     """
 
     sequence: Count
     results: tuple[TensorHeader | Failure, ...] = ()
     described: tuple[Described | Failure, ...] = ()
     failures: tuple[Failure, ...] = ()
-    relaid: tuple[int, ...] = ()
+    relaid: tuple[Relaid, ...] = ()
     timing: Timing = Timing()
 
 
