@@ -73,8 +73,8 @@ class RemoteTypeError(RemoteError, TypeError):
     """An op failed on the executor with a `TypeError`."""
 
 
-class RemoteNotImplementedError(RemoteError, NotImplementedError):
-    """The executor's PyTorch has no kernel for an op."""
+class RemoteNotImplementedError(RemoteError, UnsupportedOperation):
+    """The executor's PyTorch has no kernel for an op, or the op returns what a remote device does not have."""
 
 
 class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch.OutOfMemoryError
@@ -86,6 +86,7 @@ _REMOTE_KINDS: dict[str, type[RemoteError]] = {
     "ValueError": RemoteValueError,
     "TypeError": RemoteTypeError,
     "NotImplementedError": RemoteNotImplementedError,
+    "UnsupportedOperation": RemoteNotImplementedError,
     "OutOfMemoryError": RemoteOutOfMemory,
 }
 

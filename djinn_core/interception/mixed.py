@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
 from djinn_core.interception.upload import upload_copy
 
@@ -40,14 +42,29 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """The arguments with CPU tensors replaced by remote copies.
 
     Raises:
+        UnsupportedOperation: one of them is sparse, quantized or nested.
         RuntimeError: the op does not take CPU tensors beside remote ones, as on every accelerator.
     """
+    for layout in _layouts((*args, *kwargs.values())):
+        if layout != torch.strided:
+            raise UnsupportedOperation(
+                f"{func.name()} was given a tensor of layout {layout}: {DEVICE_NAME} has strided tensors only. "
+                "Do this on the CPU"
+            )
     if id(func) not in _TAKE_CPU_TENSORS:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_NAME}:0 and cpu! "
             f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{DEVICE_NAME}:0'))"
         )
     return tuple(_upload(a) for a in args), {name: _upload(value) for name, value in kwargs.items()}
+
+
+def _layouts(arguments: Iterable[Any]) -> Iterator[torch.layout]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument.layout
+        elif isinstance(argument, (list, tuple)):
+            yield from _layouts(argument)
 
 
 def _upload(argument: Any) -> Any:
