@@ -68,5 +68,5 @@ class CudaDevice:
             raise StartupError(f"there is no device cuda:{index}: this process may use cuda:0 to cuda:{count - 1}")
         try:
             return CudaRuntime(index)
-        except RuntimeError as error:  # what torch raises for a driver that is too old, a GPU that is broken or full
+        except (RuntimeError, AssertionError) as error:  # torch's for a broken, full or too old GPU, driver or build
             raise StartupError(f"cuda:{index} does not work: {error}. `nvidia-smi` may say more") from error

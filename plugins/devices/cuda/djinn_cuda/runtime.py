@@ -21,6 +21,7 @@ class CudaRuntime:
 
     def __init__(self, index: int) -> None:
         self.device = torch.device("cuda", index)
+        torch.cuda.init()
         torch.cuda.set_device(self.device)
         self._copies = torch.cuda.Stream(self.device)
 
