@@ -11,7 +11,7 @@ from djinn_attention.sites import Site
 _PROJECTIONS = frozenset({"addmm", "convolution", "linear", "mm"})
 _TRIANGLES = frozenset({"tril", "tril_indices", "triu", "triu_indices"})
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt"})
-_COUNTED = frozenset({*COPIES, "add", "arange", "cumsum", "sub"})
+_COUNTED = frozenset({*COPIES, "add", "arange", "cumsum", "index", "index_select", "sub"})
 _REPEATS = frozenset({*COPIES, "div", "index_select", "mul", "repeat", "repeat_interleave"})
 
 
@@ -41,7 +41,7 @@ def kv_heads(graph: Graph, site: Site, query_heads: int | None) -> int | None:
 
 
 def causal(graph: Graph, site: Site) -> bool | None:
-    """Whether later keys are hidden; None where it cannot be told, as with one query or a mask from outside."""
+    """Whether later keys are hidden; None where it cannot be told, as with one query or an unknown mask."""
     if queries(graph, site) == 1:
         return None
     if site.flagged_causal:
@@ -49,7 +49,7 @@ def causal(graph: Graph, site: Site) -> bool | None:
     masks = [m for m in site.masks if _differs_by_query(graph, m)]
     if any(_hides_later_keys(graph, m) for m in masks):
         return True
-    return None if any(_comes_from_outside(graph, m) for m in masks) else False
+    return None if masks else False
 
 
 def _differs_by_query(graph: Graph, mask: int) -> bool:
@@ -73,10 +73,6 @@ def _is_counted(graph: Graph, value: int) -> bool:
     makers = [node for _, node in ancestors(graph, value, frozenset({"arange"}), limit=32)]
     made = [n for n in makers if n is not None and not is_view(n)]
     return any(n.operation == "arange" for n in made) and all(n.operation in _COUNTED for n in made)
-
-
-def _comes_from_outside(graph: Graph, mask: int) -> bool:
-    return any(node is None for _, node in ancestors(graph, mask))
 
 
 def kind(graph: Graph, site: Site) -> str | None:
