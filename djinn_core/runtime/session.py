@@ -11,8 +11,8 @@ import torch
 
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
-from djinn_core.interception.dispatch import learn_layout
 from djinn_core.interception.collecting import collect_later
+from djinn_core.interception.dispatch import learn_layout
 from djinn_core.interception.port import Answer, DescribedValue, Submission
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import tensor_meta
@@ -39,7 +39,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.templates import TEMPLATES_LIMIT
+from djinn_core.wire.templates import TemplateCache
 from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_from_wire, tensor_to_wire
 
 log = get_logger("djinn.session")
@@ -78,7 +78,7 @@ class Session:
         self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool]] = {}
         self._abandoned: set[int] = set()
         self._failures = Failures()
-        self._known: OrderedDict[bytes, tuple[Slot, ...]] = OrderedDict()
+        self._known: TemplateCache[tuple[Slot, ...]] = TemplateCache()
         self._receiving = threading.RLock()
         self._figures: list[Figures] = []
         self.lost: str = ""
@@ -132,7 +132,7 @@ class Session:
         slots: tuple[Slot, ...],
     ) -> Submit:
         before = self._known.get(prepared.digest)
-        self._remember(prepared.digest, slots)
+        self._known.put(prepared.digest, slots, len(prepared.template.code))
         if before is None:
             self._stats.templates_sent += 1
         else:
@@ -151,12 +151,6 @@ class Session:
             claims=_claims(prepared, submission.program) if prepared.claims else (),
             synchronize=submission.synchronize,
         )
-
-    def _remember(self, digest: bytes, slots: tuple[Slot, ...]) -> None:
-        self._known[digest] = slots
-        self._known.move_to_end(digest)
-        while len(self._known) > TEMPLATES_LIMIT:
-            self._known.popitem(last=False)
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Send a CPU tensor; its memory is the caller's again when this returns.
@@ -216,6 +210,8 @@ class Session:
         """
         for number in list(self._abandoned):
             self._receive_until(number)
+            self._abandoned.discard(number)
+            self._answers.pop(number, None)
         if self._pending and self._receiving.acquire(blocking=False):
             try:
                 while self._pending and self._receive_one(0.0):

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
-from djinn_core.server.values import Poison, ValueTable
+from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.wire.messages import Claim, Failure, Relaid, Submit
 
 MESSAGE_LIMIT = 4000  # characters of an error message that travel
@@ -107,7 +107,7 @@ def _fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: 
 def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
     if handle in values:
         return values[handle]
-    return Poison(Failure(sequence, -1, "", "KeyError", f"this session has no value {handle}"))
+    return Poison(no_such_value(sequence, handle))
 
 
 def _poison(
@@ -125,20 +125,28 @@ def _poison(
     for _, place in step.makes:
         env[place] = poison
     first_input = len(template.constants) + template.slots
-    for place in step.writes:
-        _poison_written(env, place, poison)
-        if first_input <= place < first_input + template.inputs:
-            values.poison_storage(submit.inputs[place - first_input], poison.failure)
+    for written in step.writes:
+        for place in _poison_written(env, written, poison):
+            if first_input <= place < first_input + template.inputs:
+                values.poison_storage(submit.inputs[place - first_input], poison.failure)
     for place in step.release:
         env[place] = None
 
 
-def _poison_written(env: Environment, place: int, poison: Poison) -> None:
-    """Poison every value of the run that shares memory with the one at `place`: it may be half written."""
-    target = env[place]
+def _poison_written(env: Environment, written: int, poison: Poison) -> list[int]:
+    """Poison every value of the run that shares memory with the one at `written`, which may be half written.
+
+    Returns their places.
+    """
+    target = env[written]
+    places = [written]
     if isinstance(target, torch.Tensor):
         storage = target.untyped_storage().data_ptr()
-        for other, value in enumerate(env):
-            if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() == storage:
-                env[other] = poison
-    env[place] = poison
+        places += [
+            place
+            for place, value in enumerate(env)
+            if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() == storage
+        ]
+    for place in places:
+        env[place] = poison
+    return places

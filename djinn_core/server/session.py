@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
 from typing import Any
 
+import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
@@ -18,7 +19,7 @@ from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
 from djinn_core.server.replay import CompiledTemplate, OwnOperators, compile_template
 from djinn_core.server.run import Run, run_template
 from djinn_core.server.uploads import Uploads
-from djinn_core.server.values import Poison, ValueTable
+from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.wire.messages import (
     Completed,
     Define,
@@ -29,18 +30,20 @@ from djinn_core.wire.messages import (
     NeedTemplate,
     Query,
     Submit,
-    Template,
     TensorHeader,
     Timing,
     Upload,
     decode,
     encode,
 )
-from djinn_core.wire.templates import TEMPLATES_LIMIT, digest_of
+from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 Body = list[memoryview]
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
+# Answers that nobody asked for must be small: a client that is sending does not read them.
+FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
+FAILURE_MESSAGE_LIMIT = 400  # characters
 
 
 class SharedDevice:
@@ -65,6 +68,14 @@ def _shared(runtime: DeviceRuntime) -> SharedDevice:
         return device
 
 
+@attrs.define
+class _Known:
+    """A template that the client may name by its digest, and the slots of its last run."""
+
+    template: CompiledTemplate
+    slots: list[Any]
+
+
 class ExecutorSession:
     """Serves one client. Everything in it is freed when it ends."""
 
@@ -73,8 +84,7 @@ class ExecutorSession:
         self.values = ValueTable()
         self.submissions = 0
         self._randomness = SessionRandomness(device.runtime.device)
-        self._templates: OrderedDict[bytes, CompiledTemplate] = OrderedDict()
-        self._last_slots: dict[bytes, list[Any]] = {}
+        self._templates: TemplateCache[_Known] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = Uploads(device.runtime, self.values)
 
@@ -110,30 +120,30 @@ class ExecutorSession:
         self.submissions = submit.sequence
         decoded = time.perf_counter()
         try:
-            template = self._template(submit, connection)
+            known = self._known(submit, connection)
         except DjinnError as error:
             if isinstance(error, ProtocolError | TransportError):
                 raise
             self._refuse(submit, error, connection)
             return
-        slots = self._slots(submit, template) if template is not None else []
+        if known is not None:
+            _take_slots(known, submit)
         waited = time.perf_counter()
         with self.device.turn:
             begun = time.perf_counter()
-            run = self._run(template, submit, slots)
-            results, body, described = self._collect(submit)
+            run = self._run(known, submit)
+            results, body, described = self._collect(submit, connection)
             if submit.synchronize:
                 self._synchronize(submit, run)
         self.values.free(submit.free)
         done = time.perf_counter()
         timing = Timing(begun - waited, decoded - started, done - begun, 0.0)
-        completed = Completed(
-            submit.sequence, tuple(results), tuple(described), tuple(run.failures), tuple(run.relaid), timing
-        )
+        failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
+        completed = Completed(submit.sequence, tuple(results), tuple(described), failures, tuple(run.relaid), timing)
         connection.send(Frame(encode(completed), body))
 
-    def _template(self, submit: Submit, connection: Connection) -> CompiledTemplate | None:
-        """The compiled template of a submission; None where it runs nothing.
+    def _known(self, submit: Submit, connection: Connection) -> _Known | None:
+        """The template of a submission, compiled; None where it runs nothing.
 
         Raises:
             UnsupportedOperation: the template contains an op that is not allowed.
@@ -142,67 +152,45 @@ class ExecutorSession:
             return None
         found = self._templates.get(submit.digest)
         if found is not None:
-            self._templates.move_to_end(submit.digest)
             return found
-        template = submit.template
+        template, slots = submit.template, submit.slots
         if template is None:
             connection.send(Frame(encode(NeedTemplate(submit.sequence, submit.digest))))
-            template = self._await_definition(connection)
+            definition = self._await_definition(connection)
+            template, slots = definition.template, definition.slots
         if digest_of(template) != submit.digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
-        return self._compile(template, submit.digest)
+        compiled = compile_template(template, self.device.runtime.device, self.device.own)
+        known = _Known(compiled, list(slots or ()))
+        self._templates.put(submit.digest, known, len(template.code))
+        return known
 
-    def _await_definition(self, connection: Connection) -> Template:
+    def _await_definition(self, connection: Connection) -> Define:
         """The template that was asked for; what was already under way before it is kept for later."""
         while True:
             frame = connection.receive()
             message = decode(frame.head)
             if isinstance(message, Define):
-                return message.template
+                return message
             if len(self._backlog) >= BACKLOG_LIMIT:
                 raise ProtocolError("a template that was asked for does not come")
             self._backlog.append(frame)
 
-    def _compile(self, template: Template, digest: bytes) -> CompiledTemplate:
-        compiled = compile_template(template, self.device.runtime.device, self.device.own)
-        self._templates[digest] = compiled
-        while len(self._templates) > TEMPLATES_LIMIT:
-            old, _ = self._templates.popitem(last=False)
-            self._last_slots.pop(old, None)
-        return compiled
-
-    def _slots(self, submit: Submit, template: CompiledTemplate) -> Sequence[Any]:
-        slots: list[Any]
-        if submit.slots is not None:
-            slots = list(submit.slots)
-        else:
-            if submit.digest not in self._last_slots:
-                raise ProtocolError("a submission changes slots of a run that never was")
-            slots = self._last_slots[submit.digest]
-            for position, slot in submit.changed:
-                if not 0 <= position < len(slots):
-                    raise ProtocolError(f"a submission changes slot {position} of {len(slots)}")
-                slots[position] = slot
-        if len(slots) != template.slots:
-            raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
-        if len(submit.inputs) != template.inputs or len(submit.outputs) != len(template.outputs):
-            raise ProtocolError("a submission's inputs or outputs do not match its template")
-        self._last_slots[submit.digest] = slots
-        return slots
-
-    def _run(self, template: CompiledTemplate | None, submit: Submit, slots: Sequence[Any]) -> Run:
-        if template is None:
+    def _run(self, known: _Known | None, submit: Submit) -> Run:
+        if known is None:
             return Run()
-        if template.random:
+        if known.template.random:
             self.device.randomness.hand_to(self._randomness)
-        return run_template(template, submit, slots, self.values)
+        return run_template(known.template, submit, known.slots, self.values)
 
-    def _collect(self, submit: Submit) -> tuple[list[TensorHeader | Failure], Body, list[Described | Failure]]:
+    def _collect(
+        self, submit: Submit, connection: Connection
+    ) -> tuple[list[TensorHeader | Failure], Body, list[Described | Failure]]:
         results: list[TensorHeader | Failure] = []
         body: Body = []
         with torch.inference_mode():
             for handle in submit.fetch:
-                result = self._fetch(handle, submit)
+                result = self._fetch(handle, submit, connection.limits.body - sum(len(b) for b in body))
                 if isinstance(result, Failure):
                     results.append(result)
                 else:
@@ -212,15 +200,20 @@ class ExecutorSession:
 
     def _value(self, handle: int, submit: Submit) -> Any:
         if handle not in self.values:
-            return Failure(submit.sequence, -1, "", "KeyError", f"this session has no value {handle}")
+            return no_such_value(submit.sequence, handle)
         value = self.values[handle]
         return value.failure if isinstance(value, Poison) else value
 
-    def _fetch(self, handle: int, submit: Submit) -> Failure | tuple[TensorHeader, memoryview]:
+    def _fetch(self, handle: int, submit: Submit, room: int) -> Failure | tuple[TensorHeader, memoryview]:
         value = self._value(handle, submit)
         if isinstance(value, Failure):
             return value
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
+        if tensor.untyped_storage().nbytes() > room and tensor.nbytes > room:
+            reason = (
+                f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
+            )
+            return Failure(submit.sequence, -1, "fetch", "RuntimeError", reason)
         try:
             return tensor_to_wire(self.device.runtime.deliver(tensor))
         except (RuntimeError, DjinnError) as error:
@@ -235,8 +228,11 @@ class ExecutorSession:
             return Failure(submit.sequence, -1, "", "UnsupportedOperation", reason)
         if not isinstance(value, torch.Tensor):
             return Described("uint8", (), (), 0, type(value).__name__)
-        shape, stride = tuple(value.shape), value.stride()
-        return Described(dtype_name(value.dtype), shape, stride, int(value.storage_offset()))
+        try:
+            name = dtype_name(value.dtype)
+        except ProtocolError as error:
+            return Failure(submit.sequence, -1, "", "UnsupportedOperation", str(error))
+        return Described(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
 
     def _synchronize(self, submit: Submit, run: Run) -> None:
         try:
@@ -269,3 +265,26 @@ class ExecutorSession:
             self.values.clear()
             self._templates.clear()
             self.device.randomness.forget(self._randomness)
+
+
+def _take_slots(known: _Known, submit: Submit) -> None:
+    """Bring the slots up to date, and check that the submission fits its template.
+
+    Raises:
+        ProtocolError: it does not.
+    """
+    slots, template = known.slots, known.template
+    if submit.slots is not None:
+        slots[:] = submit.slots
+    for position, slot in submit.changed:
+        if not 0 <= position < len(slots):
+            raise ProtocolError(f"a submission changes slot {position} of {len(slots)}")
+        slots[position] = slot
+    if len(slots) != template.slots:
+        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
+    if len(submit.inputs) != template.inputs or len(submit.outputs) != len(template.outputs):
+        raise ProtocolError("a submission's inputs or outputs do not match its template")
+
+
+def _abridged(failure: Failure) -> Failure:
+    return msgspec.structs.replace(failure, message=failure.message[:FAILURE_MESSAGE_LIMIT])

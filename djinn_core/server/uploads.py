@@ -10,15 +10,15 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
-from djinn_core.server.values import ValueTable
-from djinn_core.wire.messages import Upload
+from djinn_core.server.values import Poison, ValueTable
+from djinn_core.wire.messages import Failure, Upload
 from djinn_core.wire.tensors import dtype_from_name
 
 
 @attrs.define
 class _Partial:
     header: Upload
-    data: torch.Tensor
+    data: torch.Tensor | None  # None: there was no memory for it, and what still comes is dropped
     received: int
 
 
@@ -48,11 +48,16 @@ class Uploads:
             raise ProtocolError(
                 f"part of upload {upload.handle} at byte {upload.start} does not follow what came before"
             )
-        partial.data[upload.start : upload.start + size] = torch.frombuffer(part, dtype=torch.uint8)
+        self._continue(partial, upload, part, size)
+
+    def _continue(self, partial: _Partial, upload: Upload, part: Buffer, size: int) -> None:
         partial.received += size
+        if partial.data is not None and size:
+            partial.data[upload.start : upload.start + size] = torch.frombuffer(part, dtype=torch.uint8)
         if partial.received == upload.size:
             del self._partial[upload.handle]
-            self._finish(partial.header, partial.data)
+            if partial.data is not None:
+                self._finish(partial.header, partial.data)
 
     def _begin(self, upload: Upload, part: Buffer, size: int) -> None:
         _check_layout(upload)
@@ -62,17 +67,31 @@ class Uploads:
             data = torch.frombuffer(part, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
             self._finish(upload, data)
         elif 0 < size < upload.size:
-            data = torch.empty(upload.size, dtype=torch.uint8)
-            data[:size] = torch.frombuffer(part, dtype=torch.uint8)
-            self._partial[upload.handle] = _Partial(upload, data, size)
+            self._partial[upload.handle] = _Partial(upload, self._room_for(upload), 0)
+            self._continue(self._partial[upload.handle], upload, part, size)
         else:
             raise ProtocolError(f"upload {upload.handle} announces {upload.size} bytes and brings {size}")
 
+    def _room_for(self, upload: Upload) -> torch.Tensor | None:
+        try:
+            return torch.empty(upload.size, dtype=torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            self._refuse(upload, error)
+            return None
+
     def _finish(self, upload: Upload, data: torch.Tensor) -> None:
-        with torch.inference_mode():
-            placed = self._runtime.receive(data)
-            typed = placed.view(dtype_from_name(upload.dtype))
-            self._values[upload.handle] = typed.as_strided(upload.shape, upload.stride)
+        try:
+            with torch.inference_mode():
+                placed = self._runtime.receive(data)
+                typed = placed.view(dtype_from_name(upload.dtype))
+                self._values[upload.handle] = typed.as_strided(upload.shape, upload.stride)
+        except (RuntimeError, MemoryError) as error:
+            self._refuse(upload, error)
+
+    def _refuse(self, upload: Upload, error: Exception) -> None:
+        """The value is poison: whoever uses it learns why, and the session goes on."""
+        reason = f"no room for an upload of {upload.size:,} bytes: {str(error).splitlines()[0]}"
+        self._values[upload.handle] = Poison(Failure(0, -1, "upload", "OutOfMemoryError", reason))
 
 
 def _check_layout(upload: Upload) -> None:

@@ -234,9 +234,10 @@ class NeedTemplate(Message, frozen=True):
 
 
 class Define(Message, frozen=True):
-    """The template that `NeedTemplate` asked for."""
+    """The template that `NeedTemplate` asked for, and all slots of the submission that waits for it."""
 
     template: Template
+    slots: tuple[Slot, ...] = ()
 
 
 class Broken(Message, frozen=True):

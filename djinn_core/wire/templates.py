@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
+from typing import Generic, TypeVar
 
 import msgspec
 
 from djinn_core.wire.messages import Template
 
-# Both sides forget the least recently used template beyond this many, in the same order, so a client seldom has to ask.
+# Both sides forget the least recently used templates beyond these, in the same order, so a client seldom has to ask.
 TEMPLATES_LIMIT = 1024
+INSTRUCTIONS_LIMIT = 1 << 18  # of all templates that are kept together
 
 _encoder = msgspec.msgpack.Encoder()
+V = TypeVar("V")
 
 
 def digest_of(template: Template) -> bytes:
     """BLAKE2b-128 of the encoded template."""
     return hashlib.blake2b(_encoder.encode(template), digest_size=16).digest()
+
+
+class TemplateCache(Generic[V]):
+    """What one side keeps by template. The least recently used go first, the newest stays whatever its size."""
+
+    def __init__(self, templates: int = TEMPLATES_LIMIT, instructions: int = INSTRUCTIONS_LIMIT) -> None:
+        self._limits = (templates, instructions)
+        self._kept: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
+        self._instructions = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, digest: bytes) -> V | None:
+        """What is kept for the template `digest`, which is used now."""
+        found = self._kept.get(digest)
+        if found is None:
+            return None
+        self._kept.move_to_end(digest)
+        return found[0]
+
+    def put(self, digest: bytes, value: V, instructions: int) -> None:
+        """Keep `value` for the template `digest` of so many instructions."""
+        self._instructions += instructions - self._kept.pop(digest, (None, 0))[1]
+        self._kept[digest] = (value, instructions)
+        templates, limit = self._limits
+        while len(self._kept) > 1 and (len(self._kept) > templates or self._instructions > limit):
+            _, (_, count) = self._kept.popitem(last=False)
+            self._instructions -= count
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+        self._instructions = 0
