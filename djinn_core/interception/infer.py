@@ -16,7 +16,7 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.encode import encode_form
 from djinn_core.interception.lazy_tensor import LazyTensor
-from djinn_core.interception.rules import KERNEL_DECIDES, rule_for
+from djinn_core.interception.rules import must_ask, rule_for
 from djinn_core.interception.storage import Storage
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
@@ -26,7 +26,6 @@ class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, 
     """Only the executor can say what the op returns."""
 
 
-_UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 # What meta kernels say of `item()`, which composite ops may call inside.
 _NEEDS_DATA = "cannot be called on meta tensors"
 _signatures: dict[object, Signature] = {}
@@ -86,7 +85,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         UnsupportedOperation: it returns what the remote device does not have, such as a sparse tensor.
         Exception: whatever eager PyTorch would raise for these arguments.
     """
-    if func in KERNEL_DECIDES or any(tag in func.tags for tag in _UNPREDICTABLE) or _returns_number(func):
+    if must_ask(func) or _returns_number(func):
         raise UnknownResult
     world = MetaWorld()
     meta_args = world.convert(args)

@@ -29,10 +29,27 @@ def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.
     return [data.new_empty(count + 1) for count in bins]
 
 
+def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Predictable unless an index is a mask."""
+    if any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
+        raise NotImplementedError("how many elements a mask selects depends on data")
+    indexed: torch.Tensor = aten.index.Tensor(source, indices)
+    return indexed
+
+
+def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
+    if output_size is None:
+        raise NotImplementedError("the sum of the repeats depends on data")
+    return repeats.new_empty(output_size, dtype=torch.int64)
+
+
+_UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _RULES: dict[Any, Rule] = {
     aten.native_batch_norm.default: _batch_norm(aten.native_batch_norm.default),
     aten._native_batch_norm_legit.default: _batch_norm(aten._native_batch_norm_legit.default),
     aten._histogramdd_bin_edges.default: _bin_edges,
+    aten.index.Tensor: _index,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
 }
 
 
@@ -41,6 +58,13 @@ KERNEL_DECIDES = frozenset({
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
 })  # fmt: skip
+
+
+def must_ask(func: Any) -> bool:
+    """Whether only the executor can say what `func` returns, so that trying a meta kernel is no use."""
+    if func in KERNEL_DECIDES:
+        return True
+    return func not in _RULES and any(tag in func.tags for tag in _UNPREDICTABLE)
 
 
 def rule_for(func: Any) -> Rule:
