@@ -15,6 +15,7 @@ import attrs
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, SessionLost
 from djinn_core.interception import recorder, sync
+from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.ir.program import Program
@@ -44,13 +45,18 @@ class _State:
     session: Session | None = None
     stats: Stats = attrs.field(factory=Stats)
     baseline: tuple[int, int, int] = (0, 0, 0)
+    closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
     hooks: list[InitHook] = attrs.field(factory=list)
     intercepting: set[str] = attrs.field(factory=set)
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
-    process: int = attrs.field(factory=os.getpid)
+    forked: bool = False
 
 
+_FORKED = (
+    "this process was forked from one that used remote_accelerator, whose session stays with the parent; start processes "
+    "with multiprocessing's 'spawn' or 'forkserver'"
+)
 _state = _State()
 _lock = threading.RLock()
 
@@ -114,7 +120,9 @@ def registry() -> Registry:
 
 
 def _load() -> None:
-    with _lock:
+    if _state.settings is not None and _state.registry is not None:
+        return
+    with collect_later, _lock:
         if _state.settings is None:
             resolved = resolve(_state.overrides).settings
             _apply(resolved, load_plugins(resolved))
@@ -134,41 +142,38 @@ def init() -> None:
 
 
 def _session() -> Session:
+    if _state.forked:
+        raise SessionLost(_FORKED)
     session = _state.session
     if session is not None and not session.lost:
         return session
-    with _lock:
-        if os.getpid() != _state.process:
-            raise SessionLost(
-                "this process was forked from one that used remote_accelerator, whose session stays with the parent; "
-                "start processes with multiprocessing's 'spawn' or 'forkserver'"
-            )
-        if _state.session is None or _state.session.lost:
-            _open()
-        assert _state.session is not None
-        return _state.session
+    # Finalizers that use the device must not begin a second session in the middle of this.
+    with collect_later, _lock:
+        session = _state.session
+        if session is not None and not session.lost:
+            return session
+        session = _open()
+        hooks = list(_state.hooks)
+    # Without the lock: hooks may use the device, also from threads that they start.
+    for hook in hooks:
+        hook()
+    return session
 
 
-def _open() -> None:
-    if _state.opened is not None:
-        _close_opened()
+def _open() -> Session:
+    if _state.session is not None:
+        _end_session()
     opened = open_connection(settings(), registry())
-    planner = Planner(_plan, _state.stats)
-    _state.opened = opened
-    _state.session = Session(opened.connection, planner, _state.stats, opened.url, _state.observers)
+    session = Session(opened.connection, Planner(_plan, _state.stats), _state.stats, opened.url, _state.observers)
+    _state.opened, _state.session = opened, session
     log.info("connected", server=opened.url, session=opened.attached.session)
     _state.observers.tell("connected", server=opened.url, fallbacks=opened.fallbacks)
-    for hook in list(_state.hooks):
-        hook()
+    return session
 
 
 def _runtime() -> Runtime:
     """For interception: the session that is open; a lost one stays lost until `init()`."""
-    return _state.session if _state.session is not None and not _forked() else _session()
-
-
-def _forked() -> bool:
-    return os.getpid() != _state.process
+    return _state.session if _state.session is not None and not _state.forked else _session()
 
 
 async def init_async() -> None:
@@ -182,28 +187,38 @@ def register_init_hook(hook: InitHook) -> None:
     """Call `hook` after each time a session begins; at once if one is open."""
     with _lock:
         _state.hooks.append(hook)
-        if is_initialized():
-            hook()
+        is_open = is_initialized()
+    if is_open:
+        hook()
 
 
 def is_initialized() -> bool:
     """Whether a session is open."""
-    return _state.session is not None and not _state.session.lost
+    return _state.session is not None and not _state.session.lost and not _state.forked
 
 
 def shut_down() -> None:
     """End the session and, where it is the embedded default, its executor. Its tensors are lost."""
-    with _lock:
-        session, _state.session = _state.session, None
-        if session is not None and not _forked():
-            session.close()
-            _state.observers.tell("disconnected", server=session.server)
-        _close_opened()
+    with collect_later, _lock:
+        if _state.session is not None and not _state.forked:
+            _end_session()
 
 
-def _close_opened() -> None:
+def _end_session() -> None:
+    """End the session, lost or not; what was recorded for it is dropped."""
+    session, _state.session = _state.session, None
     opened, _state.opened = _state.opened, None
-    if opened is not None and opened.executor is not None and not _forked():
+    assert session is not None
+    session.close()
+    recorder.drop_everything()
+    _state.observers.tell("disconnected", server=session.server)
+    if opened is None:
+        return
+    _state.closed = (
+        _state.closed[0] + opened.connection.bytes_sent,
+        _state.closed[1] + opened.connection.bytes_received,
+    )
+    if opened.executor is not None:
         opened.executor.close()
 
 
@@ -255,10 +270,11 @@ def stats() -> Mapping[str, int]:
 
 
 def _totals() -> tuple[int, int, int]:
+    sent, received = _state.closed
     opened = _state.opened
-    if opened is None:
-        return port.ops_captured, 0, 0
-    return port.ops_captured, opened.connection.bytes_sent, opened.connection.bytes_received
+    if opened is not None:
+        sent, received = sent + opened.connection.bytes_sent, received + opened.connection.bytes_received
+    return port.ops_captured, sent, received
 
 
 def reset_stats() -> None:
@@ -270,7 +286,13 @@ def reset_stats() -> None:
 
 
 def _after_fork() -> None:
-    """The child shares neither the session nor the programs: it is inert, and must not write to the socket."""
+    """A child shares neither the session nor the programs of its parent: it is inert, and must not write to the socket.
+
+    Where the parent had no session yet, the child is a client of its own.
+    """
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent may have held it
+    _state.forked = port.forked = _state.forked or _state.session is not None
     recorder.forget_everything()
 
 
