@@ -18,14 +18,13 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
-from djinn_http import HttpTransport
-from djinn_tcp import TcpTransport
 
 from djinn.transports import Frame, Limits
 from djinn_core.builtins.local import LocalTransport
+from djinn_http import HttpTransport
+from djinn_tcp import TcpTransport
 
 LARGE_BYTES = 64 << 20
 SMALL_BYTES = 64
@@ -119,7 +118,7 @@ class PlainAiohttp:
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
-            started.put(site._server.sockets[0].getsockname()[1])
+            started.put(runner.addresses[0][1])
             await asyncio.Event().wait()
 
         asyncio.run(run())

@@ -17,6 +17,7 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
+from djinn_core.logs import get_logger
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "TransportError",
     "allocate",
     "encode_frame",
+    "get_logger",
     "send_buffers",
     "serve_connection",
     "wait_readable",

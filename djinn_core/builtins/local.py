@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 
@@ -63,7 +63,7 @@ class LocalTransport:
             # Nobody can connect in between: it does not listen yet.
             path.chmod(0o600)
             release = _Release(path, path.stat().st_ino, temporary)
-            return SocketListener(sock, f"unix://{path}", limits, accept, release)
+            return SocketListener(sock, f"unix://{quote(str(path))}", limits, accept, release)
         except OSError as error:
             sock.close()
             if isinstance(error, TransportError):

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import structlog
-
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
+from djinn_core.logs import get_logger
 from djinn_core.wire.frames import Buffer, Frame, FrameDecoder, Limits, encode_frame
 
 _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -21,7 +20,7 @@ _LISTEN_BACKLOG: Final = 128
 _LEAVE_SECONDS: Final = 1.0
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
-log = structlog.get_logger("djinn.transport")
+log = get_logger("djinn.transport")
 
 
 def send_buffers(sock: socket.socket, buffers: Sequence[Buffer], count_sent: Callable[[int], None]) -> None:

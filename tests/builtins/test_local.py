@@ -1,7 +1,14 @@
+import socket
+import stat
+from pathlib import Path
+from urllib.parse import quote
+
 import pytest
 
 from djinn.testing import TransportConformance
 from djinn_core.builtins.local import LocalTransport
+from djinn_core.errors import TransportError
+from djinn_core.wire.frames import Limits
 
 
 class TestLocal(TransportConformance):
@@ -12,3 +19,77 @@ class TestLocal(TransportConformance):
     @pytest.fixture
     def listen_url(self):
         return "unix://"
+
+
+def refuse(connection):
+    connection.close()
+
+
+def listen(url):
+    return LocalTransport().listen(url, Limits(), refuse)
+
+
+def test_only_the_user_may_connect(tmp_path):
+    for url in (f"unix://{tmp_path}/new/server.sock", "unix://"):
+        listener = listen(url)
+        path = Path(listener.url.removeprefix("unix://"))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        listener.close()
+        assert not path.exists()
+    assert not path.parent.exists()
+
+
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(TransportError, match="others can replace files"):
+        listen(f"unix://{tmp_path}/server.sock")
+
+
+def test_a_path_that_is_too_long_is_refused_with_its_length(tmp_path):
+    url = f"unix://{tmp_path}/{'x' * 120}.sock"
+    for use in (listen, lambda url: LocalTransport().connect(url, Limits(), 1)):
+        with pytest.raises(TransportError, match=r"may take 107 bytes, .* takes \d+; choose a shorter one"):
+            use(url)
+
+
+def test_a_dead_servers_socket_is_replaced_a_live_ones_is_not(tmp_path):
+    path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    listener = listen(f"unix://{path}")
+    with pytest.raises(TransportError, match="another server listens"):
+        listen(f"unix://{path}")
+    listener.close()
+
+
+def test_a_listener_leaves_its_successors_socket_alone(tmp_path):
+    url = f"unix://{tmp_path}/server.sock"
+    first = listen(url)
+    (tmp_path / "server.sock").unlink()
+    second = listen(url)
+    first.close()
+    LocalTransport().connect(url, Limits(), 1).close()
+    second.close()
+
+
+def test_a_file_that_is_no_socket_is_kept(tmp_path):
+    (tmp_path / "server.sock").write_text("precious")
+    with pytest.raises(TransportError, match="cannot listen"):
+        listen(f"unix://{tmp_path}/server.sock")
+    assert (tmp_path / "server.sock").read_text() == "precious"
+
+
+@pytest.mark.parametrize("url", ["unix://relative.sock", "tcp:///tmp/x", "unix://host/x.sock"])
+def test_malformed_addresses(url):
+    with pytest.raises(TransportError, match="write unix:///absolute/path"):
+        LocalTransport().connect(url, Limits(), 1)
+
+
+def test_spaces_and_percent_signs_in_paths(tmp_path):
+    path = tmp_path / "50% of it"
+    path.mkdir(mode=0o700)
+    listener = listen(f"unix://{quote(str(path))}/s.sock")
+    LocalTransport().connect(listener.url, Limits(), 1).close()
+    assert (path / "s.sock").is_socket()
+    listener.close()

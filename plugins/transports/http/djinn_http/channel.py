@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
@@ -88,25 +89,28 @@ class Channel:
 
     # --- requests, in the event loop ------------------------------------------------------------------------
 
-    def count(self, transport: CountingTransport) -> None:
-        """Add what went over `transport` since the last call."""
+    @contextmanager
+    def request(self, transport: CountingTransport) -> Iterator[None]:
+        """A request for this channel comes over `transport`: its bytes count, and the client is alive."""
+        self._requests += 1
+        self._count(transport)
+        try:
+            yield
+        except (ConnectionError, asyncio.CancelledError):
+            # Unless it comes back soon, it is gone.
+            self._deserted = True
+            raise
+        else:
+            self._deserted = False
+        finally:
+            self._count(transport)
+            self._requests -= 1
+            self._last_seen = time.monotonic()
+
+    def _count(self, transport: CountingTransport) -> None:
         sent, received = transport.take()
         self.bytes_sent += sent
         self.bytes_received += received
-
-    def enter(self) -> None:
-        """A request begins."""
-        self._requests += 1
-        self._deserted = False
-
-    def desert(self) -> None:
-        """The client hung up on a request: unless it comes back soon, it is gone."""
-        self._deserted = True
-
-    def leave(self) -> None:
-        """A request ended."""
-        self._requests -= 1
-        self._last_seen = time.monotonic()
 
     def idle_seconds(self) -> float:
         """Since when no request has been under way."""
@@ -150,10 +154,6 @@ class Channel:
         self._waiting = asyncio.current_task()
         try:
             batch = await self._outbox.batch(dialect.WAIT_SECONDS)
-        except asyncio.CancelledError:
-            if self._waiting is asyncio.current_task():
-                self.desert()
-            raise
         finally:
             if self._waiting is asyncio.current_task():
                 self._waiting = None

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-import structlog
 from aiohttp import web
 
-from djinn.transports import Connection, Limits, TransportError, serve_connection
+from djinn.transports import Connection, Limits, TransportError, get_logger, serve_connection
 from djinn_http import dialect
 from djinn_http.channel import Channel
 from djinn_http.counting import CountingProtocol, CountingTransport
@@ -27,7 +26,7 @@ _SWEEP_SECONDS: Final = 1.0
 _START_SECONDS: Final = 10.0
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 
-log = structlog.get_logger("djinn.transport.http")
+log = get_logger("djinn.transport.http")
 
 
 class HttpListener:
@@ -148,22 +147,16 @@ class HttpListener:
             transport.take()
             gone = action != dialect.OPEN
             return web.Response(status=410 if gone else 503, text="no such channel" if gone else "too many channels")
-        channel.enter()
         try:
-            channel.count(transport)
-            response = await _answer(request, action, channel)
-            channel.count(transport)
-            # Written here and not by aiohttp, so that its bytes are counted as this channel's.
-            await response.prepare(request)
-            await response.write_eof()
-            return response
+            with channel.request(transport):
+                response = await _answer(request, action, channel)
+                # Written here and not by aiohttp, so that its bytes are counted as this channel's.
+                await response.prepare(request)
+                await response.write_eof()
         except ConnectionError as error:
-            channel.desert()
             log.info("a client hung up", url=self.url, peer=channel.peer, error=str(error))
             return web.Response(status=499)
-        finally:
-            channel.count(transport)
-            channel.leave()
+        return response
 
     def _channel(self, request: web.BaseRequest) -> Channel | None:
         return self._channels.get(request.headers.get(dialect.CHANNEL, ""))

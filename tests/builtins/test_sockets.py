@@ -1,0 +1,204 @@
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from djinn_core.builtins.sockets import SocketConnection, SocketListener, send_buffers
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.wire.frames import Frame, Limits, encode_frame
+
+LIMITS = Limits()
+
+
+@pytest.fixture
+def raw_and_ours():
+    raw, ours = socket.socketpair()
+    connection = SocketConnection(ours, LIMITS, "the other end")
+    yield raw, connection
+    connection.close()
+    raw.close()
+
+
+def interrupt(number):
+    signal.pthread_kill(threading.main_thread().ident, number)
+
+
+def encoded(frame):
+    return b"".join(bytes(part) for part in encode_frame(frame, LIMITS))
+
+
+def test_frames_arrive_byte_by_byte_and_through_timeouts(raw_and_ours):
+    raw, connection = raw_and_ours
+    stream = encoded(Frame(b"head", [b"body", b"", b"more"]))
+    for n in range(len(stream) - 1):
+        raw.send(stream[n : n + 1])
+        with pytest.raises(TimeoutError):
+            connection.receive(0.0)
+    raw.send(stream[-1:])
+    frame = connection.receive(1)
+    assert (frame.head, [bytes(b) for b in frame.body]) == (b"head", [b"body", b"", b"more"])
+    assert connection.bytes_received == len(stream)
+
+
+def test_many_frames_in_one_piece(raw_and_ours):
+    raw, connection = raw_and_ours
+    raw.sendall(b"".join(encoded(Frame(b"%d" % n, [b"x" * (n % 3)])) for n in range(500)))
+    assert [connection.receive(1).head for _ in range(500)] == [b"%d" % n for n in range(500)]
+
+
+def test_more_buffers_than_the_kernel_takes_at_once():
+    left, right = socket.socketpair()
+    sender, receiver = SocketConnection(left, LIMITS, "a"), SocketConnection(right, LIMITS, "b")
+    body = [os.urandom(n % 50) for n in range(5000)]
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(sender.send, Frame(b"", body))
+        assert [bytes(b) for b in receiver.receive(10).body] == body
+        sending.result()
+    assert sender.bytes_sent == receiver.bytes_received
+    sender.close()
+    receiver.close()
+
+
+def test_partial_writes_go_on_where_they_stopped():
+    class Slow:
+        def __init__(self):
+            self.taken = b""
+
+        def sendmsg(self, buffers):
+            data = b"".join(buffers)[:7]
+            self.taken += data
+            return len(data)
+
+    slow, counted = Slow(), []
+    send_buffers(slow, [b"abc", b"defghijklm", b"nopq", b"rstuvwxyz"], counted.append)
+    assert slow.taken == b"abcdefghijklmnopqrstuvwxyz"
+    assert sum(counted) == 26
+
+
+def test_the_end_within_a_frame_is_told_apart(raw_and_ours):
+    raw, connection = raw_and_ours
+    raw.sendall(encoded(Frame(b"head"))[:-1])
+    raw.close()
+    with pytest.raises(TransportError, match="in the middle of a frame"):
+        connection.receive(1)
+
+
+def test_garbage_closes_the_connection(raw_and_ours):
+    raw, connection = raw_and_ours
+    raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    with pytest.raises(ProtocolError, match="the other end: not a frame"):
+        connection.receive(1)
+    raw.settimeout(5)
+    with pytest.raises((ConnectionError, TimeoutError)) as caught:
+        while raw.recv(100):
+            pass
+        raise ConnectionResetError
+    assert not isinstance(caught.value, TimeoutError)
+    with pytest.raises(TransportError):
+        connection.receive(1)
+
+
+def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours):
+    raw, connection = raw_and_ours
+    stream = encoded(Frame(b"head", [b"x" * 1000]))
+    raw.sendall(stream[:500])
+    timer = threading.Timer(0.2, interrupt, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        connection.receive()
+    timer.join()
+    raw.sendall(stream[500:])
+    assert connection.receive(1).head == b"head"
+
+
+def test_an_interrupted_send_ends_the_connection(raw_and_ours):
+    _, connection = raw_and_ours
+    timer = threading.Timer(0.2, interrupt, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        connection.send(Frame(b"", [bytes(64 << 20)]))
+    timer.join()
+    with pytest.raises(TransportError, match="interrupted while it sent"):
+        connection.send(Frame(b"x"))
+
+
+def test_close_wakes_a_blocked_send(raw_and_ours):
+    _, connection = raw_and_ours
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(connection.send, Frame(b"", [bytes(64 << 20)]))
+        time.sleep(0.2)
+        connection.close()
+        with pytest.raises(TransportError):
+            sending.result(10)
+
+
+def test_a_close_from_a_signal_handler_ends_the_wait(raw_and_ours):
+    _, connection = raw_and_ours
+    previous = signal.signal(signal.SIGUSR1, lambda *_: connection.close())
+    timer = threading.Timer(0.2, interrupt, [signal.SIGUSR1])
+    timer.start()
+    try:
+        with pytest.raises(TransportError):
+            connection.receive(20)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_a_second_receiver_keeps_to_its_timeout(raw_and_ours):
+    raw, connection = raw_and_ours
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(connection.receive, 10)
+        time.sleep(0.1)
+        with pytest.raises(TimeoutError, match="another thread"):
+            connection.receive(0.05)
+        raw.sendall(encoded(Frame(b"x")))
+        assert first.result().head == b"x"
+
+
+def test_a_forked_child_leaves_the_connection_alone(raw_and_ours):
+    raw, connection = raw_and_ours
+    child = os.fork()
+    if child == 0:
+        try:
+            connection.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    connection.send(Frame(b"parent"))
+    raw.settimeout(5)
+    assert b"parent" in raw.recv(100)
+
+
+def test_the_socket_is_closed_and_nothing_leaks():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        left, right = socket.socketpair()
+        one, other = SocketConnection(left, LIMITS, "a"), SocketConnection(right, LIMITS, "b")
+        one.close()
+        with pytest.raises(TransportError):
+            other.receive(1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_listener_survives_an_accept_that_fails_badly(caplog):
+    sock = socket.create_server(("127.0.0.1", 0))
+
+    def accept(connection):
+        raise RuntimeError("a bug of the server's")
+
+    listener = SocketListener(sock, "tcp://somewhere", LIMITS, accept)
+    try:
+        for _ in range(3):
+            with socket.create_connection(sock.getsockname()) as client:
+                client.settimeout(5)
+                assert client.recv(1) == b""
+    finally:
+        listener.close()
+        listener.close()
+    assert "a bug of the server's" in caplog.text
