@@ -57,7 +57,10 @@ def _run(script: Path) -> int:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        click.echo(end.code, err=True)
+        return 1
     except Exception:
         sys.excepthook(*sys.exc_info())  # the script's own mistake: as Python would show it
         return 1

@@ -57,8 +57,8 @@ def _workload(
     causal = sum(m.details.get("causal") is True for m in attention)
     if caches:
         return False, WorkloadType.LLM, f"{caches} KV caches beside {len(attention)} attentions"
-    if causal and Modality.TEXT in kinds:
-        return False, WorkloadType.LLM, f"{causal} causal attentions over token embeddings"
+    if causal and kinds <= {Modality.TEXT}:  # the embedding may have been part of an earlier program
+        return False, WorkloadType.LLM, f"{causal} causal attentions, and nothing but text in sight"
     return (False, *_without_attention(graph, kinds, bool(attention)))
 
 

@@ -36,7 +36,7 @@ def reads(graph: Graph, candidates: list[Node]) -> Iterator[Read]:
 def _fused(graph: Graph, node: Node) -> Read:
     given = arguments(node)
     query, key, value = (given.get(name, node.inputs[i]) for i, name in enumerate(("query", "key", "value")))
-    return Read((node.id,), query, key, value, graph.meta(query).shape[-2], graph.meta(key).shape[-2])
+    return Read((node.id,), query, key, value, query_shape(graph, query)[-2], graph.meta(key).shape[-2])
 
 
 def _unfused(graph: Graph, softmax: Node) -> Read | None:

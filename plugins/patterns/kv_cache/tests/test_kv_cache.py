@@ -245,3 +245,13 @@ class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self):
         return djinn_kv_cache
+
+
+def test_one_query_is_one_query_also_where_heads_were_folded_into_queries():
+    def run(x, w, keys, values, position):
+        q, k, v = project(x, w)
+        k, v = by_index_copy(keys, k, position), by_index_copy(values, v, position)
+        return fused(torch.cat([q, q], 1).view(1, HEADS, 2, WIDTH), k, v)
+
+    (match,) = matches(traced(run, *tokens(1), *old(8), torch.arange(3, 4)))
+    assert match.phase is ExecutionPhase.LLM_DECODE

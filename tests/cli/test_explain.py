@@ -1,0 +1,55 @@
+"""`djinn explain` on scripts that run for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+    import sys, torch, djinn
+    print("said by the script", sys.argv[1:])
+    w = torch.rand(4, 4).to("remote_accelerator:0")
+    with torch.no_grad():
+        print((w @ w).tanh().sum().item())
+"""
+
+
+def explain(path: Path, *arguments: str, source: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+    script = path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    command = [sys.executable, "-m", "djinn_core.cli", "explain"]
+    flags = [a for a in arguments if a.startswith("--")] + [a for a in arguments if a in {"place", "annotate"}]
+    rest = [a for a in arguments if a not in flags]
+    return subprocess.run(
+        [*command, *flags, str(script), *rest], capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_json_holds_every_program_and_nothing_else(tmp_path):
+    done = explain(tmp_path, "--json", "an-argument")
+    assert done.returncode == 0, done.stderr
+    programs = json.loads(done.stdout)
+    assert any("aten::tanh" in p["graph"]["operations"] for p in programs)
+    assert all(p["place"]["decisions"][0]["reason"] for p in programs)
+    assert "said by the script ['an-argument']" in done.stderr
+
+
+def test_text_stops_where_it_is_told(tmp_path):
+    done = explain(tmp_path, "--until", "annotate")
+    assert done.returncode == 0, done.stderr
+    assert "workload generic" in done.stdout
+    assert "policy" not in done.stdout
+
+
+@pytest.mark.parametrize(("ending", "status"), [("sys.exit(3)", 3), ("1 / 0", 1), ("sys.exit('bye')", 1)])
+def test_the_scripts_ending_is_ours(tmp_path, ending, status):
+    done = explain(tmp_path, source=f"import sys\n{ending}\n")
+    assert done.returncode == status
+    assert "ran nothing on remote_accelerator" in done.stdout
+    said = {"1 / 0": "ZeroDivisionError", "sys.exit('bye')": "bye\n"}
+    assert said.get(ending, "") in done.stderr

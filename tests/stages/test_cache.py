@@ -1,0 +1,206 @@
+"""Plans found again: what counts as the same, what does not, and that a plan found again is right for its program."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import attrs
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from djinn.fx import fx_graph
+from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, topology
+from djinn_core.builtins import builtin_plugins
+from djinn_core.ir.program import Program
+from djinn_core.ir.values import make_handle, new_storage, storage_of
+from djinn_core.pipeline import Request, plan, planned
+from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.stages.cache import PlanCache, fingerprint
+
+PLUGINS = ("attention", "kv_cache", "cleanup")
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return load_registry(Selection(plugins=PLUGINS), builtins=builtin_plugins())
+
+
+def again(program: Program) -> Program:
+    """The same program with other values, as the next step of a loop records it."""
+    storages: dict[int, int] = {}
+    names = {
+        v: make_handle(storages.setdefault(storage_of(v), new_storage()), v & 0xFFFFFFFF) for v in program.operands
+    }
+    operands = tuple(names[v] for v in program.operands)
+    return attrs.evolve(program, operands=operands, dead=frozenset(names[v] for v in program.dead))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_found_again_is_right_for_the_new_program(seed, registry):
+    cache, request = PlanCache(), Request(topology(2))
+    first = random_graph(seed, length=30)
+    planned(first.program, registry, request, cache)
+    result = planned(again(first.program), registry, request, cache)
+    assert cache.statistics()["plan_hits"] == 1
+    graph = result.graph
+    assert set(graph.inputs).isdisjoint(first.inputs)
+    fresh = plan(graph.program, registry, request)
+    assert result.placement == fresh.placement
+    assert result.plan == fresh.plan
+    assert (result.schedule.steps, result.schedule.replace) == (fresh.schedule.steps, fresh.schedule.replace)
+    inputs = random_inputs(graph)
+    expected = replay(graph, inputs)
+    (held,), _ = replay_schedule(graph, result.schedule, inputs, {})[0].values(), None
+    for value in graph.outputs:
+        torch.testing.assert_close(held[value], expected[value], rtol=0, atol=0, equal_nan=True)
+
+
+def decode(keys):
+    """One decode step of a tiny attention with a growing cache."""
+
+    def run(x, w, old_keys, old_values):
+        q, k, v = (x @ w).view(1, 1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        k, v = torch.cat([old_keys, k], -2), torch.cat([old_values, v], -2)
+        return torch.softmax(q @ k.mT, -1) @ v, k, v
+
+    old = torch.rand(1, 2, keys, 4)
+    return fx_graph(make_fx(run, tracing_mode="fake")(torch.rand(1, 1, 8), torch.rand(8, 24), old, old.clone()))
+
+
+def build(length, dim=8, slot=2.0, shared=False, held=False):
+    """A program that multiplies a growing value by a weight and a number."""
+    builder = ProgramBuilder()
+    x, w = builder.input(1, 2, length, dim), builder.input(dim, dim)
+    other = builder.view("aten::alias", x, shape=(1, 2, length, dim)) if shared else x
+    y = builder.op("aten::matmul", other, w, shape=(1, 2, length, dim))
+    builder.op("aten::mul.Scalar", y, shape=(1, 2, length, dim), slots=(slot,))
+    if not held:
+        builder.drop(y)
+    return interned(builder.program())
+
+
+def interned(program: Program) -> Program:
+    """Recorded programs share a signature between calls that differ in sizes only; so must these."""
+    shared = (SIGNATURES.setdefault((c.op, len(c.operands)), c.signature) for c in program.calls)
+    calls = tuple(attrs.evolve(c, signature=s) for c, s in zip(program.calls, shared, strict=True))
+    return attrs.evolve(program, calls=calls)
+
+
+SIGNATURES: dict = {}
+
+
+def test_what_counts_as_the_same():
+    base = fingerprint(build(length=100))
+    assert fingerprint(build(length=101)).shapes == base.shapes
+    assert fingerprint(build(length=100, slot=3.0)).topology == base.topology
+    assert fingerprint(build(length=400)).shapes != base.shapes
+    assert fingerprint(build(length=400)).topology == base.topology
+    assert fingerprint(build(length=100, dim=9)).shapes != base.shapes  # weights count exactly
+    assert fingerprint(build(length=100, held=True)).topology != base.topology
+    assert fingerprint(build(length=100, shared=True)).topology != base.topology
+
+
+def test_a_loop_with_a_growing_value_finds_its_plan_nine_times_in_ten(registry):
+    cache, request = PlanCache(), Request(topology())
+    for length in range(16, 144):
+        planned(build(length=length), registry, request, cache)
+    counts = cache.statistics()
+    assert counts["plan_hits"] / (counts["plan_hits"] + counts["plan_misses"]) > 0.9
+    assert counts["profile_misses"] == 1
+
+
+def test_devices_residence_plugins_and_choices_count(registry):
+    cache, program = PlanCache(), build(length=10)
+    base = Request(topology(2))
+    (x, *_), (one, two) = program.operands, (d.id for d in base.topology.devices)
+    full = attrs.evolve(base.topology, devices=tuple(attrs.evolve(d, memory_free=1) for d in base.topology.devices))
+    planned(program, registry, base, cache)
+    same = [attrs.evolve(base, topology=full)]
+    others = [
+        attrs.evolve(base, resident={x: one}),
+        attrs.evolve(base, resident={x: two}),
+        attrs.evolve(base, topology=topology(1)),
+        attrs.evolve(base, fetch=(program.operands[-1],)),
+        attrs.evolve(base, until="place"),
+    ]
+    for request in (*same, *others):
+        planned(program, registry, request, cache)
+    planned(program, attrs.evolve(registry, patterns=()), base, cache)
+    counts = cache.statistics()
+    assert (counts["plan_hits"], counts["plan_misses"]) == (1, 7)
+
+
+def test_conditions_on_scalars_are_asked_again(registry):
+    def twice(slots):
+        builder = ProgramBuilder()
+        x = builder.input(3, 3)
+        a, b = (builder.op("aten::mul.Scalar", x, shape=(3, 3), slots=(s,)) for s in slots)
+        builder.op("aten::add.Tensor", a, b, shape=(3, 3))
+        builder.drop(a, b)
+        return interned(builder.program())
+
+    cache, request = PlanCache(), Request(topology())
+    sizes = [len(planned(twice(s), registry, request, cache).plan.nodes) for s in ((2.0, 2.0), (5.0, 5.0), (2.0, 3.0))]
+    assert sizes == [2, 2, 3]
+    assert cache.statistics()["plan_hits"] == 1
+
+
+def test_the_cache_forgets_the_least_recently_used(registry):
+    cache, request = PlanCache(capacity=2), Request(topology())
+    programs = [build(length=n) for n in (10, 100, 1000)]
+    for index in (0, 1, 0, 2, 0, 1):
+        planned(programs[index], registry, request, cache)
+    counts = cache.statistics()
+    assert counts["plan_entries"] == 2
+    assert (counts["plan_hits"], counts["plan_misses"]) == (2, 4)
+
+
+def test_threads_share_a_cache(registry):
+    cache, request, failures = PlanCache(capacity=4), Request(topology()), []
+    programs = [random_graph(seed).program for seed in range(8)]
+
+    def work(offset):
+        try:
+            for i in range(24):
+                result = planned(again(programs[(i + offset) % 8]), registry, request, cache)
+                assert result.schedule.program is result.graph.program
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert cache.statistics()["plan_entries"] == 4
+
+
+def test_finding_a_plan_costs_a_fraction_of_making_it(registry):
+    graph = random_graph(3, length=1500)
+    cache, request = PlanCache(), Request(topology())
+
+    def seconds(program):
+        start = time.process_time()
+        planned(program, registry, request, cache)
+        return time.process_time() - start
+
+    made = seconds(graph.program)
+    found = min(seconds(again(graph.program)) for _ in range(5))
+    assert found < made / 2.5
+
+
+def test_a_found_decode_plan_keeps_its_semantics(registry):
+    graph = decode(5)
+    cache, request = PlanCache(), Request(topology())
+    planned(graph, registry, request, cache)
+    program = again(graph.program)
+    result = planned(program, registry, request, cache)
+    (match,) = (m for m in result.profile.patterns if m.pattern == "kv_cache")
+    assert set(match.residency) <= set(program.operands)
+    (together, *_) = result.plan.hints["colocate"]
+    assert set(together) <= set(program.operands)
+    assert match.details["queries"] == 1
+    assert result.seconds == {}

@@ -1,0 +1,138 @@
+"""The order of the stages, stopping after any of them, and the second pass after placement."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+
+from djinn.testing import random_graph, topology
+from djinn_core.builtins import builtin_plugins
+from djinn_core.errors import ConfigurationError
+from djinn_core.ir.plan import OptimizationResult, Rewrite
+from djinn_core.ir.result import STAGES, shown_until
+from djinn_core.pipeline import Request, plan
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.scheduler import Scheduler
+from djinn_core.stages.explain import describe, explain
+
+FIELDS = dict(zip(STAGES, ("profile", "costs", "plan", "placement", "schedule"), strict=True))
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return load_registry(Selection(plugins=("attention", "kv_cache", "cleanup")), builtins=builtin_plugins())
+
+
+@pytest.mark.parametrize("until", STAGES)
+def test_it_stops_after_any_stage(until, registry):
+    result = plan(random_graph(0), registry, Request(topology(), until=until))
+    made = [stage for stage, field in FIELDS.items() if getattr(result, field) is not None]
+    assert made == list(STAGES[: STAGES.index(until) + 1])
+    text, described = explain(result), json.loads(json.dumps(describe(result)))
+    for stage in STAGES:
+        assert (stage in described) is (stage in made)
+        assert any(line.split()[0] == stage for line in text.splitlines()) is (stage in made)
+    whole = plan(random_graph(0), registry, Request(topology()))
+    assert describe(shown_until(whole, until)).keys() == described.keys()
+
+
+@pytest.mark.parametrize("field", ["placement_policy", "scheduler"])
+def test_an_unknown_choice_names_what_there_is(field, registry):
+    with pytest.raises(ConfigurationError, match=r"'nonsense'; available: (single|sequential)"):
+        plan(random_graph(0), registry, attrs.evolve(Request(topology()), **{field: "nonsense"}))
+
+
+@attrs.define
+class Watches:
+    """Notes when it is asked, and hints at something once it knows where things are."""
+
+    name: str
+    after_placement: bool
+    passes: list = attrs.field(factory=list)
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+
+    def optimize(self, context):
+        self.passes.append(context.placement is not None)
+        hints = {"moved": (1,)} if context.placement else {}
+        return OptimizationResult(self.name, bool(hints), "watched", Rewrite(hints=hints))
+
+
+def test_those_who_ask_run_once_more_when_placement_is_known(registry):
+    once, twice = Watches("once", after_placement=False), Watches("twice", after_placement=True)
+    watched = attrs.evolve(registry, optimizations=(once, twice))
+    result = plan(random_graph(0), watched, Request(topology(2)))
+    assert once.passes == [False]
+    assert twice.passes == [False, True]
+    assert result.plan.hints["moved"] == (1,)
+    assert [r.optimization for r in result.plan.results] == ["once", "twice", "twice"]
+    assert "moved 1" in explain(result)
+
+
+def test_explanations_say_why(registry):
+    text = explain(plan(random_graph(2, length=60), registry, Request(topology())))
+    assert "common_subexpressions applied" in text
+    assert "the first device" in text
+    assert "program order in 1 stages" in text
+    assert "matrix products" in text
+
+
+@attrs.define
+class Fails:
+    """Every kind of plugin at once, all of which raise."""
+
+    name: str = "fails"
+    operations: frozenset[str] = frozenset()
+
+    def estimate(self, graph, node, device):
+        raise ArithmeticError("no estimate")
+
+
+def test_a_cost_model_that_raises_still_gives_a_correct_schedule(registry, caplog):
+    graph = random_graph(4)
+    scheduler = Scheduler(topology(), attrs.evolve(registry, cost_models=(Fails(), *registry.cost_models)))
+    made = scheduler.create_schedule(graph)
+    assert made.scheduler == "sequential"
+    assert sorted(n for g in made.groups for n in g.nodes)
+    assert len([r for r in caplog.records if "'fails'" in r.getMessage()]) == 1
+    assert scheduler.statistics()["cost_aware"] == 1
+
+
+class Broken:
+    """Plugins without any of the lists that planning needs."""
+
+    def __getattr__(self, name):
+        raise LookupError(f"no {name} here")
+
+
+def test_basic_when_planning_fails_and_minimal_when_that_fails_too(caplog):
+    graph = random_graph(5)
+    basic = Scheduler(topology(), Broken())
+    made = basic.create_schedule(graph)
+    assert "no placement_policies here" in made.reasons[0]
+    assert made.scheduler == "sequential"
+    assert basic.statistics()["basic"] == 1
+    nothing = Scheduler(attrs.evolve(topology(), devices=()), Broken())
+    made = nothing.create_schedule(graph)
+    assert made.scheduler == "minimal"
+    assert [n for g in made.groups for n in g.nodes] == [n.id for n in graph.nodes]
+    assert len([r for r in caplog.records if "scheduling_fell_back" in r.getMessage()]) == 3
+
+
+def test_the_scheduler_remembers_and_counts(registry):
+    graph, scheduler = random_graph(6), Scheduler(topology(), registry)
+    first = scheduler.create_schedule(graph)
+    assert scheduler.create_schedule(graph) is first
+    counts = scheduler.statistics()
+    assert (counts["hits"], counts["misses"], counts["cost_aware"]) == (1, 1, 1)
+
+
+def test_the_scheduler_takes_a_plan_that_was_made_elsewhere(registry):
+    graph = random_graph(2, length=60)
+    result = plan(graph, registry, Request(topology(), until="optimize"))
+    assert len(result.plan.nodes) < len(graph.nodes)
+    made = Scheduler(topology(), registry).create_schedule(graph, result.plan)
+    assert sorted(n for g in made.groups for n in g.nodes) == list(result.plan.nodes)
+    assert made.replace == result.plan.replace
