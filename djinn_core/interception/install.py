@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception import factories, lazy_tensor, sync  # noqa: F401 - sync registers its handlers
-from djinn_core.interception.composite import register_whole
+from djinn_core.interception import cuda_roads, factories, lazy_tensor, sync  # noqa: F401 - sync registers its handlers
 from djinn_core.interception.backward import guard_engine
+from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module
 from djinn_core.interception.dispatch import dispatch
 from djinn_core.interception.modules import keep_parameters
@@ -21,6 +21,6 @@ def install() -> None:
         return
     lazy_tensor.dispatcher.append(dispatch)
     register_backend(lazy_tensor.DEVICE_NAME, make_module())
-    _libraries.extend([factories.register(), register_whole(dispatch)])
+    _libraries.extend([factories.register(), register_whole(dispatch), cuda_roads.register()])
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)

@@ -43,10 +43,29 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
     return repeats.new_empty(output_size, dtype=torch.int64)
 
 
+def _grouped_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The meta kernel refuses what only the CUDA kernel would: other dtypes than bfloat16, and unaligned rows."""
+    del bias
+    if left.dim() == right.dim() == 2 and offs is not None:
+        shape = [offs.shape[0], left.shape[0], right.shape[1]]
+    elif left.dim() == right.dim() == 3:
+        shape = [left.shape[0], left.shape[1], right.shape[2]]
+    else:
+        shape = [left.shape[-2], right.shape[-1]]
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)
+
+
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _RULES: dict[Any, Rule] = {
     aten.native_batch_norm.default: _batch_norm(aten.native_batch_norm.default),
     aten._native_batch_norm_legit.default: _batch_norm(aten._native_batch_norm_legit.default),
+    aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
     aten.repeat_interleave.Tensor: _repeat_interleave,
