@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import torch
+
+from djinn_core.interception.port import port
+
 
 class _Current(threading.local):
     index = 0
@@ -21,3 +25,17 @@ def set_current_device(index: int) -> int:
     """Make `index` the present thread's; returns the one before."""
     before, _current.index = _current.index, index
     return before
+
+
+def existing_index(device: torch.device) -> int:
+    """The index of a remote device.
+
+    Raises:
+        RuntimeError: there is no such device, as for an invalid ordinal of any accelerator.
+    """
+    given: int | None = device.index
+    index = current_device() if given is None else given
+    count = port.device_count()
+    if not 0 <= index < count:
+        raise RuntimeError(f"there is no {device.type}:{index}; torch.{device.type}.device_count() is {count}")
+    return index

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception import random_state, sync
-from djinn_core.interception.current_device import current_device, set_current_device
+from djinn_core.interception.current_device import current_device, existing_index, set_current_device
 from djinn_core.interception.lazy_tensor import DEVICE_NAME
 from djinn_core.interception.port import port
 
@@ -16,10 +16,7 @@ from djinn_core.interception.port import port
 def _index(device: Any) -> int:
     if device is None:
         return current_device()
-    if isinstance(device, int):
-        return device
-    index: int | None = torch.device(device).index
-    return current_device() if index is None else index
+    return existing_index(torch.device(DEVICE_NAME, device) if isinstance(device, int) else torch.device(device))
 
 
 class device:  # noqa: N801 - PyTorch calls it so

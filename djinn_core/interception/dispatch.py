@@ -15,8 +15,8 @@ import torch
 from djinn_core import torch_private
 from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.composite import is_taken_apart, take_apart
-from djinn_core.interception.infer import UnknownResult, infer, order_of
-from djinn_core.interception.lazy_tensor import LazyTensor, adopt, wrap
+from djinn_core.interception.infer import UnknownResult, infer, make_elsewhere, order_of
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, adopt, wrap
 from djinn_core.interception.mixed import CpuOperand, upload_operands
 from djinn_core.interception.port import port
 from djinn_core.interception.recorder import current
@@ -100,6 +100,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if call is None:
         if is_taken_apart(func):
             return handles(func)(take_apart)(func, args, kwargs)
+        if kwargs.get("device") is not None and kwargs["device"].type != DEVICE_NAME:
+            return make_elsewhere(func, args, kwargs)
         try:
             call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
         except UnknownResult:

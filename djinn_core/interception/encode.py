@@ -67,5 +67,7 @@ def _encode_rare(a: Any, func: Any) -> Argument:
     if isinstance(a, torch.device):
         return SelfDevice(cpu=a.type != DEVICE_NAME)
     if isinstance(a, torch.Generator):
+        if a.device.type != DEVICE_NAME:
+            raise RuntimeError(f"Expected a '{DEVICE_NAME}' device type for generator but found '{a.device.type}'")
         return SessionGenerator()
     raise UnsupportedOperation(f"{func.name()} was given a {type(a).__name__}, which cannot be sent to an executor")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.current_device import current_device
+from djinn_core.interception.current_device import current_device, existing_index
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.lazy_tensor import logical_device
 from djinn_core.interception.sync import copy, fetch
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def _make(
     func: Any, args: tuple[Any, ...], dtype: torch.dtype | None, device: torch.device | None, **extra: Any
 ) -> Any:
-    index = device.index if device is not None and device.index is not None else current_device()
+    index = existing_index(device) if device is not None else current_device()
     kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": logical_device(index), **extra}
     return record(func, args, kwargs)
 
@@ -64,6 +64,21 @@ def zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
     return _make(aten.zeros.default, (list(size),), options.get("dtype"), options.get("device"))  # type: ignore[no-any-return]
 
 
+def _indices(func: Any) -> Callable[..., torch.Tensor]:
+    """`aten::tril_indices` or `aten::triu_indices` on the remote device."""
+
+    def kernel(row: int, col: int, offset: int = 0, **options: Any) -> torch.Tensor:
+        dtype = options.get("dtype") or torch.int64
+        return _make(func, (row, col, offset), dtype, options.get("device"))  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """`aten::_pin_memory`: a copy in ordinary memory, since what is sent over a network gains nothing from pinning."""
+    return tensor.clone()
+
+
 def _check_layout(layout: torch.layout | None) -> None:
     if layout not in {None, torch.strided}:
         raise NotImplementedError(f"layout {layout} is not supported on remote_accelerator; use a strided tensor")
@@ -87,6 +102,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "arange.start_step": arange,
     "_copy_from": copy_from,
     "_efficientzerotensor": zeros,
+    "tril_indices": _indices(aten.tril_indices.default),
+    "triu_indices": _indices(aten.triu_indices.default),
     "_local_scalar_dense": item,
 }
 
@@ -96,4 +113,5 @@ def register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in _KERNELS.items():
         library.impl(name, kernel, "PrivateUse1")
+    library.impl("_pin_memory", pin, "CPU")
     return library

@@ -14,8 +14,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.current_device import existing_index
 from djinn_core.interception.encode import encode_form
-from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
 from djinn_core.interception.rules import must_ask, rule_for
 from djinn_core.interception.storage import Storage
 from djinn_core.ir.program import Call, Signature
@@ -85,8 +86,10 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         UnsupportedOperation: it returns what the remote device does not have, such as a sparse tensor.
         Exception: whatever eager PyTorch would raise for these arguments.
     """
+    check_targets(func, args, kwargs)
     if must_ask(func) or _returns_number(func):
         raise UnknownResult
+    device = _index_given(kwargs, device)
     world = MetaWorld()
     meta_args = world.convert(args)
     meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
@@ -101,6 +104,36 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
             raise UnknownResult from error
         raise
     return _build(func, args, kwargs, device, world, before, out)
+
+
+def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a factory returns that takes after remote tensors and is told to make its result on another device."""
+    return func(*MetaWorld().convert(args), **kwargs)
+
+
+def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse to write into a CPU tensor.
+
+    Raises:
+        RuntimeError: an operand that the op writes is on the CPU, as on every accelerator.
+    """
+    schema = {a.name: a for a in torch_private.schema_of(func).arguments}
+    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
+        info = schema[name].alias_info
+        if info is None or not info.is_write:
+            continue
+        targets = argument if isinstance(argument, (list, tuple)) else (argument,)
+        if any(isinstance(t, torch.Tensor) and not isinstance(t, LazyTensor) for t in targets):
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {func.name()} is to write what it makes of tensors "
+                f"on {DEVICE_NAME} to `{name}` on another device"
+            )
+
+
+def _index_given(kwargs: dict[str, Any], device: int) -> int:
+    """The index of the device that results are made on: the one that the op names, or else that of its operands."""
+    given = kwargs.get("device")
+    return existing_index(given) if isinstance(given, torch.device) else device
 
 
 def _returns_number(func: Any) -> bool:

@@ -51,7 +51,7 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 f"{func.name()} was given a tensor of layout {layout}: {DEVICE_NAME} has strided tensors only. "
                 "Do this on the CPU"
             )
-    if id(func) not in _TAKE_CPU_TENSORS:
+    if id(func) not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_NAME}:0 and cpu! "
             f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{DEVICE_NAME}:0'))"

@@ -55,15 +55,23 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     if dtype is not None and dtype != source.dtype:
         source = record(func, (source,), {"dtype": dtype})
-    fetched = fetch(source)
-    memory_format = kwargs.get("memory_format")
-    if memory_format in {None, torch.preserve_format}:
+    return _laid_out(fetch(source), _stand_in(source), kwargs.get("memory_format") or torch.preserve_format)
+
+
+def _stand_in(source: LazyTensor) -> torch.Tensor:
+    return torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+
+
+def _laid_out(fetched: torch.Tensor, source: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """`fetched` with the strides that PyTorch gives a copy of `source`."""
+    stride = torch.empty_like(source, memory_format=memory_format).stride()
+    if fetched.stride() == stride:
         return fetched
-    return fetched.contiguous(memory_format=memory_format)
+    return torch.empty_strided(source.shape, stride, dtype=source.dtype, device="cpu").copy_(fetched)
 
 
 def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor:
-    stand_in = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+    stand_in = _stand_in(source)
     if kwargs["device"].type == "meta":
         return stand_in.to(kwargs.get("dtype") or source.dtype)
     return fetch(source).to(**kwargs)
