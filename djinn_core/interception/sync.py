@@ -10,6 +10,7 @@ from djinn_core import torch_private
 from djinn_core.interception import lazy_tensor
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.parts import PART_BYTES, fetch_in_parts
 from djinn_core.interception.recorder import Ask, current
 from djinn_core.interception.upload import upload_copy, upload_into_new
 
@@ -17,11 +18,17 @@ aten = torch.ops.aten
 
 
 def fetch(tensor: LazyTensor) -> torch.Tensor:
-    """The tensor's elements on the CPU: sends what was recorded and waits, one round trip.
+    """The tensor's elements on the CPU: sends what was recorded and waits, one round trip (more beyond `PART_BYTES`).
 
     Raises:
         RemoteError: the value could not be computed.
     """
+    if tensor.remote.meta.nbytes > PART_BYTES:
+        return fetch_in_parts(tensor, _fetch_whole)
+    return _fetch_whole(tensor)
+
+
+def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
     recorder = current()
     recorder.touch(tensor.remote.storage)
     return recorder.ask(Ask(fetch=(tensor.remote.handle,))).tensors[0]
