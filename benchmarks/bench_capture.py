@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 
 import djinn
+from djinn_core import torch_private
 from djinn_core.interception.recorder import current
 from djinn_core.interception.storage import freed
 
@@ -28,11 +29,9 @@ class Floor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, (4, 4), strides=(4, 1), storage_offset=0, dtype=torch.float32, device=DEVICE
-        )
+        return torch_private.make_wrapper(cls, (4, 4), (4, 1), 0, torch.float32, DEVICE)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch_private.disabled_torch_function
 
 
 OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
