@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
+import time
 
 import pytest
+
+START_SECONDS = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -22,19 +27,24 @@ def plain_environment():
 
 
 @pytest.fixture(scope="session")
-def serving(plain_environment):
+def serving(plain_environment, tmp_path_factory):
     """The connection file's content of a server that runs as long as the tests."""
-    from djinn_core.demo.server import running_server
     from djinn_core.launch.connection_file import read_connection_file
 
-    with contextlib.ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("DJINN_")]:
-                patch.delenv(name)
-            for name, value in plain_environment.items():
-                patch.setenv(name, value)
-            file = stack.enter_context(running_server("cpu"))
-        yield read_connection_file(file)
+    folder = tmp_path_factory.mktemp("serving")
+    file, log = folder / "connection.json", folder / "log"
+    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
+    command += ["--device", "cpu", "--threads", "1", "--drain-seconds", "1"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
+    deadline = time.monotonic() + START_SECONDS
+    while not file.exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    yield read_connection_file(file)
+    process.terminate()
+    assert process.wait(START_SECONDS) == 0, log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +72,9 @@ def connect(serving):
             try:
                 # On one machine the built-in transport `local` would be faster, and taken.
                 djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
+                djinn.reset_stats()
                 djinn.init()
                 assert client._state.opened.url.startswith(url.partition("://")[0])
-                djinn.reset_stats()
                 yield
             finally:
                 djinn.configure()
@@ -85,3 +95,21 @@ def over_tcp(connect, url_of):
     """`remote_accelerator` is a server of its own process, over TCP."""
     with connect(url_of("tcp")):
         yield
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """The device, on the executor that this process starts for itself; most tests share one. Gives its name."""
+    import djinn
+    from djinn_core.runtime import client
+
+    for name in [name for name in os.environ if name.startswith("DJINN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+    if client._state.overrides != _EMBEDDED:
+        djinn.configure(**_EMBEDDED)
+    djinn.init()
+    return "remote_accelerator:0"
+
+
+_EMBEDDED = {"threads": 1}

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module")
-def embedded():
+def embedded_for_all():
     """`remote_accelerator` is the embedded default: an executor process of its own."""
     import torch
 

@@ -25,7 +25,7 @@ LEFT_OUT = {
 
 
 @pytest.fixture(scope="module")
-def verdicts(embedded):
+def verdicts(embedded_for_all):
     from op_database import check, entries, name_of
 
     return {name_of(op): check(op, samples=SAMPLES) for op in entries()}

@@ -1,0 +1,195 @@
+"""What a client without the token gets, and what one with it that breaks the rules does to others: nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.builtins import builtin_plugins
+from djinn_core.config import Settings
+from djinn_core.errors import AccessRefused, ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.ir.form import Form, Operand, SlotArg
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime import client
+from djinn_core.runtime.connect import open_connection
+from djinn_core.wire.messages import (
+    Broken,
+    Completed,
+    Failure,
+    Figures,
+    Goodbye,
+    Query,
+    Submit,
+    Template,
+    Upload,
+    decode,
+    encode,
+)
+from djinn_core.wire.templates import digest_of
+
+REMOTE = "remote_accelerator:0"
+SECONDS = 20.0
+RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
+HANDLE = 1 << 32 | 1
+
+
+@pytest.fixture(scope="module")
+def healthy(serving, url_of, plain_environment, tmp_path_factory):
+    """Another process, which generates all the time; called, it says how much it did since the last call."""
+    output = tmp_path_factory.mktemp("healthy") / "output"
+    variables = {"DJINN_SERVERS": url_of("tcp"), "DJINN_TOKEN": serving.token}
+    command = [sys.executable, str(Path(__file__).with_name("healthy_client.py"))]
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=plain_environment | variables
+        )
+    seen = 0
+
+    def progress():
+        nonlocal seen
+        deadline = time.monotonic() + SECONDS
+        while len(lines := output.read_text().splitlines()) < seen + 3:
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, "the healthy client stands still"
+            time.sleep(0.02)
+        seen = len(lines)
+        assert set(lines) == {"same"}, lines[-20:]
+
+    progress()
+    yield progress
+    process.stdin.close()
+    assert process.wait(SECONDS) == 0, output.read_text()
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
+
+
+@pytest.fixture(params=["tcp", "http"])
+def session(request, serving, url_of, registry, healthy):
+    """A connection that was let in; afterwards the healthy client must have gone on."""
+    opened = open_connection(Settings(servers=(url_of(request.param),), token=serving.token), registry)
+    assert opened.url.startswith(request.param)
+    yield opened.connection
+    opened.connection.close()
+    healthy()
+
+
+def ask(connection, message, body=()):
+    connection.send(Frame(encode(message), body))
+    return decode(connection.receive(SECONDS).head)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "http"])
+@pytest.mark.parametrize("token", ["wrong" * 8, "x"])
+def test_a_wrong_token_gets_nothing_but_a_refusal(healthy, url_of, serving, scheme, token):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJINN_CONFIG", "")
+        djinn.configure(servers=[url_of(scheme)], token=token, disable=("local",))
+        with pytest.raises(AccessRefused, match="token is not the one") as refused:
+            torch.ones(2).to(REMOTE).cpu()
+        djinn.configure()
+    assert serving.token not in str(refused.value)
+    healthy()
+
+
+def template(**changes):
+    """A template that makes one value from another."""
+    plain = {"forms": (RELU,), "code": (0,), "references": (0, 1), "inputs": (0,), "outputs": (1,)}
+    return Template(**plain | changes)
+
+
+def submit(given, sequence=1, **others):
+    plain = {"digest": digest_of(given), "template": given, "inputs": (HANDLE,), "outputs": (HANDLE + 1,), "slots": ()}
+    return Submit(sequence, **plain | others)
+
+
+BROKEN = {
+    "no message": Frame(b"\xc1"),
+    "text": Frame(b"GET / HTTP/1.1"),
+    "a message for clients": Frame(encode(Completed(1))),
+    "a number left out": Frame(encode(submit(template(), sequence=7))),
+    "another digest": Frame(encode(submit(template(), digest=b"\0" * 16))),
+    "a form that is not there": Frame(encode(submit(template(code=(5,))))),
+    "too few references": Frame(encode(submit(template(references=(0,))))),
+    "a value before it is made": Frame(encode(submit(template(references=(3, 1))))),
+    "a value that is never made": Frame(encode(submit(template(outputs=(9,))))),
+    "too few inputs": Frame(encode(submit(template(), inputs=()))),
+    "too many slots": Frame(encode(submit(template(), slots=(1, 2)))),
+    "changes of nothing": Frame(encode(submit(template(), slots=None, changed=((0, 1),)))),
+    "an upload beyond its size": Frame(encode(Upload(HANDLE, "float32", (1000,), (1,), 16)), [bytes(16)]),
+    "an upload of no dtype": Frame(encode(Upload(HANDLE, "object", (1,), (1,), 16)), [bytes(16)]),
+    "a strange stride": Frame(encode(Upload(HANDLE, "float32", (4,), (1 << 62,), 16)), [bytes(16)]),
+    "the middle of an upload": Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16, start=8)), [bytes(8)]),
+    "an upload without data": Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16))),
+}
+
+
+@pytest.mark.parametrize("frame", BROKEN.values(), ids=BROKEN)
+def test_what_breaks_the_rules_ends_that_session_with_a_reason(session, frame):
+    session.send(frame)
+    answer = decode(session.receive(SECONDS).head)
+    assert isinstance(answer, Broken)
+    assert len(answer.reason) > 20
+    with pytest.raises(TransportError):
+        session.receive(SECONDS)
+
+
+def test_an_oversized_frame_ends_that_session(session):
+    session.limits = Limits(head=1 << 30)  # this end would not let it pass
+    with pytest.raises((TransportError, ProtocolError)):
+        for _ in range(2):
+            session.send(Frame(bytes((64 << 20) + 1)))
+            assert isinstance(decode(session.receive(SECONDS).head), Broken)
+
+
+FORBIDDEN = {
+    "another namespace": Form("os::system", (SlotArg(),), (), ("new",), False),
+    "files": Form("aten::from_file", (SlotArg(),), (), ("new",), False),
+    "foreign memory": Form("aten::set_.source_Storage", (Operand(), SlotArg()), (), ("none",), False),
+    "no such op": Form("aten::no_such_op", (Operand(),), (), ("new",), False),
+}
+
+
+@pytest.mark.parametrize("form", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_an_op_that_is_not_allowed_is_answered_and_the_session_goes_on(session, form):
+    session.send(Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16)), [bytes(16)]))
+    takes, makes = form.operand_count, form.new_count
+    references, outputs = tuple(range(takes + makes)), tuple(range(takes, takes + makes))
+    given = template(forms=(form,), references=references, inputs=(0,) * takes, outputs=outputs)
+    message = submit(given, inputs=(HANDLE,) * takes, outputs=(HANDLE + 1,) * makes, slots=(1,) * form.slot_count)
+    answer = ask(session, message)
+    assert isinstance(answer, Completed)
+    (failure,) = answer.failures
+    assert isinstance(failure, Failure)
+    assert failure.kind == "UnsupportedOperation"
+    assert form.op in failure.message
+    assert isinstance(ask(session, Query()), Figures)
+    session.send(Frame(encode(Goodbye())))
+
+
+def test_an_upload_without_end_fails_alone(session):
+    session.send(Frame(encode(Upload(HANDLE, "float32", (1,), (1,), 1 << 60)), [bytes(16)]))
+    answer = ask(session, Submit(1, fetch=(HANDLE,)))
+    assert [failure.kind for failure in answer.results] == ["OutOfMemoryError"]
+    assert isinstance(ask(session, Query()), Figures)
+
+
+def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
+    values = torch.arange(4.0).to(REMOTE)
+    client._state.session.connection.send(Frame(b"\xc1"))
+    with pytest.raises(SessionLost, match=r"cannot read a message[^$]*djinn\.init\(\)"):
+        (values + 1).cpu()
+    with pytest.raises(SessionLost):
+        values.cpu()
+    djinn.init()
+    assert (torch.arange(4.0).to(REMOTE) + 1).tolist() == [1, 2, 3, 4]
+    healthy()
