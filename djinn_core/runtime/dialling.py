@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import attrs
@@ -81,7 +81,7 @@ def reach_gateway(
         except DjinnError as error:
             errors.append((url, error))
             continue
-        fallbacks = tuple(_given_up(*pair) for pair in errors)
+        fallbacks = tuple(_given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
         return Gateway(connection, url, transport.capabilities.relayed, welcome, fallbacks)
     raise _unreachable([error for _, error in errors])
 
@@ -192,6 +192,17 @@ def _came_through_another(gateway: Gateway) -> bool:
     reached = parse_url(gateway.url)
     listening = [parse_url(url) for url in gateway.welcome.gateway]
     return (reached.scheme, reached.port) not in {(url.scheme, url.port) for url in listening}
+
+
+def _passed_over(
+    urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
+) -> Iterator[tuple[str, PluginError]]:
+    """Addresses named before the one that was taken which no transport serves, each with the error that says so."""
+    for url in urls[: urls.index(taken)]:
+        try:
+            transport_for(url, transports)
+        except PluginError as error:
+            yield url, error
 
 
 def _given_up(url: str, error: DjinnError) -> str:

@@ -1,0 +1,65 @@
+"""Where one way to a server does not work the next one is taken, and the log says so."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.runtime import client
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture
+def configure(monkeypatch, serving):
+    for name in [name for name in os.environ if name.startswith("DJINN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+    yield lambda *servers, **settings: djinn.configure(servers=servers, token=serving.token, **settings)
+    djinn.configure()
+
+
+@pytest.fixture
+def nobody():
+    """A URL at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        return f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+
+
+def computes():
+    return (torch.arange(3.0).to(REMOTE) * 2).tolist() == [0, 2, 4]
+
+
+def test_from_tcp_that_is_refused_to_http(configure, nobody, url_of, caplog):
+    configure(nobody, url_of("http"), disable=("local",))
+    assert computes()
+    assert client._state.opened.url == url_of("http")
+    assert f"fell back from {nobody} because: no server answers" in caplog.text
+    assert url_of("http") in caplog.text
+
+
+def test_from_a_transport_that_is_not_there(configure, url_of, caplog):
+    configure(url_of("tcp"), url_of("http"), disable=("local", "tcp"))
+    assert computes()
+    assert client._state.opened.url == url_of("http")
+    assert f"fell back from {url_of('tcp')} because:" in caplog.text
+    assert "djinn-tcp" in caplog.text
+
+
+def test_to_nothing_else_when_all_refuse(configure, nobody):
+    configure(nobody, nobody.replace("tcp", "http"), disable=("local",))
+    with pytest.raises(djinn.TransportError, match="cannot reach a server") as error:
+        computes()
+    assert nobody in str(error.value)
+    assert nobody.replace("tcp", "http") in str(error.value)
+
+
+def test_silently_where_the_first_way_works(configure, url_of, caplog):
+    configure(url_of("http"), url_of("tcp"))
+    assert computes()
+    assert client._state.opened.url.startswith("unix://"), "the fastest way on one machine"
+    assert "fell back" not in caplog.text
