@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -19,22 +20,28 @@ NEEDED = ("sentence_transformers", "sklearn", "transformers")
 @click.command(name="demo")
 @click.option("--device", default="cpu", show_default=True, help="What the demo's server computes on, such as cuda:0.")
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Leave the others out. May be given twice.")
+@click.option("--threads", type=click.IntRange(1), help="Torch threads on each side; half the processors by default.")
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write what is printed to a picture too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
-def command(device: str, only: tuple[str, ...], as_json: bool) -> None:
+def command(device: str, only: tuple[str, ...], threads: int | None, svg: Path | None, as_json: bool) -> None:
     """Show Djinn at work: embeddings, generation and training, each beside the same work done locally.
 
-    Starts a server of its own on this machine. Exits with 1 when a result differs.
+    Starts a server of its own on this machine. Both sides get the same number of torch threads. Exits with 1 when a
+    result differs.
     """
     _require_libraries()
     _quieten_libraries()
     from djinn_core.demo import table
     from djinn_core.demo.show import run_demo
 
-    results = run_demo(only or PARTS, device, Console(stderr=True))
+    setting = table.Setting(device, threads or max(1, len(os.sched_getaffinity(0)) // 2))
+    results = run_demo(only or PARTS, setting, Console(stderr=True))
     if as_json:
         click.echo(json.dumps(table.as_json(results), indent=2))
     else:
-        table.show(results, Console())
+        table.show(results, setting, Console(highlight=False))
+    if svg is not None:
+        svg.write_text(table.picture(results, setting))
     if not all(measured.verdict.equal for measured in results):
         raise click.exceptions.Exit(1)
 

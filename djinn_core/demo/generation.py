@@ -18,7 +18,8 @@ BLOCK_GAIN = 8.0
 class Generation:
     """Continues a prompt token by token: one round trip a token when it runs remotely."""
 
-    title = f"GPT-2 small (random weights): {NEW_TOKENS} tokens"
+    name = "generation"
+    title = "GPT-2 small"
 
     def __init__(self) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -54,11 +55,12 @@ class Generation:
     def compare(self, local: list[int], remote: list[int]) -> Verdict:
         """The same tokens."""
         same = sum(a == b for a, b in zip(local, remote, strict=False))
-        return Verdict(local == remote, f"{same} of {len(local)} tokens the same")
+        return Verdict(local == remote, f"{same} tokens" if same == len(local) else f"{same} of {len(local)} tokens")
 
     def highlights(self, remote: list[int]) -> list[str]:
         """The first tokens that were generated."""
-        return [f"tokens {' '.join(map(str, remote[PROMPT_TOKENS : PROMPT_TOKENS + 12]))} ..."]
+        shown = remote[PROMPT_TOKENS : PROMPT_TOKENS + 5]
+        return [f"{NEW_TOKENS} new tokens, of random weights: {' '.join(map(str, shown))} ..."]
 
 
 class _Counter:

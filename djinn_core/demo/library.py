@@ -9,8 +9,8 @@ import textwrap
 import attrs
 
 MODULES = (
-    "base64 bisect collections contextlib copy difflib fnmatch functools glob hashlib heapq inspect itertools json math "
-    "os.path random re secrets shutil statistics string subprocess tempfile textwrap time urllib.parse zipfile"
+    "bisect collections contextlib copy fnmatch functools glob heapq itertools json os.path random re shutil statistics "
+    "string subprocess tempfile textwrap zipfile"
 ).split()
 SHORTEST = 30  # characters; below that there is nothing to search for
 LONGEST = 300

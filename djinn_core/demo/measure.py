@@ -1,9 +1,9 @@
-"""Runs a task here and on the server, and keeps what was seen."""
+"""Runs a task here and on the server, twice each, and keeps what was seen."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,62 +21,86 @@ class Recognised:
     phases: tuple[str, ...]
     patterns: Mapping[str, int]
 
-    def __str__(self) -> str:
-        counted = [f"{name} x{count}" for name, count in sorted(self.patterns.items())]
-        return "; ".join(", ".join(part) for part in (self.workloads, self.phases, counted) if part) or "nothing"
+    def lines(self) -> list[str]:
+        """Short lines: kinds of workload, then their phases, then the patterns."""
+        prefixes = tuple(f"{workload}_" for workload in self.workloads)
+        phases = [p.removeprefix(next(filter(p.startswith, prefixes), "")) for p in self.phases]
+        told = [", ".join(self.workloads), ", ".join(p.replace("_", " ") for p in phases if p not in self.workloads)]
+        told += [f"{count} {name}" for name, count in sorted(self.patterns.items())]
+        return [line for line in told if line] or ["nothing"]
+
+
+@attrs.frozen
+class Run:
+    """One run: how long it took, in seconds, and what `djinn.stats()` counted meanwhile."""
+
+    seconds: float
+    counters: Mapping[str, int]
 
 
 @attrs.frozen
 class Measured:
-    """One task, both ways. Times in seconds, each the first run; sizes in bytes.
+    """One task, both ways. Times in seconds, sizes in bytes.
 
     Attributes:
-        upload_seconds: bringing the model to the server.
-        counters: what `djinn.stats()` counted during the remote run, the upload left out.
-        upload_counters: the same for the upload.
+        local_first, local: both runs here; the second is what is compared.
+        upload: bringing the model and its data to the server.
+        remote_first, remote: both runs there; the first one plans, and teaches the server the templates.
     """
 
+    name: str
     title: str
     verdict: Verdict
-    local_seconds: float
-    remote_seconds: float
-    upload_seconds: float
-    counters: Mapping[str, int]
-    upload_counters: Mapping[str, int]
+    local_first: Run
+    local: Run
+    upload: Run
+    remote_first: Run
+    remote: Run
     recognised: Recognised
     highlights: tuple[str, ...]
 
 
-# Called before each of the two runs with a few words; the callback that it returns is told of progress.
+# Called before each piece of work with a few words; the callback that it returns is told of progress.
 Announce = Callable[[str], Advance]
 
 
 def measure(task: Task, announce: Announce) -> Measured:
-    """Run `task` locally, then on `remote_accelerator:0`, and compare."""
-    import djinn
+    """Run `task` twice locally, then twice on `remote_accelerator:0`, and compare."""
     from djinn_core.runtime.client import record_plans
 
     task.move("cpu")
-    local, local_seconds = _timed(lambda: task.run("cpu", announce(f"{task.title}, here")))
-    advance = announce(f"{task.title}, remotely")
-    djinn.reset_stats()
-    _, upload_seconds = _timed(lambda: _upload(task))
-    upload_counters = dict(djinn.stats())
-    djinn.reset_stats()
+    here, local_first = _run(task, "cpu", announce(f"{task.title} here, first run"))
+    _, local = _run(task, "cpu", announce(f"{task.title} here, second run"))
+    announce(f"{task.title}: sending the weights")
+    _, upload = _observed(lambda: _upload(task))
     with record_plans() as plans:
-        remote, remote_seconds = _timed(lambda: task.run(REMOTE, advance))
-    counters = dict(djinn.stats())
+        first, remote_first = _run(task, REMOTE, announce(f"{task.title} on the server, first run"))
+    there, remote = _run(task, REMOTE, announce(f"{task.title} on the server, second run"))
     return Measured(
+        name=task.name,
         title=task.title,
-        verdict=task.compare(local, remote),
-        local_seconds=local_seconds,
-        remote_seconds=remote_seconds,
-        upload_seconds=upload_seconds,
-        counters=counters,
-        upload_counters=upload_counters,
+        verdict=_worst(task.compare(here, found) for found in (first, there)),
+        local_first=local_first,
+        local=local,
+        upload=upload,
+        remote_first=remote_first,
+        remote=remote,
         recognised=summarise([plan.profile for plan in plans]),
-        highlights=tuple(task.highlights(remote)),
+        highlights=tuple(task.highlights(there)),
     )
+
+
+def _run(task: Task, device: str, advance: Advance) -> tuple[Any, Run]:
+    return _observed(lambda: task.run(device, advance))
+
+
+def _observed(work: Callable[[], Any]) -> tuple[Any, Run]:
+    import djinn
+
+    djinn.reset_stats()
+    start = time.perf_counter()
+    result = work()
+    return result, Run(time.perf_counter() - start, dict(djinn.stats()))
 
 
 def _upload(task: Task) -> None:
@@ -84,6 +108,11 @@ def _upload(task: Task) -> None:
 
     task.move(REMOTE)
     djinn.synchronize()
+
+
+def _worst(verdicts: Iterable[Verdict]) -> Verdict:
+    *earlier, last = verdicts
+    return next((verdict for verdict in earlier if not verdict.equal), last)
 
 
 def summarise(profiles: Sequence[Any]) -> Recognised:
@@ -95,9 +124,3 @@ def summarise(profiles: Sequence[Any]) -> Recognised:
     workloads = {p.workload.value for p in profiles} - {"generic"}
     phases = {phase.value for p in profiles for phase in p.phases} - {"unknown", "forward"}
     return Recognised(tuple(sorted(workloads)), tuple(sorted(phases)), patterns)
-
-
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - start

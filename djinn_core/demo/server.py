@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from djinn_core.errors import StartupError
+from djinn_core.logs import get_logger
+
+log = get_logger("djinn.demo")
 
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
 
 
 @contextlib.contextmanager
-def running_server(device: str) -> Iterator[Path]:
+def running_server(device: str, threads: int) -> Iterator[Path]:
     """Start `djinn serve` on this machine; yields its connection file, and stops the server afterwards.
 
     Raises:
@@ -27,7 +30,7 @@ def running_server(device: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="djinn-demo-") as folder:
         connection, log = Path(folder, "connection.json"), Path(folder, "server.log")
         command = [sys.executable, "-P", "-m", "djinn_core.cli", "serve", "--port", "0"]
-        command += ["--device", device, "--connection-file", str(connection)]
+        command += ["--device", device, "--threads", str(threads), "--connection-file", str(connection)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
@@ -52,5 +55,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
+        log.warning("the demo's server did not stop and is killed", waited_seconds=STOP_SECONDS)
         process.kill()
         process.wait()

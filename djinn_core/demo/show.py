@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -11,6 +12,7 @@ from djinn_core.demo.embeddings import EmbeddingSearch
 from djinn_core.demo.generation import Generation
 from djinn_core.demo.measure import Announce, Measured, measure
 from djinn_core.demo.server import running_server
+from djinn_core.demo.table import Setting
 from djinn_core.demo.task import Advance, Task
 from djinn_core.demo.training import DigitTraining
 
@@ -21,14 +23,15 @@ TASKS: dict[str, Callable[[], Task]] = {
 }
 
 
-def run_demo(names: Sequence[str], device: str, console: Console) -> list[Measured]:
-    """Run those of `TASKS` here and on a server with that device, showing progress on `console`.
+def run_demo(names: Sequence[str], setting: Setting, console: Console) -> list[Measured]:
+    """Run those of `TASKS` here and on a server of our own, showing progress on `console`.
 
     Raises:
         StartupError: the server does not start, or the models' weights are not installed.
     """
     import djinn
 
+    torch.set_num_threads(setting.threads)
     chosen = [TASKS[name] for name in names]
     columns = (
         SpinnerColumn(),
@@ -39,10 +42,13 @@ def run_demo(names: Sequence[str], device: str, console: Console) -> list[Measur
     )
     with Progress(*columns, console=console, transient=True) as progress:
         starting = progress.add_task("starting a server of our own", total=None)
-        with running_server(device) as connection:
+        with running_server(setting.device, setting.threads) as connection:
             progress.remove_task(starting)
             djinn.configure(connection_file=connection)
-            return [_measure_one(make, progress) for make in chosen]
+            try:
+                return [_measure_one(make, progress) for make in chosen]
+            finally:
+                djinn.shut_down()  # a server that is stopped waits for sessions that are open
 
 
 def _measure_one(make: Callable[[], Task], progress: Progress) -> Measured:

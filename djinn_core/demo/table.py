@@ -1,17 +1,61 @@
-"""The demo's table."""
+"""What the demo prints: one column a program, one line a fact; it fits a terminal of 80 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from djinn_core.demo.measure import Measured
+from djinn_core.demo.measure import Measured, Run
 
+WIDTH = 80
 _UNITS = ("B", "kB", "MB", "GB")
+
+# Each line of the table: a heading, and what it says of one program. An empty heading goes on with the one before.
+Line = tuple[str, Callable[[Measured], Text | str]]
+
+
+@attrs.frozen
+class Setting:
+    """What the programs ran on: the server's device, and how many torch threads each side had."""
+
+    device: str
+    threads: int
+
+
+def show(results: Sequence[Measured], setting: Setting, console: Console) -> None:
+    """Print the table, then what each remote run found."""
+    console.print()
+    console.print(Text(" The same program here and on a server", style="bold"))
+    console.print(_facts(results))
+    console.print(_findings(results))
+    console.print()
+    told = (
+        f"Both ways with {setting.threads} torch thread{'s' if setting.threads > 1 else ''} on {setting.device}; times "
+        "and counters are those of second runs unless marked first. The server is a process of its own on this machine."
+    )
+    console.print(Padding(Text(told, style="dim"), (0, 1)), width=WIDTH)
+
+
+def picture(results: Sequence[Measured], setting: Setting) -> str:
+    """What `show` prints, as SVG."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    show(results, setting, console)
+    # Without the fonts that it would fetch from elsewhere.
+    return re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="djinn demo"), flags=re.DOTALL)
+
+
+def as_json(results: Sequence[Measured]) -> list[dict[str, Any]]:
+    """The same facts for programs."""
+    return [attrs.asdict(measured) for measured in results]
 
 
 def bytes_text(size: float) -> str:
@@ -22,46 +66,62 @@ def bytes_text(size: float) -> str:
     return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
-def show(results: Sequence[Measured], console: Console) -> None:
-    """Print the table, then what each remote run found."""
-    table = Table(title="The same program here and on a server", show_lines=True, title_justify="left")
-    table.add_column("what ran", max_width=24)
-    table.add_column("equal", max_width=18)
-    for heading in ("local", "remote", "sent", "received", "round\ntrips", "plans made,\nreused"):
-        table.add_column(heading, justify="right")
-    table.add_column("recognised", max_width=26)
+def _facts(results: Sequence[Measured]) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="", pad_edge=False)
+    table.add_column("")
     for measured in results:
-        table.add_row(*_cells(measured))
-    console.print(table)
+        table.add_column(Text.assemble((measured.name, "bold cyan"), "\n", (measured.title, "cyan")), min_width=17)
+    for section in _SECTIONS:
+        for heading, cell in section:
+            table.add_row(Text(f" {heading}", style="dim"), *(cell(measured) for measured in results))
+        table.add_section()
+    table.add_row(Text(" recognised", style="dim"), *("\n".join(m.recognised.lines()) for m in results))
+    return table
+
+
+def _findings(results: Sequence[Measured]) -> Table:
+    table = Table.grid(padding=(0, 2))
     for measured in results:
-        for line in measured.highlights:
-            console.print(f"  {line}", highlight=False, markup=False)
-    console.print(
-        "\nBoth columns of times are first runs, planning included; the server shares this machine's processors. "
-        "What is sent splits into the upload of weights and data, with its time, and everything after it.",
-        style="dim",
+        for number, line in enumerate(measured.highlights):
+            table.add_row(Text(f" {measured.name}" if number == 0 else "", style="cyan"), Text(line))
+    return table
+
+
+def _equal(measured: Measured) -> Text:
+    verdict = measured.verdict
+    return Text.assemble(
+        ("yes", "bold green") if verdict.equal else ("NO", "bold red"), ", " if verdict.detail else "", verdict.detail
     )
 
 
-def as_json(results: Sequence[Measured]) -> list[dict[str, Any]]:
-    """The same facts for programs."""
-    return [attrs.asdict(measured) for measured in results]
+def _seconds(run: Run) -> str:
+    return f"{run.seconds:.2f} s"
 
 
-def _cells(measured: Measured) -> tuple[str, ...]:
-    verdict, counters, upload = measured.verdict, measured.counters, measured.upload_counters
-    mark = "[green]yes[/green]" if verdict.equal else "[red]NO[/red]"
-    sent = (
-        f"{bytes_text(upload['bytes_sent'])} in {measured.upload_seconds:.2f} s\n+ {bytes_text(counters['bytes_sent'])}"
-    )
-    return (
-        measured.title,
-        f"{mark}\n{verdict.detail}",
-        f"{measured.local_seconds:.2f} s",
-        f"{measured.remote_seconds:.2f} s",
-        sent,
-        bytes_text(counters["bytes_received"]),
-        str(counters["round_trips"]),
-        f"{counters['plans_made']}, {counters['plans_reused']}",
-        str(measured.recognised),
-    )
+def _plans(run: Run) -> str:
+    return f"{run.counters['plans_made']} made, {run.counters['plans_reused']} reused"
+
+
+_SECTIONS: tuple[tuple[Line, ...], ...] = (
+    (
+        ("equal", _equal),
+        ("time here", lambda m: _seconds(m.local)),
+        ("time on server", lambda m: _seconds(m.remote)),
+        ("  first run", lambda m: _seconds(m.remote_first)),
+    ),
+    (
+        ("upload", lambda m: f"{bytes_text(m.upload.counters['bytes_sent'])}, {_seconds(m.upload)}"),
+        ("sent", lambda m: bytes_text(m.remote.counters["bytes_sent"])),
+        ("  first run", lambda m: bytes_text(m.remote_first.counters["bytes_sent"])),
+        ("received", lambda m: bytes_text(m.remote.counters["bytes_received"])),
+        ("round trips", lambda m: str(m.remote.counters["round_trips"])),
+    ),
+    (
+        ("plans, first run", lambda m: _plans(m.remote_first)),
+        ("  second run", lambda m: _plans(m.remote)),
+        (
+            "templates reused",
+            lambda m: f"{m.remote.counters['templates_reused']} of {m.remote.counters['submissions']}",
+        ),
+    ),
+)

@@ -19,23 +19,30 @@ class Verdict:
     detail: str
 
 
+def difference_text(difference: float) -> str:
+    """How far apart two results are."""
+    return "bitwise" if difference == 0 else f"within {difference:.0e}"
+
+
 class Task(Protocol):
     """One demonstration.
 
     Attributes:
-        title: a few words for the table.
+        name: what `djinn demo --only` calls it.
+        title: which model it is, in two or three words.
     """
 
+    name: str
     title: str
 
     def move(self, device: str) -> None:
         """Bring a fresh copy of the model to `device`; what is measured as the upload."""
 
     def run(self, device: str, advance: Advance) -> Any:
-        """Do the work on `device` and return its result on the CPU."""
+        """Do the work on `device` and return its result on the CPU; the same each time."""
 
     def compare(self, local: Any, remote: Any) -> Verdict:
         """Whether the results agree as they should."""
 
     def highlights(self, remote: Any) -> list[str]:
-        """Lines that show what the remote run found, for a person to judge."""
+        """Lines of at most 64 characters that show what the remote run found, for a person to judge."""

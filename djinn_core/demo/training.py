@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from djinn_core.demo.task import Advance, Verdict
+from djinn_core.demo.task import Advance, Verdict, difference_text
 
 EPOCHS = 6
 BATCH = 64
@@ -32,7 +32,8 @@ class Trained:
 class DigitTraining:
     """Trains with Adam; the data move once, and one number comes back per epoch."""
 
-    title = f"CNN trained on handwritten digits: {EPOCHS} epochs"
+    name = "training"
+    title = "CNN on digits"
 
     def __init__(self) -> None:
         from sklearn.datasets import load_digits
@@ -53,23 +54,24 @@ class DigitTraining:
         self._data = (self._images.to(device), self._labels.to(device))
 
     def run(self, device: str, advance: Advance) -> Trained:
-        """Train, then read the digits that were held out."""
+        """Train a copy of the untrained network, then read the digits that were held out."""
         del device
-        optimizer = torch.optim.Adam(self._model.parameters(), lr=3e-3)
+        model = copy.deepcopy(self._model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         shuffle = torch.Generator().manual_seed(SEED)
         losses = []
         for epoch in range(EPOCHS):
-            losses.append(self._epoch(optimizer, shuffle))
+            losses.append(self._epoch(model, optimizer, shuffle))
             advance(epoch + 1, EPOCHS)
-        return Trained(tuple(losses), self._accuracy())
+        return Trained(tuple(losses), self._accuracy(model))
 
-    def _epoch(self, optimizer: torch.optim.Optimizer, shuffle: torch.Generator) -> float:
+    def _epoch(self, model: nn.Module, optimizer: torch.optim.Optimizer, shuffle: torch.Generator) -> float:
         images, labels = (data[HELD_OUT:] for data in self._data)
-        self._model.train()
+        model.train()
         total: Any = 0.0
         batches = torch.randperm(len(labels), generator=shuffle).to(labels.device).split(BATCH)
         for batch in batches:
-            loss = functional.cross_entropy(self._model(images[batch]), labels[batch])
+            loss = functional.cross_entropy(model(images[batch]), labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -77,22 +79,22 @@ class DigitTraining:
         return float(total) / len(batches)
 
     @torch.no_grad()
-    def _accuracy(self) -> float:
+    def _accuracy(self, model: nn.Module) -> float:
         images, labels = (data[:HELD_OUT] for data in self._data)
-        self._model.eval()
-        right: torch.Tensor = self._model(images).argmax(dim=1) == labels
+        model.eval()
+        right: torch.Tensor = model(images).argmax(dim=1) == labels
         return right.float().mean().item()
 
     def compare(self, local: Trained, remote: Trained) -> Verdict:
         """The same loss curve and the same accuracy, within the tolerances."""
         worst = max(abs(a - b) for a, b in zip(local.losses, remote.losses, strict=True))
         close = worst <= LOSS_TOLERANCE and abs(local.accuracy - remote.accuracy) <= ACCURACY_TOLERANCE
-        return Verdict(close, f"losses within {worst:.1e}")
+        return Verdict(close, difference_text(worst))
 
     def highlights(self, remote: Trained) -> list[str]:
         """Accuracy and loss curve."""
-        curve = ", ".join(f"{loss:.3f}" for loss in remote.losses)
-        return [f"accuracy {remote.accuracy:.1%} on {HELD_OUT} digits held out; loss by epoch {curve}"]
+        curve = " ".join(f"{loss:.3f}" for loss in remote.losses)
+        return [f"{remote.accuracy:.1%} of {HELD_OUT} held-out digits read right", f"loss by epoch: {curve}"]
 
 
 def _network() -> nn.Sequential:
