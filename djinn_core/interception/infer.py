@@ -103,7 +103,25 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         if _NEEDS_DATA in str(error):
             raise UnknownResult from error
         raise
-    return _build(func, args, kwargs, device, world, before, out)
+    call = _build(func, args, kwargs, device, world, before, out)
+    if _only_kernels_know(func, call):
+        raise UnknownResult
+    return call
+
+
+def _only_kernels_know(func: Any, call: Call) -> bool:
+    """Whether kernels check or decide what meta kernels do not.
+
+    They refuse to write where several elements are one, and lay out what they resize as its inputs are laid out.
+    """
+    if any(_overlaps(call.operands[w]) for w in call.writes):
+        return True
+    resizes_out = call.changes and any(a.kwarg_only and a.is_out for a in torch_private.schema_of(func).arguments)
+    return bool(resizes_out) and not all(m.stride == contiguous_strides(m.shape) for m in call.operands)
+
+
+def _overlaps(meta: TensorMeta) -> bool:
+    return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
 
 
 def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

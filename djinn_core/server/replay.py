@@ -41,7 +41,7 @@ class CompiledStep:
     """One instruction.
 
     Attributes:
-        run: runs it on an environment.
+        run: runs it on an environment. store: the same without the release.
         op: its overload name.
         reads: positions of its operands in the environment. makes: positions of its new values, by result.
         writes: positions of the operands that it writes into.
@@ -49,6 +49,7 @@ class CompiledStep:
     """
 
     run: Step
+    store: Step
     op: str
     reads: tuple[int, ...]
     makes: tuple[tuple[int, int], ...]
@@ -182,8 +183,9 @@ class _Compiler:
         positional = self._getter([self._place(a, taken) for a in form.args])
         keywords = {name: self._single(self._place(a, taken)) for name, a in form.kwargs}
         targets = tuple(zip([i for i, r in enumerate(form.results) if r == "new"], makes, strict=True))
-        run = _make_step(function, positional, keywords, targets, form.sequence, release)
-        return CompiledStep(run, form.op, tuple(operands), targets, writes, release)
+        store = _make_store(_make_call(function, positional, keywords), targets, form.sequence)
+        run = _and_release(store, release) if release else store
+        return CompiledStep(run, store, form.op, tuple(operands), targets, writes, release)
 
     def _place(self, argument: Argument, operands: Iterator[int]) -> Any:
         """A position in the environment, or a function of the environment for arguments built from several."""
@@ -248,28 +250,14 @@ def _list_getter(places: list[Any]) -> Get:
     return lambda env: [env[p] if isinstance(p, int) else p(env) for p in places]
 
 
-def _make_step(
-    function: Callable[..., Any],
-    positional: Get,
-    keywords: dict[str, Get],
-    targets: tuple[tuple[int, int], ...],
-    sequence: bool,
-    release: tuple[int, ...],
-) -> Step:
-    if keywords:
-        items = tuple(keywords.items())
+def _make_call(function: Callable[..., Any], positional: Get, keywords: dict[str, Get]) -> Get:
+    if not keywords:
+        return lambda env: function(*positional(env))
+    items = tuple(keywords.items())
+    return lambda env: function(*positional(env), **{name: get(env) for name, get in items})
 
-        def call(env: Environment) -> Any:
-            return function(*positional(env), **{name: get(env) for name, get in items})
-    else:
 
-        def call(env: Environment) -> Any:
-            return function(*positional(env))
-
-    store = _make_store(call, targets, sequence)
-    if not release:
-        return store
-
+def _and_release(store: Step, release: tuple[int, ...]) -> Step:
     def store_and_release(env: Environment) -> None:
         store(env)
         for place in release:

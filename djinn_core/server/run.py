@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
 from djinn_core.errors import DjinnError
+from djinn_core.ir.values import meta_of
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.wire.messages import Claim, Failure, Relaid, Submit
@@ -41,8 +42,10 @@ def run_template(template: CompiledTemplate, submit: Submit, slots: Sequence[Any
             try:
                 step = _advance(template.steps, step, env, claims, run)
             except _Stopped as stop:
-                step = stop.step + 1
-                _poison(template, stop, submit, env, values, run)
+                step = stop.step
+                if not _made_resizable(template.steps[step], stop.error, env, values):
+                    _poison(template, stop, submit, env, values, run)
+                    step += 1
     for handle, place in zip(submit.outputs, template.outputs, strict=True):
         values[handle] = env[place]
     return run
@@ -66,12 +69,40 @@ def _advance(
                 steps[step].run(env)
         else:
             for step in range(start, len(steps)):
-                steps[step].run(env)
                 if step in claims:
+                    steps[step].store(env)
                     _fulfil(steps[step], claims[step], env, run)
+                    for place in steps[step].release:
+                        env[place] = None
+                else:
+                    steps[step].run(env)
     except Exception as error:
         raise _Stopped(step, error) from error
     return len(steps)
+
+
+def _made_resizable(step: CompiledStep, error: Exception, env: Environment, values: ValueTable) -> bool:
+    """Whether `step` failed because it resizes memory of an upload, and now has memory of PyTorch's own instead."""
+    if not isinstance(error, RuntimeError) or "storage that is not resizable" not in str(error):
+        return False
+    fixed = [p for p in step.writes if isinstance(env[p], torch.Tensor) and not env[p].untyped_storage().resizable()]
+    for place in fixed:
+        _own(env[place].untyped_storage(), [*env, *values.tensors()])
+    return bool(fixed)
+
+
+def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
+    """Give the tensors among `values` that look into `storage` a copy of it, the same for all."""
+    address = storage.data_ptr()
+    tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and v.untyped_storage().data_ptr() == address}
+    metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
+    copy = storage.clone()
+    # What failed may have changed the sizes of its operand already.
+    needed = max(meta.extent * meta.dtype.itemsize for meta in metas.values())
+    if needed > copy.nbytes():
+        copy.resize_(needed)
+    for key, tensor in tensors.items():
+        tensor.set_(copy, metas[key].offset, metas[key].shape, metas[key].stride)
 
 
 def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:

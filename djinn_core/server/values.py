@@ -63,13 +63,13 @@ class ValueTable:
         for other in [h for h in self._values if storage_of(h) == storage]:
             self._values[other] = Poison(failure)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """The values that are tensors."""
+        return [v for v in list(self._values.values()) if isinstance(v, torch.Tensor)]
+
     def nbytes(self) -> int:
         """Bytes of the distinct storages that are held."""
-        sizes = {
-            v.untyped_storage().data_ptr(): v.untyped_storage().nbytes()
-            for v in list(self._values.values())
-            if isinstance(v, torch.Tensor)
-        }
+        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}
         return sum(sizes.values())
 
     def clear(self) -> None:
