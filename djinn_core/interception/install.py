@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception import cuda_roads, factories, lazy_tensor, sync  # noqa: F401 - sync registers its handlers
+from djinn_core.interception import cuda_roads, factories, lazy_tensor, normalise, sync  # noqa: F401 - register handlers
 from djinn_core.interception.backward import guard_engine
 from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module

@@ -29,6 +29,12 @@ def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.
     return [data.new_empty(count + 1) for count in bins]
 
 
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The fused kernels keep heads next to each other in memory; what the meta kernel shows is the unfused one."""
+    out: torch.Tensor = aten.scaled_dot_product_attention.default(query, key, value, *args, **kwargs)
+    return out.transpose(1, 2).contiguous().transpose(1, 2) if out.dim() == 4 else out
+
+
 def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Predictable unless an index is a mask."""
     if any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
@@ -68,6 +74,7 @@ _RULES: dict[Any, Rule] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
+    aten.scaled_dot_product_attention.default: _attention,
     aten.repeat_interleave.Tensor: _repeat_interleave,
 }
 

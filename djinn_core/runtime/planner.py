@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule, Run
+from djinn_core.ir.values import storage_of
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared, make_template
+from djinn_core.wire.templates import TemplateCache
 
-PREPARED_LIMIT = 2048  # structures that are remembered; the least recently used go first
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 
 PlanProgram = Callable[[Program], ExecutionSchedule]
 
 
 class Planner:
-    """From programs to prepared templates. Not thread-safe: the session's lock is held around it."""
+    """From programs to prepared templates. Not thread-safe: the session's lock is held around it.
+
+    Programs have the same structure when their calls have the same signatures, values flow and die alike, and the same
+    values share memory: what a plan left out may matter where two inputs look into one storage.
+    """
 
     def __init__(self, plan: PlanProgram, stats: Stats) -> None:
         self._plan = plan
         self._stats = stats
-        self._prepared: OrderedDict[Hashable, list[Prepared]] = OrderedDict()
+        self._prepared: TemplateCache[list[Prepared]] = TemplateCache()
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
         """The plan of a program, and its values by first appearance."""
         numbers: dict[int, int] = {}
         references = [numbers.setdefault(h, len(numbers)) for h in program.operands]
         dead = sorted([numbers[h] for h in program.dead])
-        key = (tuple([c.signature.id for c in program.calls]), tuple(references), tuple(dead))
+        storages: dict[int, int] = {}
+        shared = [storages.setdefault(storage_of(h), len(storages)) for h in numbers]
+        key = (tuple([c.signature.id for c in program.calls]), tuple(references), tuple(shared), tuple(dead))
         variants = self._prepared.get(key)
         if variants is None:
-            variants = self._prepared[key] = []
-            while len(self._prepared) > PREPARED_LIMIT:
-                self._prepared.popitem(last=False)
-        else:
-            self._prepared.move_to_end(key)
+            variants = []
+            self._prepared.put(key, variants, len(program))
         for prepared in variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1

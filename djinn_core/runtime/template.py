@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from djinn_core.ir.form import Form
+from djinn_core.ir.plan import conditions_hold
 from djinn_core.ir.program import Instruction, Program
 from djinn_core.wire.messages import Template
 from djinn_core.wire.templates import digest_of
@@ -36,8 +37,7 @@ class Prepared:
 
     def holds_for(self, program: Program) -> bool:
         """Whether `program`, of the right structure, also has the scalars that the plan relied on."""
-        slots = program.slots
-        return all(type(slots[a]) is type(slots[b]) and slots[a] == slots[b] for a, b in self.equal_slots)
+        return conditions_hold(self.equal_slots, program.slots)
 
 
 def make_template(

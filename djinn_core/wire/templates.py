@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -24,28 +25,28 @@ def digest_of(template: Template) -> bytes:
 
 
 class TemplateCache(Generic[V]):
-    """What one side keeps by template. The least recently used go first, the newest stays whatever its size."""
+    """What one side keeps by template, under its digest or what it is made from. The least recently used go first, the newest stays whatever its size."""
 
     def __init__(self, templates: int = TEMPLATES_LIMIT, instructions: int = INSTRUCTIONS_LIMIT) -> None:
         self._limits = (templates, instructions)
-        self._kept: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
         self._instructions = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, digest: bytes) -> V | None:
-        """What is kept for the template `digest`, which is used now."""
-        found = self._kept.get(digest)
+    def get(self, key: Hashable) -> V | None:
+        """What is kept for the template of that key, which is used now."""
+        found = self._kept.get(key)
         if found is None:
             return None
-        self._kept.move_to_end(digest)
+        self._kept.move_to_end(key)
         return found[0]
 
-    def put(self, digest: bytes, value: V, instructions: int) -> None:
-        """Keep `value` for the template `digest` of so many instructions."""
-        self._instructions += instructions - self._kept.pop(digest, (None, 0))[1]
-        self._kept[digest] = (value, instructions)
+    def put(self, key: Hashable, value: V, instructions: int) -> None:
+        """Keep `value` for a template of so many instructions."""
+        self._instructions += instructions - self._kept.pop(key, (None, 0))[1]
+        self._kept[key] = (value, instructions)
         templates, limit = self._limits
         while len(self._kept) > 1 and (len(self._kept) > templates or self._instructions > limit):
             _, (_, count) = self._kept.popitem(last=False)

@@ -1,0 +1,67 @@
+"""Plans are found again for programs of the same structure, and only for those."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+
+pytestmark = pytest.mark.usefixtures("embedded")
+DEVICE = "remote_accelerator:0"
+
+
+def twice_added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Adds to `a` twice, with a write to `b` in between: the second sum is the first one only if `b` is elsewhere."""
+    doubled = (a + 1) * 2
+    b.add_(5)
+    return doubled + (a + 1) * 3
+
+
+def ready(tensor: torch.Tensor) -> torch.Tensor:
+    """On the device, with nothing left to send."""
+    remote = tensor.to(DEVICE)
+    remote.cpu()
+    return remote
+
+
+def test_a_plan_for_separate_inputs_is_not_used_for_inputs_that_share_memory() -> None:
+    apart = ready(torch.zeros(3)), ready(torch.zeros(3))
+    base = ready(torch.zeros(3))
+    together = base, base.view(3)
+    together[1].cpu()
+    assert twice_added(*apart).tolist() == [5.0] * 3
+    assert twice_added(*together).tolist() == [20.0] * 3
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 2.0), (0.0, -0.0), (2.0, 3.0)])
+def test_a_plan_that_merged_equal_scalars_is_not_used_for_others(first: float, second: float) -> None:
+    x = ready(torch.tensor([1, -1]))
+    assert_same(torch.tensor([1, -1]), x, first, first)
+    assert_same(torch.tensor([1, -1]), x, first, second)
+
+
+def assert_same(local: torch.Tensor, remote: torch.Tensor, first: float, second: float) -> None:
+    """Two products that are one only if the scalars are."""
+
+    def products(t: torch.Tensor) -> torch.Tensor:
+        left, right = t * first, t * second
+        return torch.stack([left.double(), right.double()])
+
+    got, want = products(remote).cpu(), products(local)
+    assert torch.equal(got, want)
+    assert torch.equal(got.signbit(), want.signbit())
+
+
+def test_a_second_run_of_the_same_structure_plans_nothing() -> None:
+    x = ready(torch.randn(4, 4))
+
+    def run() -> None:
+        (x @ x).relu().sum().item()
+
+    run()
+    djinn.reset_stats()
+    run()
+    assert djinn.stats()["plans_made"] == 0
+    assert djinn.stats()["plans_reused"] == 1
+    assert djinn.stats()["templates_reused"] == 1
