@@ -40,9 +40,12 @@ def plan_program(
     until: Stage = "schedule",
 ) -> PipelineResult:
     """Plan a program for one device, as far as `until`."""
-    return plan(program, registry, request_for(settings, topology_of(device), until))
-
-
-def request_for(settings: Settings, topology: NetworkTopology, until: Stage) -> Request:
-    """What the settings ask of the pipeline."""
-    return Request(topology, until=until, placement_policy=settings.placement_policy, scheduler=settings.scheduler)
+    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    request = Request(
+        topology_of(device),
+        resident=dict.fromkeys(graph.inputs, device.id),  # uploads go ahead of the programs that use them
+        until=until,
+        placement_policy=settings.placement_policy,
+        scheduler=settings.scheduler,
+    )
+    return plan(graph, registry, request)
