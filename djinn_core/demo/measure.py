@@ -23,9 +23,8 @@ class Recognised:
 
     def lines(self) -> list[str]:
         """Short lines: kinds of workload, then their phases, then the patterns."""
-        prefixes = tuple(f"{workload}_" for workload in self.workloads)
-        phases = [p.removeprefix(next(filter(p.startswith, prefixes), "")) for p in self.phases]
-        told = [", ".join(self.workloads), ", ".join(p.replace("_", " ") for p in phases if p not in self.workloads)]
+        phases = (phase.removeprefix("llm_").replace("_", " ") for phase in self.phases if phase not in self.workloads)
+        told = [", ".join(self.workloads), ", ".join(phases)]
         told += [f"{count} {name}" for name, count in sorted(self.patterns.items())]
         return [line for line in told if line] or ["nothing"]
 

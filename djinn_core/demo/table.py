@@ -19,7 +19,7 @@ from djinn_core.demo.measure import Measured, Run
 WIDTH = 80
 _UNITS = ("B", "kB", "MB", "GB")
 
-# Each line of the table: a heading, and what it says of one program. An empty heading goes on with the one before.
+# Each line of the table: a heading, and what it says of one program.
 Line = tuple[str, Callable[[Measured], Text | str]]
 
 
@@ -34,9 +34,9 @@ class Setting:
 def show(results: Sequence[Measured], setting: Setting, console: Console) -> None:
     """Print the table, then what each remote run found."""
     console.print()
-    console.print(Text(" The same program here and on a server", style="bold"))
-    console.print(_facts(results))
-    console.print(_findings(results))
+    console.print(Padding(Text("The same program here and on a server", style="bold"), (0, 1)))
+    console.print(Padding(_facts(results), (0, 1)))
+    console.print(Padding(_findings(results), (0, 1)))
     console.print()
     told = (
         f"Both ways with {setting.threads} torch thread{'s' if setting.threads > 1 else ''} on {setting.device}; times "
@@ -67,15 +67,15 @@ def bytes_text(size: float) -> str:
 
 
 def _facts(results: Sequence[Measured]) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
     for measured in results:
         table.add_column(Text.assemble((measured.name, "bold cyan"), "\n", (measured.title, "cyan")), min_width=17)
     for section in _SECTIONS:
         for heading, cell in section:
-            table.add_row(Text(f" {heading}", style="dim"), *(cell(measured) for measured in results))
+            table.add_row(Text(heading, style="dim"), *(cell(measured) for measured in results))
         table.add_section()
-    table.add_row(Text(" recognised", style="dim"), *("\n".join(m.recognised.lines()) for m in results))
+    table.add_row(Text("recognised", style="dim"), *("\n".join(m.recognised.lines()) for m in results))
     return table
 
 
@@ -83,7 +83,7 @@ def _findings(results: Sequence[Measured]) -> Table:
     table = Table.grid(padding=(0, 2))
     for measured in results:
         for number, line in enumerate(measured.highlights):
-            table.add_row(Text(f" {measured.name}" if number == 0 else "", style="cyan"), Text(line))
+            table.add_row(Text(measured.name if number == 0 else "", style="cyan"), Text(line))
     return table
 
 
@@ -107,18 +107,18 @@ _SECTIONS: tuple[tuple[Line, ...], ...] = (
         ("equal", _equal),
         ("time here", lambda m: _seconds(m.local)),
         ("time on server", lambda m: _seconds(m.remote)),
-        ("  first run", lambda m: _seconds(m.remote_first)),
+        ("time, first run", lambda m: _seconds(m.remote_first)),
     ),
     (
         ("upload", lambda m: f"{bytes_text(m.upload.counters['bytes_sent'])}, {_seconds(m.upload)}"),
         ("sent", lambda m: bytes_text(m.remote.counters["bytes_sent"])),
-        ("  first run", lambda m: bytes_text(m.remote_first.counters["bytes_sent"])),
+        ("sent, first run", lambda m: bytes_text(m.remote_first.counters["bytes_sent"])),
         ("received", lambda m: bytes_text(m.remote.counters["bytes_received"])),
         ("round trips", lambda m: str(m.remote.counters["round_trips"])),
     ),
     (
         ("plans, first run", lambda m: _plans(m.remote_first)),
-        ("  second run", lambda m: _plans(m.remote)),
+        ("plans", lambda m: _plans(m.remote)),
         (
             "templates reused",
             lambda m: f"{m.remote.counters['templates_reused']} of {m.remote.counters['submissions']}",

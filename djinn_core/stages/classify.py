@@ -73,8 +73,9 @@ def _without_attention(graph: Graph, kinds: set[Modality], attention: bool) -> t
             )
     if convolutions > products:
         return WorkloadType.VISION, f"{convolutions} convolutions outnumber {products} matrix products"
-    if tables >= _TABLES_OF_A_RECOMMENDER and not attention:
-        return WorkloadType.RECOMMENDER, f"{tables} embedding tables and no attention"
+    # Tables alone say nothing: a program that ends early, at a sync point, may be the beginning of any encoder.
+    if tables >= _TABLES_OF_A_RECOMMENDER and products and not attention:
+        return WorkloadType.RECOMMENDER, f"{tables} embedding tables, {products} matrix products and no attention"
     return WorkloadType.GENERIC, f"{products} matrix products, {convolutions} convolutions, no rule for more"
 
 

@@ -148,6 +148,21 @@ def recommender():
     return Recommender(), torch.zeros(5, 4, dtype=torch.long)
 
 
+class EmbeddingsOfAnEncoder(nn.Module):
+    """What BERT does before it looks whether the mask masks anything: the rest is a program of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions, self.kinds = nn.Embedding(1000, 4), nn.Embedding(64, 4), nn.Embedding(2, 4)
+
+    def forward(self, tokens):
+        return self.words(tokens) + self.positions(torch.arange(5)) + self.kinds(torch.zeros_like(tokens))
+
+
+def embeddings_of_an_encoder():
+    return EmbeddingsOfAnEncoder(), torch.zeros(2, 5, dtype=torch.long)
+
+
 def speech():
     return nn.Sequential(
         nn.Conv1d(1, 8, 10, 5), nn.GELU(), nn.Conv1d(8, 8, 3, 2), nn.Flatten(), nn.Linear(8 * 19, 4)
@@ -164,6 +179,7 @@ def speech():
         (causal_without_cache, WorkloadType.LLM, Modality.TEXT),
         (perceptron, WorkloadType.GENERIC, Modality.UNKNOWN),
         (recommender, WorkloadType.RECOMMENDER, Modality.TEXT),
+        (embeddings_of_an_encoder, WorkloadType.GENERIC, Modality.TEXT),
         (speech, WorkloadType.AUDIO, Modality.AUDIO),
     ],
     ids=lambda x: getattr(x, "__name__", None),
