@@ -23,6 +23,7 @@ from djinn_core.interception.recorder import current
 from djinn_core.interception.rules import KERNEL_DECIDES
 from djinn_core.interception.site import user_site
 from djinn_core.interception.storage import Storage, Value
+from djinn_core.interception.writes import check_overlap
 from djinn_core.ir.program import Call, Slot
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -193,6 +194,8 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
         if value.storage.user is not recorder:
             recorder.touch(value.storage)
     for written in call.writes:
+        if len(operands) > 1:
+            check_overlap(call, operands[written], operands)
         recorder.claim(operands[written].remote.storage)
     results: list[Any] = []
     for meta, alias, same, nbytes in call.outcome:

@@ -16,9 +16,10 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.current_device import existing_index
 from djinn_core.interception.encode import encode_form
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.lazy_tensor import LazyTensor
 from djinn_core.interception.rules import must_ask, rule_for
 from djinn_core.interception.storage import Storage
+from djinn_core.interception.writes import check_cast, check_targets, only_kernels_know
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
 
@@ -96,6 +97,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     before = [meta_of(t, device) for t in world.tensors]
     try:
         with torch.no_grad():
+            check_cast(func, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         raise UnknownResult from error
@@ -104,48 +106,14 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
             raise UnknownResult from error
         raise
     call = _build(func, args, kwargs, device, world, before, out)
-    if _only_kernels_know(func, call):
+    if only_kernels_know(func, call):
         raise UnknownResult
     return call
-
-
-def _only_kernels_know(func: Any, call: Call) -> bool:
-    """Whether kernels check or decide what meta kernels do not.
-
-    They refuse to write where several elements are one, and lay out what they resize as its inputs are laid out.
-    """
-    if any(_overlaps(call.operands[w]) for w in call.writes):
-        return True
-    resizes_out = call.changes and any(a.kwarg_only and a.is_out for a in torch_private.schema_of(func).arguments)
-    return bool(resizes_out) and not all(m.stride == contiguous_strides(m.shape) for m in call.operands)
-
-
-def _overlaps(meta: TensorMeta) -> bool:
-    return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
 
 
 def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a factory returns that takes after remote tensors and is told to make its result on another device."""
     return func(*MetaWorld().convert(args), **kwargs)
-
-
-def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse to write into a CPU tensor.
-
-    Raises:
-        RuntimeError: an operand that the op writes is on the CPU, as on every accelerator.
-    """
-    schema = {a.name: a for a in torch_private.schema_of(func).arguments}
-    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
-        info = schema[name].alias_info
-        if info is None or not info.is_write:
-            continue
-        targets = argument if isinstance(argument, (list, tuple)) else (argument,)
-        if any(isinstance(t, torch.Tensor) and not isinstance(t, LazyTensor) for t in targets):
-            raise RuntimeError(
-                f"Expected all tensors to be on the same device, but {func.name()} is to write what it makes of tensors "
-                f"on {DEVICE_NAME} to `{name}` on another device"
-            )
 
 
 def _index_given(kwargs: dict[str, Any], device: int) -> int:

@@ -125,6 +125,8 @@ def adopt(tensor: LazyTensor, meta: TensorMeta) -> None:
     )
     template.remote = tensor.remote
     torch_private.adopt_metadata(tensor, template)
+    if meta.conj or meta.neg:
+        torch_private.set_bits(tensor, meta.conj, meta.neg)
 
 
 def describe(tensor: LazyTensor) -> str:
