@@ -18,11 +18,11 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench clean FORCE
+.PHONY: help venv demo test pytest lint format bench conformance clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 venv: $(READY) ## create or update the virtual environment
 
@@ -46,6 +46,9 @@ format: $(READY) ## mend what ruff can mend
 
 bench: $(READY) ## run the benchmarks and print their results
 	@for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+conformance: $(READY) ## every sample of PyTorch's own databases of ops, modules and optimizers; takes minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from op_database import LEFT_OUT, SPARSE, check, entries, name_of
 
 from djinn_core.errors import UnsupportedOperation
 
 SAMPLES = 2  # of each entry; `make conformance` runs them all
 
-SPARSE = "sparse tensors stay on the CPU: remote_accelerator has strided tensors only"
-JITERATOR = "compiles CUDA source, so there is nothing on the CPU to compare with"
-
-# The entries that are not right, and why. An entry that starts to be right must be taken off.
-LEFT_OUT = {
-    "jiterator_2inputs_2outputs": JITERATOR,
-    "jiterator_4inputs_with_extra_args": JITERATOR,
-    "jiterator_binary": JITERATOR,
-    "jiterator_binary_return_by_ref": JITERATOR,
-    "jiterator_unary": JITERATOR,
-    "sparse.mm.reduce": SPARSE,
-    "sparse.sampled_addmm": SPARSE,
-    "to_sparse": SPARSE,
-}
-
 
 @pytest.fixture(scope="module")
 def verdicts(embedded_for_all):
-    from op_database import check, entries, name_of
-
     return {name_of(op): check(op, samples=SAMPLES) for op in entries()}
 
 
