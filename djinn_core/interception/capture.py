@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from djinn_core.interception.lazy_tensor import logical_device
-from djinn_core.interception.recorder import Entry, current, freeze
+from djinn_core.interception.recorder import current, freeze
 from djinn_core.interception.storage import still_to_free
+from djinn_core.interception.streaming import Entry
 from djinn_core.ir.program import Program
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Container
-from types import CodeType
+from collections.abc import Callable, Container
 
 import attrs
 import torch
@@ -14,9 +13,8 @@ import torch
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.port import Answer, Runtime, Submission, port
 from djinn_core.interception.storage import Storage, Value, freed
-from djinn_core.ir.program import Call, Program, Slot
-
-Entry = tuple[Call, tuple[int, ...], tuple[Slot, ...], CodeType, int]
+from djinn_core.interception.streaming import Entry, steady_cut
+from djinn_core.ir.program import Program, Slot
 
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
 UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
@@ -111,9 +109,9 @@ class Recorder:
             self._send(port.runtime(), Ask())
 
     def checkpoint(self) -> None:
-        """Cut a program that has grown to the limit, so that a loop without a sync point runs in bounded memory."""
+        """Send most of a program that has grown to the limit, so that a loop without a sync point runs in bounded memory."""
         if not self.captures:
-            self.cut()
+            self._send(port.runtime(), Ask(), steady_cut)
 
     def ask(self, ask: Ask) -> Answer:
         """Send what was recorded so far and wait for what `ask` names."""
@@ -136,34 +134,38 @@ class Recorder:
             if freed and not self.captures:
                 self._send(runtime, Ask())
 
-    def _send(self, runtime: Runtime, ask: Ask) -> int:
+    def _send(self, runtime: Runtime, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> int:
         with collect_later, sending:
             _send_held(runtime)
             if ask.synchronize or _waiting.count > WAITING_LIMIT:
                 for other in recorders():
                     if other is not self and other.entries:
                         runtime.submit(other.take(Ask()))
-            return runtime.submit(self.take(ask))
+            return runtime.submit(self.take(ask, cut))
 
-    def take(self, ask: Ask) -> Submission:
-        """Take what was recorded so far, to be submitted before `sending` is released."""
-        # In this order: what is freed by now was used by what is recorded by now, and whoever appends after `epoch` has
-        # changed will see that.
+    def take(self, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> Submission:
+        """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
+        # What is freed by now was used by what is recorded by now. Whoever appends after `epoch` has changed will see that;
+        # where only a part is taken, by this recorder's own thread, what stays is as unsent as before.
         dead = self._collect_freed()
-        self.epoch += 1
-        taken = self.entries[:]
+        if cut is len:
+            self.epoch += 1
+        taken = self.entries[: cut(self.entries)]
         del self.entries[: len(taken)]
+        if cut is not len:
+            dead = _put_back(dead, self.entries)
         self.uploaded = self.uploads = 0
         for captured in self.captures:
             captured.extend(taken)
-        program = freeze(taken, dead)
+        handles = [handle for handle, _ in dead]
+        program = freeze(taken, handles)
         inside = program.dead
-        free = tuple(h for h in dead if h not in inside)
+        free = tuple(h for h in handles if h not in inside)
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
 
-    def _collect_freed(self) -> list[int]:
+    def _collect_freed(self) -> list[tuple[int, Storage]]:
         """Freed handles that no other thread's unsent program uses; the others wait."""
-        mine: list[int] = []
+        mine: list[tuple[int, Storage]] = []
         waiting = 0
         for _ in range(len(freed)):
             handle, storage = freed.popleft()
@@ -172,9 +174,16 @@ class Recorder:
                 freed.append((handle, storage))
                 waiting += 1
             else:
-                mine.append(handle)
+                mine.append((handle, storage))
         _waiting.count = waiting
         return mine
+
+
+def _put_back(dead: list[tuple[int, Storage]], entries: list[Entry]) -> list[tuple[int, Storage]]:
+    """Let those of the freed handles wait that `entries` mention; the others."""
+    used = {handle for entry in entries for handle in entry[1]}
+    freed.extend(pair for pair in dead if pair[0] in used)
+    return [pair for pair in dead if pair[0] not in used]
 
 
 @attrs.define

@@ -1,0 +1,32 @@
+"""Where to cut a program that is sent before its sync point.
+
+A loop without a sync point must not be cut every so many instructions: unless that number is a multiple of the loop's
+length, every piece would differ from all before, and be planned and sent anew. So the cut is made where the program
+itself looks a certain way, which is at the same point of the loop every time round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+
+from djinn_core.ir.program import Call, Slot
+
+Entry = tuple[Call, tuple[int, ...], tuple[Slot, ...], CodeType, int]
+
+CONTEXT = 8  # instructions, from the cut on, that decide how it looks
+
+
+def steady_cut(entries: Sequence[Entry]) -> int:
+    """How many of the entries to send: up to the last place, in their last three quarters, that looks least.
+
+    Looks depend on ops and their lines alone. A loop that fits into three quarters of the entries is cut at one point only
+    from its second piece on; of a longer one there are a few kinds of pieces.
+    """
+    first = max(len(entries) // 4, 1)
+    looks = [hash((call.signature.id, offset)) for call, _, _, _, offset in entries[first:]]
+    if len(looks) <= CONTEXT:
+        return len(entries)
+    contexts = [hash(tuple(looks[i : i + CONTEXT])) for i in range(len(looks) - CONTEXT)]
+    least = min(contexts)
+    return first + len(contexts) - 1 - contexts[::-1].index(least)
