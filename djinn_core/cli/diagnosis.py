@@ -16,7 +16,7 @@ import attrs
 from djinn_core import config
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Resolved, SettingRow, Settings
-from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
@@ -43,11 +43,12 @@ class Finding:
 
 @attrs.frozen
 class ServerRow:
-    """A configured server: whether it lets us in, and what it runs."""
+    """A configured server: whether it lets us in, and what it runs; otherwise why not, and how to mend it."""
 
     url: str
     reachable: bool
     detail: str
+    mend: str = ""
 
 
 @attrs.frozen
@@ -76,7 +77,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
         return Diagnosis(versions(), (), (), str(config.config_file(environ)), (), tuple(findings))
     findings += check_file(resolved)
     registry = _caught(lambda: load(resolved), findings, "Uninstall or disable the plugin.") or Registry()
-    findings += check_plugins(registry.rows)
+    findings += check_plugins(registry.rows, resolved.settings)
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
@@ -147,15 +148,17 @@ def load(resolved: Resolved) -> Registry:
     return survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins()).registry
 
 
-def check_plugins(rows: tuple[PluginRow, ...]) -> Iterator[Finding]:
-    """Plugins that cannot be used."""
+def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:
+    """Plugins that cannot be used: fatal where they were asked for by name, or where all must load."""
+    wanted = settings.plugins or ()
     for row in rows:
-        if row.status == "failed":
-            yield Finding(
-                row.error or f"{row.label} failed.",
-                f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}.",
-                fatal=False,
-            )
+        if row.status != "failed":
+            continue
+        if row.name in wanted:
+            mend = "Install or mend it, or take it out of the setting `plugins`."
+        else:
+            mend = f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}."
+        yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in wanted)
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:
@@ -171,19 +174,26 @@ def _ask_server(url: str, token: str, transports: Sequence[Transport], timeout: 
     try:
         status = ask_status(url, token, transports, timeout)
     except DjinnError as error:
-        return ServerRow(url, reachable=False, detail=str(error))
+        return ServerRow(url, reachable=False, detail=str(error), mend=_server_mend(error))
     devices = ", ".join(executor.device.id for executor in status.executors) or "no executor yet"
     return ServerRow(url, reachable=True, detail=f"djinn {status.version}, {devices}")
 
 
+def _server_mend(error: DjinnError) -> str:
+    if isinstance(error, AccessRefused):
+        return "Use that server's token: copy the connection file that it wrote, or set DJINN_TOKEN."
+    if isinstance(error, PluginError):
+        return "`djinn plugins` shows which transports are there."
+    return "Start `djinn serve` there, or check the address, the tunnel and firewalls in between."
+
+
 def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
-    """Servers that do not let us in."""
+    """Addresses that do not let us in: fatal where none does."""
+    useless = not any(row.reachable for row in rows)
     for row in rows:
         if not row.reachable:
-            yield Finding(
-                f"The server {row.url} cannot be used: {row.detail}",
-                "Check that `djinn serve` runs there, the address, the token, and whether a firewall is in between.",
-            )
+            what = row.detail if row.url in row.detail else f"{row.url}: {row.detail}"
+            yield Finding(what, row.mend, fatal=useless)
 
 
 def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | None:

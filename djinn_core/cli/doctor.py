@@ -7,10 +7,14 @@ from collections.abc import Sequence
 
 import attrs
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from djinn_core.cli.diagnosis import Diagnosis, diagnose
+
+_NOTHING = {"None": "", "()": ""}  # values of settings that say nothing
 
 
 @click.command(name="doctor")
@@ -31,30 +35,38 @@ def command(as_json: bool) -> None:
 
 
 def _show(diagnosis: Diagnosis, console: Console) -> None:
-    console.print(_pairs("Versions", ("what", "version"), list(diagnosis.versions.items())))
+    versions = list(diagnosis.versions.items())
     plugins = [(row.name, row.kind, f"{row.distribution} {row.version}", row.status) for row in diagnosis.plugins]
-    console.print(_pairs("Plugins", ("name", "kind", "from", "status"), plugins))
-    settings = [(row.name, row.value, row.origin) for row in diagnosis.settings]
-    console.print(_pairs("Settings", ("name", "value", "where it came from"), settings))
-    console.print(f"Configuration file: {diagnosis.configuration_file or 'none'}", highlight=False, markup=False)
+    settings = [(row.name, _NOTHING.get(row.value, row.value), row.origin) for row in diagnosis.settings]
+    console.print(_pairs("Versions", ("what", "version"), versions), "")
+    console.print(_pairs("Plugins", ("name", "kind", "from", "status"), plugins), "")
+    console.print(_pairs("Settings", ("name", "value", "where it came from"), settings), "")
+    _say(console, f"Configuration file: {diagnosis.configuration_file or 'none'}")
     for server in diagnosis.servers:
-        word = "answers" if server.reachable else "does not let us in"
-        console.print(f"Server {server.url} {word}: {server.detail}", highlight=False, markup=False)
+        _say(console, f"Server {server.url}: {server.detail if server.reachable else 'of no use, see below'}")
     if not diagnosis.servers:
-        console.print("Servers: none configured; an executor on this machine starts at first use.")
+        _say(console, "Servers: none; an executor on this machine starts at first use.")
+    console.print()
     _show_findings(diagnosis, console)
 
 
 def _show_findings(diagnosis: Diagnosis, console: Console) -> None:
-    if not diagnosis.findings:
-        console.print("[green]All is well.[/green]")
     for finding in diagnosis.findings:
         console.print("[red]wrong[/red]  " if finding.fatal else "[yellow]note[/yellow]   ", end="")
-        console.print(f"{finding.what}\n       {finding.mend}", highlight=False, markup=False)
+        _say(console, f"{finding.what}\n       {finding.mend}")
+    if diagnosis.well:
+        console.print("[green]All is well.[/green]" if not diagnosis.findings else "[green]Djinn works.[/green]")
+
+
+def _say(console: Console, text: str) -> None:
+    """Text as it is, broken by the terminal if at all, so that addresses can be copied and searched for."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _pairs(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(*headings, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+        table.add_row(*(Text(cell) for cell in row))
     return table

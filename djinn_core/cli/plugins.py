@@ -7,8 +7,10 @@ from pathlib import Path
 
 import attrs
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.cli.new_plugin import render
@@ -40,12 +42,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
     console.print(_table(rows))
     for row in rows:
         if row.error:
-            console.print(f"[red]{row.name}:[/red] ", end="")
-            console.print(row.error, markup=False, highlight=False)
+            console.print(Text.assemble((f"{row.name}: ", "red"), row.error), highlight=False, soft_wrap=True)
 
 
 def _table(rows: tuple[PluginRow, ...]) -> Table:
-    table = Table("name", "kind", "distribution", "version", "status", title="Plugins")
+    table = Table("name", "kind", "distribution", "version", "status", box=SIMPLE_HEAD, show_edge=False)
     for row in rows:
         table.add_row(row.name, row.kind, row.distribution, row.version, f"[{_STYLES[row.status]}]{row.status}[/]")
     return table

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 import msgspec
 from rich.console import Console
@@ -15,6 +16,8 @@ from rich.text import Text
 
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.wire.messages import ExecutorStatus, Status
+
+PATIENCE = 5.0  # seconds for each server
 
 
 @click.command(name="status")
@@ -41,7 +44,8 @@ def _ask(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, St
 
     given = {"servers": servers or None, "connection_file": connection_file}
     settings = resolve({name: value for name, value in given.items() if value is not None}).settings
-    answers = ask_servers(settings)
+    # A person is waiting: shorter than a program would.
+    answers = ask_servers(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)))
     if not answers:
         raise ConfigurationError(
             "no server is configured: name one with --server URL (and DJINN_TOKEN), or the file that `djinn serve` wrote "
@@ -70,9 +74,11 @@ def _memory_by_owner(status: Status) -> dict[str, int]:
 def _show(url: str, answer: Status | DjinnError) -> None:
     console = Console(highlight=False)
     if isinstance(answer, DjinnError):
-        console.print(f"{url}: {answer}", markup=False)
+        reason = str(answer)
+        console.print(reason if url in reason else f"{url}: {reason}", markup=False, soft_wrap=True)
         return
-    console.print(f"{url}: djinn {answer.version}, process {answer.process}, up {answer.uptime:.0f} s", markup=False)
+    facts = f"{url}: djinn {answer.version}, process {answer.process}, up {answer.uptime:.0f} s"
+    console.print(facts, markup=False, soft_wrap=True)
     for executor in answer.executors:
         _show_executor(console, executor)
 
@@ -81,7 +87,8 @@ def _show_executor(console: Console, executor: ExecutorStatus) -> None:
     device = executor.device
     memory = f"{_size(device.memory_free)} of {_size(device.memory)} free" if device.memory else "memory unknown"
     title = f"{device.id} {device.name}".strip()
-    console.print(f"  {title}: {executor.state}, process {executor.process}, {memory}", markup=False)
+    facts = f"  {title}: {executor.state}, process {executor.process}, {memory}"
+    console.print(facts, markup=False, soft_wrap=True)
     if not executor.sessions:
         console.print("    no sessions")
         return

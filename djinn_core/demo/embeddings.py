@@ -84,4 +84,4 @@ class EmbeddingSearch:
         scores, nearest = (asked @ known.T).max(dim=1)
         names = [self._passages[index].name for index in nearest.tolist()]
         found = zip(QUESTIONS, names, scores.tolist(), strict=True)
-        return [f'"{question}": {name}, score {score:.2f}' for question, name, score in found]
+        return [f'"{question}": {name} ({score:.2f})' for question, name, score in found]

@@ -59,7 +59,7 @@ class Generation:
 
     def highlights(self, remote: list[int]) -> list[str]:
         """The first tokens that were generated."""
-        shown = remote[PROMPT_TOKENS : PROMPT_TOKENS + 5]
+        shown = remote[PROMPT_TOKENS : PROMPT_TOKENS + 4]
         return [f"{NEW_TOKENS} new tokens, of random weights: {' '.join(map(str, shown))} ..."]
 
 

@@ -35,8 +35,10 @@ def show(results: Sequence[Measured], setting: Setting, console: Console) -> Non
     """Print the table, then what each remote run found."""
     console.print()
     console.print(Padding(Text("The same program here and on a server", style="bold"), (0, 1)))
+    console.print()
     console.print(Padding(_facts(results), (0, 1)))
-    console.print(Padding(_findings(results), (0, 1)))
+    console.print()
+    console.print(Padding(_findings(results), (0, 0, 0, 1)))
     console.print()
     told = (
         f"Both ways with {setting.threads} torch thread{'s' if setting.threads > 1 else ''} on {setting.device}; times "
@@ -117,8 +119,8 @@ _SECTIONS: tuple[tuple[Line, ...], ...] = (
         ("round trips", lambda m: str(m.remote.counters["round_trips"])),
     ),
     (
-        ("plans, first run", lambda m: _plans(m.remote_first)),
         ("plans", lambda m: _plans(m.remote)),
+        ("plans, first run", lambda m: _plans(m.remote_first)),
         (
             "templates reused",
             lambda m: f"{m.remote.counters['templates_reused']} of {m.remote.counters['submissions']}",

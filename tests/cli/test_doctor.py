@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from djinn_core import torch_private
 from djinn_core.cli import main
-from djinn_core.cli.diagnosis import check_torch, check_versions, diagnose, versions
+from djinn_core.cli.diagnosis import ServerRow, check_servers, check_torch, check_versions, diagnose, versions
 
 
 @pytest.fixture
@@ -86,3 +86,25 @@ def test_a_readable_token_is_a_note(environ, tmp_path):
 def test_a_variable_that_means_nothing_is_a_note(environ):
     found = findings(environ | {"DJINN_SERVRES": "tcp://x"})
     assert "Did you mean DJINN_SERVERS?" in [finding.mend for finding in found.values()]
+
+
+def test_a_plugin_that_was_asked_for_and_is_not_there_is_fatal(environ):
+    found = diagnose(environ | {"DJINN_PLUGINS": "nosuch"})
+    assert not found.well
+    assert "take it out of the setting `plugins`" in found.findings[0].mend
+
+
+def test_one_address_that_works_is_enough():
+    good = ServerRow("tcp://a:1", reachable=True, detail="djinn 26, cpu:0")
+    bad = ServerRow("http://a:2", reachable=False, detail="nobody answers at http://a:2", mend="Start it.")
+    assert [finding.fatal for finding in check_servers((good, bad))] == [False]
+    assert [(finding.what, finding.fatal) for finding in check_servers((bad,))] == [(bad.detail, True)]
+
+
+def test_what_is_printed_is_not_broken_into_lines_when_piped(environ):
+    url = "unix:///a/rather/long/path/that/no/line/of/eighty/columns/will/ever/hold/nonexistent.sock"
+    done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SERVERS": url, "DJINN_TOKEN": "hush"})
+    assert done.exit_code == 1
+    assert f"Server {url}: of no use, see below" in done.output
+    assert "Start `djinn serve` there" in done.output
+    assert "All is well" not in done.output
