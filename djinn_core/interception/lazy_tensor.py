@@ -9,6 +9,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception import copies
+from djinn_core.interception.remote_storage import RemoteStorage
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
 
@@ -60,6 +61,10 @@ class LazyTensor(torch.Tensor):
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")
+
+    def untyped_storage(self) -> RemoteStorage:
+        """Which memory the tensor looks into; the bytes are not here."""
+        return RemoteStorage.of_tensor(self)
 
     @property
     def data(self) -> torch.Tensor:

@@ -103,16 +103,6 @@ def is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bo
     return False
 
 
-@handles(aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset)
-def set_(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`target.set_(source, ...)`: from now on `target` looks into the storage of `source`."""
-    target, source = args[0], args[1]
-    offset, size, stride = args[2:] if len(args) > 2 else (source.storage_offset(), source.shape, source.stride())
-    view = record(aten.as_strided.default, (source, list(size), list(stride), offset), {})
-    target.data = view
-    return target
-
-
 @handles(aten._has_compatible_shallow_copy_type.default)
 def can_share_metadata(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     """Whether `a.data = b` may take over the metadata of `b`: only between remote tensors."""
