@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -83,9 +84,15 @@ class LazyTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return copies.reduce(self)
 
+    @property
     def __tensor_flatten__(self) -> Any:
-        """Exists so that `nn.Module.to` keeps Parameter objects and ties: modules swap subclasses that have it."""
-        raise NotImplementedError("a LazyTensor has no inner tensors")
+        """There only while `nn.Module.to` runs, which swaps subclasses that have it: Parameters and ties stay.
+
+        At any other time it would tell libraries to look for inner tensors.
+        """
+        if not conversion.active:
+            raise AttributeError("a LazyTensor has no inner tensors")
+        return self.__tensor_unflatten__
 
     @staticmethod
     def __tensor_unflatten__(*_: Any) -> Any:
@@ -93,6 +100,13 @@ class LazyTensor(torch.Tensor):
         raise NotImplementedError("a LazyTensor has no inner tensors")
 
 
+class _Conversion(threading.local):
+    """Whether this thread is moving or converting a module."""
+
+    active = False
+
+
+conversion = _Conversion()
 dispatcher: list[Dispatch] = []
 _devices: dict[int, torch.device] = {}
 

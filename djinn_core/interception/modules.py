@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.lazy_tensor import LazyTensor, conversion
 from djinn_core.torch_private import ModuleApply
 
 
@@ -21,13 +21,23 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
 
     @functools.wraps(apply)
     def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        remote = any(isinstance(p, LazyTensor) for p in module.parameters(recurse=False))
-        if not remote or torch.__future__.get_swap_module_params_on_conversion():
-            return apply(module, fn, *args, **kwargs)
-        torch.__future__.set_swap_module_params_on_conversion(True)
+        outer, conversion.active = conversion.active, True
         try:
-            return apply(module, fn, *args, **kwargs)
+            return _apply_swapping(apply, module, fn, *args, **kwargs)
         finally:
-            torch.__future__.set_swap_module_params_on_conversion(False)
+            conversion.active = outer
 
     return applied
+
+
+def _apply_swapping(
+    apply: ModuleApply, module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any
+) -> Any:
+    remote = any(isinstance(p, LazyTensor) for p in module.parameters(recurse=False))
+    if not remote or torch.__future__.get_swap_module_params_on_conversion():
+        return apply(module, fn, *args, **kwargs)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return apply(module, fn, *args, **kwargs)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
