@@ -49,6 +49,19 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
     return repeats.new_empty(output_size, dtype=torch.int64)
 
 
+def _convolution(given: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Kernels keep channels last where either the input or the weight does; the meta kernel says so for CUDA alone."""
+    out: torch.Tensor = aten.convolution.default(given, weight, *args, **kwargs)
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(out.dim())
+    if wanted is None or not any(_laid_out(t, wanted) for t in (given, weight)):
+        return out
+    return out.contiguous(memory_format=wanted)
+
+
+def _laid_out(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
+    return tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous()
+
+
 def _grouped_mm(
     left: torch.Tensor,
     right: torch.Tensor,
@@ -71,6 +84,7 @@ _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_outpu
 _RULES: dict[Any, Rule] = {
     aten.native_batch_norm.default: _batch_norm(aten.native_batch_norm.default),
     aten._native_batch_norm_legit.default: _batch_norm(aten._native_batch_norm_legit.default),
+    aten.convolution.default: _convolution,
     aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,

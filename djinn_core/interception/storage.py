@@ -65,7 +65,8 @@ class Value:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
 
     def __del__(self) -> None:
-        freed.append((self.handle, self.storage))
+        if hasattr(self, "handle"):  # whoever copies objects may make one without calling its constructor
+            freed.append((self.handle, self.storage))
 
 
 class BorrowedValue(Value):
