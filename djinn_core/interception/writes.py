@@ -5,6 +5,7 @@ Without these checks an op that PyTorch refuses would be recorded, fail on the e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,12 +54,26 @@ def check_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
 
 
+@functools.cache
 def functional_of(func: Any) -> Any:
-    """The op that returns what the pointwise op `func` writes in place; None for all others."""
-    packet, _, overload = func.name().removeprefix("aten::").partition(".")
+    """The op that returns what the pointwise op `func` writes in place; None for all others.
+
+    It takes arguments of the same types, but its overload may have another name: `pow.Tensor_Scalar` for `pow_.Scalar`.
+    """
+    packet = func.name().removeprefix("aten::").partition(".")[0]
     if torch.Tag.pointwise not in func.tags or not packet.endswith("_") or packet.endswith("__"):
         return None
-    return getattr(getattr(torch.ops.aten, packet.removesuffix("_"), None), overload or "default", None)
+    plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
+    overloads = [] if plain is None else [getattr(plain, name) for name in plain.overloads()]
+    return next((o for o in overloads if _types(o) == _types(func) and not _writes_out(o)), None)
+
+
+def _types(func: Any) -> list[str]:
+    return [str(a.type) for a in torch_private.schema_of(func).arguments]
+
+
+def _writes_out(func: Any) -> bool:
+    return any(a.alias_info is not None and a.alias_info.is_write for a in torch_private.schema_of(func).arguments)
 
 
 def only_kernels_know(func: Any, call: Call) -> bool:
