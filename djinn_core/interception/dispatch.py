@@ -14,6 +14,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.ask import ask_executor
+from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
 from djinn_core.interception.infer import UnknownResult, infer, make_elsewhere, order_of
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, adopt, wrap
@@ -104,7 +105,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("device") is not None and kwargs["device"].type != DEVICE_NAME:
             return make_elsewhere(func, args, kwargs)
         try:
-            call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
+            with collect_later:  # meta kernels import modules, in the middle of which nothing else may
+                call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
         except UnknownResult:
             asked = ask_executor(func, args, kwargs, operands, slots)
             if func in KERNEL_DECIDES:
