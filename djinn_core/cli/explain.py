@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
 
 
-@click.command("explain", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("explain", context_settings={"ignore_unknown_options": True})
 @click.option("--until", type=click.Choice(_STAGES), default=_STAGES[-1], help="The last stage to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(script: Path, arguments: tuple[str, ...], until: str, as_json: bool) -> None:
     """Run SCRIPT with ARGUMENTS and show what each stage decided about its programs, and why.
+
+    What follows -- is for the script, whatever it looks like.
 
     Programs of the same structure are planned, and shown, once. What the script prints goes to standard error.
     """

@@ -22,21 +22,17 @@ SCRIPT = """
 def explain(path: Path, *arguments: str, source: str = SCRIPT) -> subprocess.CompletedProcess[str]:
     script = path / "script.py"
     script.write_text(textwrap.dedent(source))
-    command = [sys.executable, "-m", "djinn_core.cli", "explain"]
-    flags = [a for a in arguments if a.startswith("--")] + [a for a in arguments if a in {"place", "annotate"}]
-    rest = [a for a in arguments if a not in flags]
-    return subprocess.run(
-        [*command, *flags, str(script), *rest], capture_output=True, text=True, timeout=100, check=False
-    )
+    command = [sys.executable, "-m", "djinn_core.cli", "explain", str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_json_holds_every_program_and_nothing_else(tmp_path):
-    done = explain(tmp_path, "--json", "an-argument")
+    done = explain(tmp_path, "--json", "an-argument", "--", "--until")
     assert done.returncode == 0, done.stderr
     programs = json.loads(done.stdout)
     assert any("aten::tanh" in p["graph"]["operations"] for p in programs)
     assert all(p["place"]["decisions"][0]["reason"] for p in programs)
-    assert "said by the script ['an-argument']" in done.stderr
+    assert "said by the script ['an-argument', '--until']" in done.stderr
 
 
 def test_text_stops_where_it_is_told(tmp_path):
