@@ -44,7 +44,7 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
     _say(console, f"Configuration file: {diagnosis.configuration_file or 'none'}")
     for server in diagnosis.servers:
         _say(console, f"Server {server.url}: {server.detail if server.reachable else 'of no use, see below'}")
-    if not diagnosis.servers:
+    if not diagnosis.servers and diagnosis.well:
         _say(console, "Servers: none; an executor on this machine starts at first use.")
     console.print()
     _show_findings(diagnosis, console)

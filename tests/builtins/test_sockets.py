@@ -24,6 +24,14 @@ def raw_and_ours():
     raw.close()
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT raises, also where the suite runs in the background of a shell, which has it ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 def interrupt(number):
     signal.pthread_kill(threading.main_thread().ident, number)
 
@@ -103,7 +111,7 @@ def test_garbage_closes_the_connection(raw_and_ours):
         connection.receive(1)
 
 
-def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours):
+def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours, interruptible):
     raw, connection = raw_and_ours
     stream = encoded(Frame(b"head", [b"x" * 1000]))
     raw.sendall(stream[:500])
@@ -116,7 +124,7 @@ def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours):
     assert connection.receive(1).head == b"head"
 
 
-def test_an_interrupted_send_ends_the_connection(raw_and_ours):
+def test_an_interrupted_send_ends_the_connection(raw_and_ours, interruptible):
     _, connection = raw_and_ours
     timer = threading.Timer(0.2, interrupt, [signal.SIGINT])
     timer.start()
