@@ -1,0 +1,116 @@
+"""`capture`, `plan`, `explain`, `execute` and `Scheduler`, as a user meets them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import djinn
+
+DEVICE = "remote_accelerator:0"
+
+
+def test_capture_needs_no_server_and_no_device_argument() -> None:
+    script = """
+        import torch, djinn
+        with djinn.capture() as captured:
+            assert djinn.is_capturing()
+            x = torch.randn(2, 4) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+            y = torch.nn.Linear(4, 3)(x).relu()
+        assert not djinn.is_capturing() and not djinn.is_initialized()
+        assert captured.graph.by_op["relu"] and djinn.get_graph().topology_hash == captured.graph.topology_hash
+        assert captured.profile.phases and len(captured.semantic_metadata) == len(captured.graph.nodes)
+        assert not djinn.is_initialized()
+        assert y.shape == (2, 3) and (y.cpu() >= 0).all() and djinn.is_initialized()
+    """
+    lines = "\n".join(line.removeprefix(" " * 8) for line in script.splitlines())
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("embedded")
+def test_a_schedule_runs_again_on_other_inputs() -> None:
+    weight = torch.randn(4, 4)
+    remote = weight.to(DEVICE)
+    other = torch.ones(4, 4, device=DEVICE)
+    with djinn.capture() as captured:
+        out = (remote @ remote).relu()
+    schedule = djinn.plan(captured).schedule
+    assert schedule is not None
+    assert torch.equal(djinn.execute(schedule)[-1].cpu(), (weight @ weight).relu())
+    assert torch.equal(djinn.execute(schedule, inputs=[other])[-1].cpu(), torch.full((4, 4), 4.0))
+    by_hand = djinn.Scheduler().create_schedule(captured.graph)
+    assert torch.equal(djinn.execute(by_hand, {captured.graph.inputs[0]: other})[-1].cpu(), torch.full((4, 4), 4.0))
+    assert torch.equal(out.cpu(), (weight @ weight).relu())
+
+
+@pytest.mark.usefixtures("embedded")
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    remote = torch.ones(4, device=DEVICE)
+    with djinn.capture() as captured:
+        kept = remote + 1
+    schedule = djinn.plan(captured).schedule
+    assert schedule is not None
+    with pytest.raises(djinn.DjinnError, match=r"shape \(3,\)"):
+        djinn.execute(schedule, inputs=[torch.ones(3, device=DEVICE)])
+    with pytest.raises(djinn.DjinnError, match="2 inputs were given for a graph with 1"):
+        djinn.execute(schedule, inputs=[remote, remote])
+    assert kept.tolist() == [2.0] * 4
+
+
+def test_plans_stop_where_they_are_told() -> None:
+    with djinn.capture() as captured:
+        torch.ones(3) * 2
+    result = djinn.plan(captured, until="estimate")
+    assert result.costs is not None
+    assert result.plan is None
+    assert "annotate" in djinn.explain(result)
+    assert "optimize" not in djinn.explain(result)
+    assert "schedule" in djinn.explain(captured)
+
+
+def test_no_graph_without_a_capture_in_this_thread() -> None:
+    source = "import djinn; djinn.get_graph()"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=False)
+    assert "nothing was captured in this thread" in done.stderr
+
+
+class Listening:
+    """An observer that remembers, and one that raises."""
+
+    djinn_api_version = 1
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @djinn.hookimpl
+    def djinn_register_observers(self) -> list[object]:
+        listener = self
+
+        class Remembers:
+            name = "remembers"
+
+            def observe(self, event: object) -> None:
+                listener.seen.append(event.name)
+
+        class Raises:
+            name = "raises"
+
+            def observe(self, event: object) -> None:
+                raise ValueError("on purpose")
+
+        return [Raises(), Remembers()]
+
+
+def test_observers_are_told_and_one_that_raises_is_dropped() -> None:
+    plugin = Listening()
+    djinn.configure(plugins=[plugin], threads=1)
+    try:
+        assert torch.ones(3, device=DEVICE).sum().item() == 3
+        assert plugin.seen == ["connected", "planned", "submitted", "completed"]
+    finally:
+        djinn.configure()
+    assert plugin.seen[-1] == "disconnected"
