@@ -50,6 +50,11 @@ class CollectLater:
         if not last and self._wanted:
             collect_what_is_due()
 
+    @property
+    def busy(self) -> bool:
+        """Whether any thread is inside."""
+        return self._inside > 0
+
     def restart(self) -> None:
         """In a forked child: the threads that were inside stayed with the parent."""
         if self._inside and self._wanted:

@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from djinn_core.interception.collecting import collect_later
+from djinn_core.interception.ending import survivable
 from djinn_core.interception.port import Answer, Runtime, Submission, port
 from djinn_core.interception.storage import Storage, Value, freed
 from djinn_core.interception.streaming import Entry, steady_cut
@@ -106,25 +107,27 @@ class Recorder:
     def cut(self) -> None:
         """Send what was recorded so far, without waiting."""
         if self.entries:
-            self._send(port.runtime(), Ask())
+            self._send(_runtime(), Ask())
 
     def checkpoint(self) -> None:
         """Send most of a program that has grown to the limit, so that a loop without a sync point runs in bounded memory."""
         if not self.captures:
-            self._send(port.runtime(), Ask(), steady_cut)
+            self._send(_runtime(), Ask(), steady_cut)
 
     def ask(self, ask: Ask) -> Answer:
         """Send what was recorded so far and wait for what `ask` names."""
-        runtime = port.runtime()
-        return runtime.wait(self._send(runtime, ask))
+        runtime = _runtime()
+        number = self._send(runtime, ask)
+        with survivable():
+            return runtime.wait(number)
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Make `source` (a CPU tensor) the value `handle`; it is the caller's again when this returns."""
         if self.captures and not port.is_open():
             _held.append((handle, source.clone()))
             return
-        runtime = port.runtime()
-        with collect_later:
+        runtime = _runtime()
+        with survivable(), collect_later:
             _send_held(runtime)
             runtime.upload(handle, source)
         self.uploaded += source.nbytes
@@ -135,7 +138,7 @@ class Recorder:
                 self._send(runtime, Ask())
 
     def _send(self, runtime: Runtime, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> int:
-        with collect_later, sending:
+        with survivable(), collect_later, sending:
             _send_held(runtime)
             if ask.synchronize or _waiting.count > WAITING_LIMIT:
                 for other in recorders():
@@ -192,6 +195,11 @@ class _Waiting:
 
 
 _waiting = _Waiting()
+
+
+def _runtime() -> Runtime:
+    with survivable():
+        return port.runtime()
 
 
 def _send_held(runtime: Runtime) -> None:

@@ -14,7 +14,7 @@ import attrs
 
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, SessionLost
-from djinn_core.interception import recorder, sync
+from djinn_core.interception import ending, recorder, sync
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
@@ -144,6 +144,8 @@ def init() -> None:
 def _session() -> Session:
     if _state.forked:
         raise SessionLost(_FORKED)
+    if ending.has_begun():
+        raise SessionLost("the program is ending, and its session has ended: use tensors before, or use atexit")
     session = _state.session
     if session is not None and not session.lost:
         return session
@@ -297,10 +299,12 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
+    ending.begin()
     try:
         shut_down()
     except DjinnError as error:
         log.debug("shutting down", reason=str(error))
+    ending.settle()
 
 
 def attach() -> None:
