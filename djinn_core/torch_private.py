@@ -9,7 +9,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.autograd
@@ -17,6 +17,8 @@ import torch.autograd.forward_ad
 import torch.autograd.graph
 import torch.nn
 from torch.utils import backend_registration
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 NEEDED: Final = (
     "torch._C.DispatchKey",
@@ -27,6 +29,7 @@ NEEDED: Final = (
     "torch._C._acc.register_python_privateuseone_device_guard",
     "torch._C._acc.register_python_privateuseone_hook",
     "torch._C._current_graph_task_id",
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch._C._dispatch_get_all_op_names",
     "torch._C._get_schema",
     "torch._C._set_conj",
@@ -74,6 +77,17 @@ def make_wrapper(
     return torch.Tensor._make_wrapper_subclass(
         cls, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device
     )
+
+
+def never_compiled(function: F) -> F:
+    """Decorator: `torch.compile` leaves the function and all that it calls alone, however it is reached.
+
+    It would otherwise compile the recording of ops into what was recorded the first time.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
 
 
 def in_backward() -> bool:

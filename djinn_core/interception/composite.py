@@ -61,6 +61,7 @@ def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 def _whole_unless_differentiated(
     func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Callable[..., Any]:
+    @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if _differentiated(args) or _drops_out(func, args, kwargs):
             return take_apart(func, args, kwargs)

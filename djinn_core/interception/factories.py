@@ -11,6 +11,7 @@ from djinn_core.interception.current_device import current_device, existing_inde
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.lazy_tensor import logical_device
 from djinn_core.interception.sync import copy, fetch
+from djinn_core.torch_private import never_compiled
 
 aten = torch.ops.aten
 
@@ -112,6 +113,6 @@ def register() -> torch.library.Library:
     """Register the kernels; they stay as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in _KERNELS.items():
-        library.impl(name, kernel, "PrivateUse1")
+        library.impl(name, never_compiled(kernel), "PrivateUse1")
     library.impl("_pin_memory", pin, "CPU")
     return library

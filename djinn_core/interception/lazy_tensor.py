@@ -31,6 +31,7 @@ class LazyTensor(torch.Tensor):
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
+    @torch_private.never_compiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -1,0 +1,190 @@
+"""What programs do around a model: save, load, clip, checkpoint, compile, print, hand over to libraries."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture
+def remote(embedded):
+    assert embedded == REMOTE
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 8))
+    model[3].weight = nn.Parameter(model[0].weight.detach().T.contiguous())
+    return model
+
+
+def both(work, model):
+    """What `work(model, data)` gives here and remotely must be the same."""
+    data = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+    results = []
+    for device in ("cpu", REMOTE):
+        torch.manual_seed(2)
+        found = work(copy.deepcopy(model).to(device), data.to(device))
+        results.append(pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), found))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_clipping(remote, model):
+    def work(model, data):
+        model(data).square().sum().backward()
+        return nn.utils.clip_grad_norm_(model.parameters(), 0.1), gradients(model)
+
+    both(work, model)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_drops_the_same_elements_again(remote, model, reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    def work(model, data):
+        checkpoint(model, data.requires_grad_(), use_reentrant=reentrant).square().sum().backward()
+        return gradients(model)
+
+    both(work, model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision(remote, model, dtype):
+    both(lambda model, data: model.to(dtype)(data.to(dtype)).float(), model)
+
+
+def test_gradients_of_gradients(remote, model):
+    def work(model, data):
+        (gradient,) = torch.autograd.grad(model(data.requires_grad_()).square().sum(), data, create_graph=True)
+        gradient.square().sum().backward()
+        return gradients(model)
+
+    both(work, model.eval())
+
+
+def test_per_sample_gradients(remote, model):
+    from torch.func import functional_call, grad, vmap
+
+    def work(model, data):
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        return vmap(grad(lambda p, x: functional_call(model, p, (x,)).square().sum()), (None, 0))(parameters, data)
+
+    both(work, model.eval())
+
+
+def test_channels_last_stays(remote):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    image = torch.randn(2, 3, 8, 8)
+    expected, result = layer(image), copy.deepcopy(layer).to(REMOTE)(image.to(REMOTE))
+    assert result.stride() == expected.stride()
+    torch.testing.assert_close(result.cpu(), expected.detach())
+
+
+def test_saved_and_loaded_on_either_side(remote, model):
+    there, here = copy.deepcopy(model).to(REMOTE), model.state_dict()
+    file = io.BytesIO()
+    torch.save(there.state_dict(), file)
+    for location in (None, "cpu", REMOTE):
+        file.seek(0)
+        loaded = torch.load(file, map_location=location, weights_only=True)
+        assert {t.device for t in loaded.values()} == {torch.device(location or REMOTE)}
+        torch.testing.assert_close({k: t.cpu() for k, t in loaded.items()}, here)
+
+
+def test_a_file_of_cpu_tensors_loads_to_the_remote_device(remote):
+    base = torch.arange(12.0)
+    file = io.BytesIO()
+    torch.save({"base": base, "view": base.view(3, 4)[1:, ::2], "again": base, "empty": torch.empty(0)}, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location=REMOTE, weights_only=True)
+    assert {t.device for t in loaded.values()} == {torch.device(REMOTE)}
+    assert loaded["view"].tolist() == [[4, 6], [8, 10]]
+    loaded["base"][4] = 100
+    assert loaded["view"][0, 0].item() == 100, "views share memory, as they did when they were saved"
+    loaded["again"][0] = 50
+    assert loaded["base"][0].item() == 50
+
+
+def test_storages_tell_tied_weights_from_equal_ones(remote):
+    first, second = torch.ones(4, device=REMOTE), torch.ones(4, device=REMOTE)
+    assert first.untyped_storage().data_ptr() == first[2:].untyped_storage().data_ptr()
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+    assert first.untyped_storage().nbytes() == 16
+    assert first.untyped_storage().device == torch.device(REMOTE)
+    with pytest.raises(NotImplementedError, match="not on this machine"):
+        first.untyped_storage().tolist()
+
+
+def test_transformers_save_a_remote_model(remote, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    settings = {"vocab_size": 50, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    model = GPT2LMHeadModel(GPT2Config(**settings, bos_token_id=0, eos_token_id=0))
+    copy.deepcopy(model).to(REMOTE).save_pretrained(tmp_path)
+    again = GPT2LMHeadModel.from_pretrained(tmp_path)
+    torch.testing.assert_close(again.state_dict(), model.state_dict())
+
+
+def test_a_compiled_model_runs(remote, model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        both(lambda model, data: torch.compile(model, backend="eager")(data), model.eval())
+
+
+def test_numbers_print_and_format(remote):
+    loss = torch.tensor(1.25, device=REMOTE)
+    assert f"{loss:.1f} {loss:>6} {loss}" == "1.2   1.25 1.25"
+    assert torch.tensor([loss, loss + 1], device=REMOTE).tolist() == [1.25, 2.25]
+    assert "remote_accelerator:0" in repr(loss)
+
+
+def test_memory_that_is_not_here_is_not_handed_out(remote):
+    tensor = torch.ones(2, device=REMOTE)
+    for reach in (tensor.numpy, lambda: np.asarray(tensor)):
+        with pytest.raises(TypeError, match=r"Use Tensor\.cpu\(\)"):
+            reach()
+    with pytest.raises(BufferError):
+        tensor.__dlpack__()
+    assert tensor.numpy(force=True).tolist() == [1, 1]
+
+
+def test_batches_of_a_data_loader(remote):
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.arange(6.0))
+    total = torch.zeros((), device=REMOTE)
+    for (batch,) in DataLoader(data, batch_size=2, shuffle=True):
+        total += batch.to(REMOTE, non_blocking=True).sum()
+    assert total.item() == 15
+
+
+def test_a_learning_rate_schedule_and_the_optimizers_state(remote, model):
+    def work(model, data):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
+        for _ in range(3):
+            optimizer.zero_grad()
+            functional.mse_loss(model(data), data).backward()
+            optimizer.step()
+            schedule.step()
+        state = copy.deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(state)
+        return list(model.parameters()), [s["exp_avg"] for s in state["state"].values()]
+
+    both(work, model)
