@@ -13,7 +13,7 @@ import torch
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.ending import survivable
 from djinn_core.interception.port import Answer, Runtime, Submission, port
-from djinn_core.interception.storage import Storage, Value, freed
+from djinn_core.interception.storage import Storage, Value, freed, take_freed
 from djinn_core.interception.streaming import Entry, steady_cut
 from djinn_core.ir.program import Program, Slot
 
@@ -90,7 +90,7 @@ class Recorder:
 
     def take_back(self, value: Value, ops: Container[str]) -> bool:
         """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
-        with sending:
+        with collect_later, sending:
             last = self.entries[-1] if self.entries else None
             if last is None or last is self.fixed or last[0].op not in ops or last[1] != (value.handle,):
                 return False
@@ -160,33 +160,29 @@ class Recorder:
         self.uploaded = self.uploads = 0
         for captured in self.captures:
             captured.extend(taken)
-        handles = [handle for handle, _ in dead]
+        handles = [value.handle for value in dead]
         program = freeze(taken, handles)
         inside = program.dead
         free = tuple(h for h in handles if h not in inside)
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
 
-    def _collect_freed(self) -> list[tuple[int, Storage]]:
-        """Freed handles that no other thread's unsent program uses; the others wait."""
-        mine: list[tuple[int, Storage]] = []
-        waiting = 0
-        for _ in range(len(freed)):
-            handle, storage = freed.popleft()
-            users = {storage.user, *(storage.readers or ())} - {self, None}
-            if any(u.entries for u in users if u is not None):
-                freed.append((handle, storage))
-                waiting += 1
-            else:
-                mine.append((handle, storage))
-        _waiting.count = waiting
+    def _collect_freed(self) -> list[Value]:
+        """Freed values that no other thread's unsent program uses; the others wait."""
+        mine: list[Value] = []
+        waiting: list[Value] = []
+        for value in take_freed():
+            users = {value.storage.user, *(value.storage.readers or ())} - {self, None}
+            (waiting if any(u.entries for u in users if u is not None) else mine).append(value)
+        freed.extend(waiting)
+        _waiting.count = len(waiting)
         return mine
 
 
-def _put_back(dead: list[tuple[int, Storage]], entries: list[Entry]) -> list[tuple[int, Storage]]:
-    """Let those of the freed handles wait that `entries` mention; the others."""
+def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
+    """Let those of the freed values wait that `entries` mention; the others."""
     used = {handle for entry in entries for handle in entry[1]}
-    freed.extend(pair for pair in dead if pair[0] in used)
-    return [pair for pair in dead if pair[0] not in used]
+    freed.extend(value for value in dead if value.handle in used)
+    return [value for value in dead if value.handle not in used]
 
 
 @attrs.define

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of
 
 if TYPE_CHECKING:
     from djinn_core.interception.recorder import Recorder
 
-# Handles that nobody holds any more, with their storages. Finalizers run at any moment, also while their own thread
-# holds a lock, so they append here and do nothing else; `Recorder.cut` sends what has gathered.
-freed: deque[tuple[int, Storage]] = deque()
+# Values that nobody holds any more. Finalizers run at any moment, also while their own thread holds a lock, so they append
+# here and do nothing else; `Recorder` frees what has gathered. It is the value itself that is kept, because a collection
+# of cycles runs all finalizers before it takes anything apart: another one may use the value after its own has run, or
+# even bring it back to life.
+freed: deque[Value] = deque()
+
+
+def take_freed() -> list[Value]:
+    """The values in `freed` that are gone for good; the others stay there."""
+    gone: list[Value] = []
+    for _ in range(len(freed)):
+        value = freed.popleft()
+        if sys.getrefcount(value) > _ONLY_HERE:
+            freed.append(value)
+        else:
+            gone.append(value)
+    return gone
 
 
 def still_to_free() -> list[int]:
-    """The handles in `freed`, which stay there. One at a time, because finalizers append meanwhile."""
-    handles: list[int] = []
-    for _ in range(len(freed)):
-        freed.rotate(-1)
-        handles.append(freed[-1][0])
-    return handles
+    """The handles of the values that are gone for good, which stay in `freed`."""
+    gone = take_freed()
+    freed.extend(gone)
+    return [value.handle for value in gone]
+
+
+_ONLY_HERE = 2  # references to a value that a local variable and the call of `getrefcount` have
 
 
 class Storage:
@@ -64,9 +80,9 @@ class Value:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
 
-    def __del__(self) -> None:
+    def __del__(self, append: Any = freed.append) -> None:  # globals are gone when the interpreter ends
         if hasattr(self, "handle"):  # whoever copies objects may make one without calling its constructor
-            freed.append((self.handle, self.storage))
+            append(self)
 
 
 class BorrowedValue(Value):
@@ -79,7 +95,7 @@ class BorrowedValue(Value):
         self.meta = meta
         self.handle = handle
 
-    def __del__(self) -> None:
+    def __del__(self, append: Any = None) -> None:
         """Nothing: whoever holds the value frees it."""
 
 
