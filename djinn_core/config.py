@@ -125,7 +125,7 @@ class Settings:
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
-        debug: parts whose debug messages are shown, such as `wire,interception`, or `all`.
+        debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
     """
 
     plugins: tuple[Any, ...] | None = attrs.field(default=None, converter=_plugins)
