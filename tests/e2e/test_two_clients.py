@@ -28,7 +28,6 @@ class Client:
 
     def end(self):
         self.process.stdin.close()
-        self.process.stdout.close()
         return self.process.wait(20)
 
 
@@ -38,8 +37,8 @@ def clients(serving, url_of, plain_environment):
     both = [Client(n, variables | {"DJINN_SERVERS": url_of(scheme)}) for n, scheme in ((1, "tcp"), (100, "http"))]
     yield both
     for client in both:
-        client.process.kill()
-        client.process.wait()
+        with client.process:  # closes its pipes and waits
+            client.process.kill()
 
 
 def test_values_are_isolated_and_the_same_seed_draws_the_same(clients):
