@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ NEEDED: Final = (
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._tensor_str._str",
     "torch._tensor_str._tensor_str",
+    "torch._C._acc.DeviceGuard",
+    "torch._C._autograd.DeviceType.PrivateUse1",
     "torch._C._acc.register_python_privateuseone_device_guard",
     "torch._C._acc.register_python_privateuseone_hook",
     "torch._C._current_graph_task_id",
@@ -60,9 +63,32 @@ def _exists(name: str) -> bool:
     return True
 
 
-def register_backend(name: str, module: ModuleType) -> None:
-    """Make `torch.device(name)` a device whose kernels are written in Python, with `torch.<name>` as its module."""
-    backend_registration._setup_privateuseone_for_python_backend(rename=name, backend_module=module)
+def register_backend(name: str, module: ModuleType, keep: Callable[[BaseException], None]) -> None:
+    """Make `torch.device(name)` a device whose kernels are written in Python, with `torch.<name>` as its module.
+
+    PyTorch asks the device guard for its type also while it unwinds from an exception that Python code raised in a
+    backward pass. What is pending then goes to `keep`: the answer would be an error otherwise, which aborts the process.
+    """
+    backend_registration._setup_privateuseone_for_python_backend(
+        rename=name, backend_module=module, device_guard=_device_guard(keep)
+    )
+
+
+def _device_guard(keep: Callable[[BaseException], None]) -> Any:
+    # ctypes raises what is pending after each call of a function of Python's own interface.
+    raise_pending = ctypes.pythonapi.PyErr_Occurred
+    raise_pending.argtypes, raise_pending.restype = [], ctypes.c_void_p
+    device_type = torch._C._autograd.DeviceType.PrivateUse1
+
+    class Guard(torch._C._acc.DeviceGuard):
+        def type_(self) -> Any:
+            try:
+                raise_pending()
+            except BaseException as error:
+                keep(error)
+            return device_type
+
+    return Guard()
 
 
 def make_wrapper(

@@ -6,13 +6,11 @@ program. A call seen before costs no shape inference, no analysis and no message
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from djinn_core import torch_private
 from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
@@ -36,14 +34,6 @@ _handlers: dict[int, Handler] = {}
 _LIST = object()
 
 
-class _BackwardErrors(threading.local):
-    def __init__(self) -> None:
-        self.kept: list[BaseException] = []
-
-
-_backward_errors = _BackwardErrors()
-
-
 def handles(*funcs: Any) -> Callable[[Handler], Handler]:
     """Decorator: the function handles these overloads in place of `record`."""
 
@@ -56,27 +46,11 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `LazyTensor.__torch_dispatch__` does.
-
-    An exception that leaves a Python kernel inside a backward pass aborts the process, so there it is kept for the
-    wrapper around the engine (`backward`), and C++ is given something that it refuses.
-    """
-    try:
-        handler = _handlers.get(id(func))
-        if handler is not None:
-            return handler(func, args, kwargs)
-        return record(func, args, kwargs)
-    except BaseException as error:
-        if not torch_private.in_backward():
-            raise
-        _backward_errors.kept.append(error)
-        return object()
-
-
-def take_backward_errors() -> list[BaseException]:
-    """The exceptions kept on this thread since the last call."""
-    errors, _backward_errors.kept = _backward_errors.kept, []
-    return errors
+    """What `LazyTensor.__torch_dispatch__` does."""
+    handler = _handlers.get(id(func))
+    if handler is not None:
+        return handler(func, args, kwargs)
+    return record(func, args, kwargs)
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

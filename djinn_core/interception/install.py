@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from djinn_core.interception import cuda_roads, factories, lazy_tensor, loading, normalise, sync  # noqa: F401 - handlers
-from djinn_core.interception.backward import guard_engine
+from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module
 from djinn_core.interception.dispatch import dispatch
@@ -20,7 +20,7 @@ def install() -> None:
     if _libraries:
         return
     lazy_tensor.dispatcher.append(dispatch)
-    register_backend(lazy_tensor.DEVICE_NAME, make_module())
+    register_backend(lazy_tensor.DEVICE_NAME, make_module(), keep_error)
     _libraries.extend([factories.register(), register_whole(dispatch), cuda_roads.register()])
     loading.register()
     wrap_engine(guard_engine)

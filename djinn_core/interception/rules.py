@@ -97,6 +97,7 @@ _RULES: dict[Any, Rule] = {
 KERNEL_DECIDES = frozenset({
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
+    aten.multilabel_margin_loss_forward.default,  # a single sample's loss has no dimension, the meta kernel's has one
 })  # fmt: skip
 
 
