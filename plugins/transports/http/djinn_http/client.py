@@ -18,6 +18,8 @@ _CREATED: Final = 201
 _NO_CONTENT: Final = 204
 _GONE: Final = 410
 _LEAVE_SECONDS: Final = 1.0
+# Characters of what a stranger answered that go into an error.
+_SAID_LIMIT: Final = 200
 # How long `close` waits for another thread's `send` before it cuts it off.
 _PATIENCE_SECONDS: Final = 0.2
 # Attempts at a `receive` whose connection broke before an answer came.
@@ -136,12 +138,12 @@ class HttpConnection:
                 raise TimeoutError(f"no answer in {timeout} s")
         except (OSError, ProtocolError) as error:
             exchange.reopen()
-            raise TransportError(f"no Djinn server answers at {self.peer}: {error}") from error
+            raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {error}") from error
         response = exchange.response
         if response is None or response.status != _CREATED or not response.header(dialect.CHANNEL):
             answer = _describe(exchange)
             exchange.reopen()
-            raise TransportError(f"no Djinn server answers at {self.peer}: {answer}")
+            raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {answer}")
         return response.header(dialect.CHANNEL)
 
     def _send_piece(self, piece: Sequence[Buffer]) -> None:
@@ -277,7 +279,9 @@ def _describe(exchange: Exchange) -> str:
     response = exchange.response
     if response is None:
         return "there was no answer"
-    return f"the answer was HTTP {response.status}" + (f": {response.text}" if response.text else "")
+    said = " ".join(response.text.split())[:_SAID_LIMIT]
+    # A page for people to look at says no more than its status does.
+    return f"the answer was HTTP {response.status}" + (f": {said}" if said and not said.startswith("<") else "")
 
 
 def _last_words(exchange: Exchange) -> str:

@@ -338,6 +338,25 @@ def test_something_else_altogether(reply):
             HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 10)
 
 
+@pytest.mark.parametrize(
+    ("page", "told"), [(b"<html>\n<h1>No</h1></html>", "HTTP 403$"), (b"go\naway", "HTTP 403: go away$")]
+)
+def test_what_a_stranger_answers_is_told_in_one_line(page, told):
+    def answer(server):
+        with server:
+            sock, _ = server.accept()
+            with sock:
+                sock.recv(4096)
+                sock.sendall(b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n%s" % (len(page), page))
+
+    server = socket.create_server(("127.0.0.1", 0))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(answer, server)
+        with pytest.raises(TransportError, match=told) as caught:
+            HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 10)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_server_that_accepts_and_says_nothing():
     with socket.create_server(("127.0.0.1", 0)) as server:
         start = time.monotonic()

@@ -1,0 +1,218 @@
+"""Threads record on their own; a value that goes from one to another is the same there."""
+
+from __future__ import annotations
+
+import queue
+import random
+import sys
+import threading
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.interception import recorder
+from djinn_core.interception.lazy_tensor import fresh
+from djinn_core.interception.port import port
+
+
+@pytest.fixture(autouse=True)
+def _impatient():
+    """Threads change as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(params=[16, 4096])
+def checkpoint(request, monkeypatch):
+    monkeypatch.setattr(port, "checkpoint_instructions", request.param)
+
+
+def in_thread(function, *arguments):
+    results = []
+
+    def run():
+        try:
+            results.append(function(*arguments))
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert results, "the thread hangs"
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
+def test_a_value_whose_definition_is_unsent_is_used_in_another_thread(embedded):
+    made = torch.arange(4.0, device=embedded) + 1
+
+    def use():
+        return (made * 2).tolist()
+
+    assert in_thread(use) == [2, 4, 6, 8]
+
+
+def test_a_value_is_written_in_another_thread_after_an_unsent_read(embedded):
+    x = torch.zeros(3, device=embedded)
+    djinn.synchronize()
+    before = x + 0
+    in_thread(x.add_, 1)
+    after = x + 0
+    assert (before.tolist(), after.tolist()) == ([0, 0, 0], [1, 1, 1])
+
+
+def test_an_unsent_write_of_another_thread_is_seen(embedded):
+    x = torch.zeros(3, device=embedded)
+    djinn.synchronize()
+    in_thread(x.add_, 1)  # recorded by a thread that has ended, and never sent by it
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_a_value_is_freed_in_another_thread_while_its_use_is_unsent(embedded):
+    holder = [torch.ones(3, device=embedded)]
+    djinn.synchronize()
+    doubled = holder[0] * 2
+
+    def drop():
+        holder.clear()
+        torch.zeros(2, device=embedded).sum().item()  # sends the frees that have gathered
+
+    in_thread(drop)
+    assert doubled.tolist() == [2, 2, 2]
+
+
+def test_views_of_one_tensor_made_in_many_threads_have_different_handles(embedded):
+    storage = torch.ones(4, device=embedded).remote.storage
+    meta = torch.ones(4, device=embedded).remote.meta
+    found = []
+
+    def make():
+        found.extend([fresh(meta, storage).remote.handle for _ in range(2000)])
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == len(found) == 8000
+
+
+def test_an_op_that_another_thread_cuts_in_two_is_sent_before_it_is_used(embedded):
+    """The other thread cuts this one's program between the claim of a write and the append of its instruction."""
+    x = torch.zeros(3, device=embedded)
+    djinn.synchronize()
+    mine = recorder.current()
+    append = list.append
+
+    class Entries(list):
+        def append(self, entry):
+            mine.entries = list(self)
+            in_thread(mine.cut)
+            assert mine.epoch > epoch or not self
+            append(mine.entries, entry)
+
+    x + 1
+    epoch = mine.epoch
+    mine.entries = Entries(mine.entries)
+    x.add_(1)
+    assert in_thread(x.tolist) == [1, 1, 1]
+
+
+def test_tensors_that_wander_between_threads_keep_their_values(embedded, checkpoint):
+    torch.manual_seed(0)
+    shared = torch.randn(4, 4)
+    remote_shared = shared.to(embedded)
+    bag, errors = queue.Queue(), []
+    for i in range(6):
+        bag.put((torch.full((4, 4), float(i)), torch.full((4, 4), float(i), device=embedded)))
+
+    def wander(seed):
+        rng = random.Random(seed)
+        try:
+            for _ in range(60):
+                local, remote = bag.get(timeout=30)
+                bag.put(step(rng, local, remote))
+        except BaseException as error:
+            errors.append(error)
+
+    def step(rng, local, remote):
+        kind = rng.randrange(6)
+        if kind == 0:
+            local.add_(1), remote.add_(1)
+        elif kind == 1:
+            local, remote = local @ shared * 0.1, remote @ remote_shared * 0.1
+        elif kind == 2:
+            local[1:3].mul_(0.5), remote[1:3].mul_(0.5)
+        elif kind == 3:
+            local, remote = local.t().contiguous(), remote.t().contiguous()
+        elif kind == 4:
+            local, remote = local + shared.t()[0], remote + remote_shared.t()[0]
+        else:
+            torch.testing.assert_close(remote.cpu(), local)
+        return local, remote
+
+    threads = [threading.Thread(target=wander, args=(seed,)) for seed in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors, errors[0]
+    while not bag.empty():
+        local, remote = bag.get()
+        torch.testing.assert_close(remote.cpu(), local)
+
+
+def test_threads_capture_on_their_own(embedded):
+    inside, outside = threading.Event(), threading.Event()
+    seen = []
+
+    def other():
+        inside.wait(20)
+        seen.append(djinn.is_capturing())
+        seen.append(torch.ones(2).device.type)
+        outside.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with djinn.capture() as captured:
+        x = torch.ones(2)
+        inside.set()
+        outside.wait(20)
+        y = x + 1
+    thread.join()
+    assert seen == [False, "cpu"]
+    assert [node.op for node in captured.graph.nodes][-1] == "aten::add.Tensor"
+    assert y.tolist() == [2, 2]
+
+
+def test_readers_of_shared_weights_do_not_pile_up(embedded):
+    weight = torch.ones(4, device=embedded)
+    for _ in range(30):
+        assert in_thread(lambda: (weight * 2).sum().item()) == 8
+    assert len(weight.remote.storage.readers or ()) <= 2
+
+
+def test_frees_that_wait_for_an_idle_thread_do_not_pile_up(embedded, monkeypatch):
+    monkeypatch.setattr(recorder, "WAITING_LIMIT", 50)
+    release, kept = threading.Event(), threading.Event()
+    bag = []
+
+    def idle():
+        bag.extend([torch.ones(2, device=embedded) for _ in range(200)])
+        kept.set()
+        release.wait(30)
+
+    thread = threading.Thread(target=idle)
+    thread.start()
+    kept.wait(30)
+    bag.clear()  # their definitions are unsent, in a thread that does nothing any more
+    for _ in range(3):
+        torch.zeros(1, device=embedded).item()
+    assert recorder._waiting.count == 0
+    release.set()
+    thread.join()

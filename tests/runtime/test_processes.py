@@ -1,0 +1,204 @@
+"""Programs of their own: how they fork, how they end, and what collections do in between."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import subprocess
+import sys
+
+import pytest
+
+SECONDS = 60
+PRELUDE = """\
+import atexit, gc, multiprocessing, os, sys, threading, time
+import torch, djinn
+from torch.utils.data import DataLoader, TensorDataset
+x = torch.ones(3, device="remote_accelerator")
+"""
+
+FORKS = """\
+first = os.fork()  # before there is a session: a client of its own
+print(torch.ones(2, device="remote_accelerator").sum().item(), flush=True)
+if first == 0:
+    sys.exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 5
+
+x.add_(1)
+assert x.sum().item() == 6
+y = x * 2  # unsent when the process forks
+
+def child():
+    assert not djinn.is_initialized()
+    try:
+        (y + 1).tolist()
+    except djinn.SessionLost as error:
+        assert "forked" in str(error) and "spawn" in str(error), error
+    else:
+        raise AssertionError("the child used its parent's session")
+    try:
+        djinn.init()
+    except djinn.SessionLost:
+        return
+    raise AssertionError("the child began a session")
+
+number = os.fork()
+if number == 0:
+    child()
+    sys.exit(7)  # with everything that runs at exit
+assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 7
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(30)
+assert process.exitcode == 0
+
+loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, num_workers=2, multiprocessing_context="fork")
+batches = [batch.to("remote_accelerator") for (batch,) in loader]
+assert torch.cat(batches).tolist() == list(range(8))
+assert y.tolist() == [4, 4, 4]
+print("went on")
+"""
+
+ENDS_INSIDE_A_CAPTURE_WITH_LIVE_TENSORS = """\
+class Late:
+    def __init__(self):
+        self.tensor, self.me = x * 3, self
+
+    def __del__(self):
+        deleted.append(self.tensor.shape)
+
+deleted = []
+late, kept = Late(), [x * i for i in range(50)]
+x.sum().item()
+with djinn.capture():
+    kept = torch.ones(3) + 1
+    sys.exit(4)
+"""
+
+# The second thread is in an op, the third imports what an op needs, the fourth waits for a lock.
+ENDS_WITH_DAEMON_THREADS = """\
+def work():
+    y = x
+    while True:
+        y = y * 1.01
+        y.sum().item()
+
+def stack():
+    while True:
+        torch.linalg.norm(x).item()
+
+x.sum().item()
+for function in (work, stack, work):
+    threading.Thread(target=function, daemon=True).start()
+time.sleep(0.2)
+print("end")
+"""
+
+COLLECTS = """\
+djinn.configure(checkpoint_instructions=64, threads=1)
+asked = []
+
+class Cycle:
+    '''Uses its tensor when it is collected: records, asks for elements, uploads.'''
+
+    def __init__(self, tensor):
+        self.tensor, self.me = tensor, self
+
+    def __del__(self):
+        self.tensor.add_(1)
+        total = (self.tensor + torch.ones(2).to(self.tensor.device)).sum()
+        if len(asked) % 5 == 0:
+            asked.append(total.item())
+        else:
+            asked.append(total)
+
+def work(number):
+    total = torch.zeros(2, device="remote_accelerator")
+    for i in range(60):
+        Cycle(torch.full((2,), float(number), device="remote_accelerator"))
+        total += torch.ones(2).to("remote_accelerator")
+        if i % 7 == 0:
+            total.sum().item()
+    results[number] = total.tolist()
+
+results = {}
+work(0)
+gc.set_threshold(1, 1, 1)
+work(1)
+threads = [threading.Thread(target=work, args=(n,)) for n in (2, 3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+gc.set_threshold(700)
+gc.collect()
+assert gc.isenabled()
+assert results == {n: [60, 60] for n in range(4)}, results
+assert len(asked) == 240, len(asked)
+assert {float(a) for a in asked} == {2.0 * (n + 2) for n in range(4)}
+print("done")
+"""
+
+BEGINS_IN_A_HUNDRED_THREADS = """\
+begun = []
+djinn.register_init_hook(lambda: begun.append(torch.ones(1, device="remote_accelerator").item()))
+start, results = threading.Barrier(100), []
+
+def use():
+    start.wait()
+    results.append(torch.ones(2, device="remote_accelerator").sum().item())
+
+threads = [threading.Thread(target=use) for _ in range(100)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert results == [2.0] * 100, results
+djinn.register_init_hook(lambda: begun.append("late"))  # at once, since a session is open
+assert begun == [1.0, "late"], begun
+print("once")
+
+from djinn_core.runtime import client
+
+def late():
+    try:
+        (x + 1).tolist()
+    except djinn.SessionLost as error:
+        print("late:", error)
+
+atexit.unregister(client._at_exit)
+atexit.register(late)
+atexit.register(client._at_exit)  # the last that is registered runs first
+"""
+
+SCRIPTS = {name: script for name, script in list(globals().items()) if isinstance(script, str) and name.isupper()}
+
+
+@pytest.fixture(scope="module")
+def programs(plain_environment):
+    """The scripts, run two at a time; each as what it printed, complained of, and ended with."""
+
+    def run(script):
+        command = [sys.executable, "-W", "error", "-c", PRELUDE + script]
+        return subprocess.run(
+            command, env=plain_environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(run, script) for name, script in SCRIPTS.items() if name != "PRELUDE"}
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "printed"),
+    [
+        ("FORKS", 0, "2.0\n2.0\nwent on\n"),
+        ("ENDS_INSIDE_A_CAPTURE_WITH_LIVE_TENSORS", 4, ""),
+        ("ENDS_WITH_DAEMON_THREADS", 0, "end\n"),
+        ("COLLECTS", 0, "done\n"),
+        ("BEGINS_IN_A_HUNDRED_THREADS", 0, "once\nlate: the program is ending, and its session has ended"),
+    ],
+)
+def test_a_program_ends_quietly_that(programs, program, status, printed):
+    done = programs[program].result()
+    assert (done.returncode, done.stderr) == (status, ""), done.stdout
+    assert done.stdout.startswith(printed)
