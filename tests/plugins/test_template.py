@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -154,14 +155,14 @@ def test_a_selection_by_environment_in_the_table(scratch: Scratch) -> None:
     environ = {"DJINN_PLUGINS": "new_costs,new_devices", "DJINN_DISABLE": "new_devices", "DJINN_TRACE_PLUGINS": "1"}
     done = scratch.djinn("plugins", **environ)
     assert done.returncode == 0, done.stderr
-    statuses = {cells[0].strip(): cells[-1].strip() for line in done.stdout.splitlines() if (cells := _cells(line))}
+    statuses = {cells[0]: cells[-1] for line in done.stdout.splitlines() if (cells := _cells(line))}
     chosen = {name: status for name, status in statuses.items() if name.startswith("new_") and status != "unselected"}
     assert chosen == {"new_costs": "active", "new_devices": "disabled"}
     assert "djinn_register_cost_models" in done.stderr
 
 
 def _cells(line: str) -> list[str]:
-    return line.split("│")[1:-1]
+    return re.split(r"\s{2,}", line.strip())
 
 
 def test_each_passes_its_own_tests(scratch: Scratch) -> None:
