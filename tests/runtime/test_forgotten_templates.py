@@ -1,0 +1,33 @@
+"""An executor that has forgotten a template asks for it, and the run goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.server import session
+
+DEVICE = "remote_accelerator:0"
+
+
+def test_a_forgotten_template_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, so that the executor alone can be made to remember a single template."""
+    monkeypatch.setattr(session, "TEMPLATES_LIMIT", 1)
+    asked: list[bytes] = []
+    forget = session.ExecutorSession._await_definition
+
+    def counted(self: session.ExecutorSession, connection: object) -> object:
+        asked.append(b"")
+        return forget(self, connection)
+
+    monkeypatch.setattr(session.ExecutorSession, "_await_definition", counted)
+    djinn.configure(executor="inline", threads=1)
+    try:
+        x = torch.arange(4.0).to(DEVICE)
+        for factor in (1.0, 2.0, 3.0):
+            assert (x * factor).sum().item() == 6.0 * factor
+            assert (x + factor).relu().tolist() == [factor, factor + 1, factor + 2, factor + 3]
+    finally:
+        djinn.configure()
+    assert len(asked) >= 3
