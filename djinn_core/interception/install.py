@@ -9,6 +9,7 @@ from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module
 from djinn_core.interception.dispatch import dispatch
+from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.modules import keep_parameters
 from djinn_core.torch_private import register_backend, wrap_engine, wrap_module_apply
 
@@ -25,3 +26,4 @@ def install() -> None:
     loading.register()
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)
+    adapt_libraries()

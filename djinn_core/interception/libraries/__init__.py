@@ -1,0 +1,1 @@
+"""What libraries are told about the device, at the moment in which the user imports them; none is imported for it."""
