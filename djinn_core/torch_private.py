@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
@@ -23,6 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 NEEDED: Final = (
     "torch._C.DispatchKey",
+    "torch._C.DispatchKeySet",
+    "torch._C._ExcludeDispatchKeyGuard",
+    "torch._C._functorch.peek_interpreter_stack",
     "torch._C._disabled_torch_function_impl",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._tensor_str._str",
@@ -224,3 +228,38 @@ ModuleApply = Callable[..., torch.nn.Module]
 def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
     """Replace `torch.nn.Module._apply`, on which `to`, `cpu`, `half` and their like are built."""
     torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
+
+
+def pass_through(library: torch.library.Library, key: str) -> None:
+    """Have ops without a kernel for the dispatch key `key` go on to the next; `library` is of the namespace `_`."""
+    library.fallback(torch.library.fallthrough_kernel, key)
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """A block in which autocasting does not look at the ops of the device."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # type: ignore[no-any-return,attr-defined]
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows `tensor` as a view of another tensor."""
+    return tensor._is_view()
+
+
+def in_transform() -> bool:
+    """Whether a transform of `torch.func` is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+
+
+def after_clearing_casts(forget: Callable[[], None]) -> None:
+    """Call `forget` whenever PyTorch drops the casts that autocasting has kept."""
+    clear = torch.clear_autocast_cache
+
+    @functools.wraps(clear)
+    def cleared() -> None:
+        clear()
+        forget()
+
+    torch.clear_autocast_cache = cleared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception import cuda_roads, factories, lazy_tensor, loading, normalise, sync  # noqa: F401 - handlers
+from djinn_core.interception import autocast, cuda_roads, factories, lazy_tensor, loading, normalise, sync  # noqa: F401 - handlers
 from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module
@@ -22,7 +22,9 @@ def install() -> None:
         return
     lazy_tensor.dispatcher.append(dispatch)
     register_backend(lazy_tensor.DEVICE_NAME, make_module(), keep_error)
-    _libraries.extend([factories.register(), register_whole(dispatch), cuda_roads.register()])
+    _libraries.extend([factories.register(), factories.register_pinning()])
+    _libraries.extend([register_whole(dispatch), cuda_roads.register()])
+    _libraries.extend(autocast.register())
     loading.register()
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)
