@@ -15,7 +15,7 @@ from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
 from djinn_core.interception.infer import UnknownResult, infer, make_elsewhere, order_of
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, adopt, wrap
+from djinn_core.interception.lazy_tensor import LazyTensor, adopt, is_remote, wrap
 from djinn_core.interception.mixed import CpuOperand, upload_operands
 from djinn_core.interception.port import port
 from djinn_core.interception.recorder import current
@@ -76,7 +76,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if call is None:
         if is_taken_apart(func):
             return handles(func)(take_apart)(func, args, kwargs)
-        if kwargs.get("device") is not None and kwargs["device"].type != DEVICE_NAME:
+        if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
             return make_elsewhere(func, args, kwargs)
         try:
             with collect_later:  # meta kernels import modules, in the middle of which nothing else may

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.lazy_tensor import LazyTensor, device_type, is_remote
 from djinn_core.ir.form import (
     Argument,
     ComplexSlot,
@@ -65,9 +65,9 @@ def _encode_rare(a: Any, func: Any) -> Argument:
     if isinstance(a, torch.memory_format):
         return Enumerated("memory_format", str(a).removeprefix("torch."))
     if isinstance(a, torch.device):
-        return SelfDevice(cpu=a.type != DEVICE_NAME)
+        return SelfDevice(cpu=not is_remote(a))
     if isinstance(a, torch.Generator):
-        if a.device.type != DEVICE_NAME:
-            raise RuntimeError(f"Expected a '{DEVICE_NAME}' device type for generator but found '{a.device.type}'")
+        if not is_remote(a.device):
+            raise RuntimeError(f"Expected a '{device_type()}' device type for generator but found '{a.device.type}'")
         return SessionGenerator()
     raise UnsupportedOperation(f"{func.name()} was given a {type(a).__name__}, which cannot be sent to an executor")

@@ -109,10 +109,16 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
-def register() -> torch.library.Library:
-    """Register the kernels; they stay as long as the returned object lives."""
+def register(backend: str = "PrivateUse1") -> torch.library.Library:
+    """Register the kernels for the devices of `backend`; they stay as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in _KERNELS.items():
-        library.impl(name, never_compiled(kernel), "PrivateUse1")
+        library.impl(name, never_compiled(kernel), backend)
+    return library
+
+
+def register_pinning() -> torch.library.Library:
+    """Register what `pin_memory()` does; it stays as long as the returned object lives."""
+    library = torch.library.Library("aten", "IMPL")
     library.impl("_pin_memory", pin, "CPU")
     return library

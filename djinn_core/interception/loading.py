@@ -8,7 +8,7 @@ import torch
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, device_type, logical_device
 from djinn_core.interception.remote_storage import RemoteStorage
 from djinn_core.interception.upload import upload_copy
 
@@ -23,10 +23,10 @@ def register() -> None:
 
 def place(storage: Any, location: str) -> RemoteStorage | None:
     """The storage of that content on the remote device `location`; None where that is another device."""
-    if location.partition(":")[0] != DEVICE_NAME:
+    name, _, index = location.partition(":")
+    if name not in (DEVICE_NAME, device_type()):
         return None
-    device = torch.device(location)
-    return RemoteStorage.of_bytes(storage, torch.device(DEVICE_NAME, device.index or 0))
+    return RemoteStorage.of_bytes(storage, logical_device(int(index or 0)))
 
 
 @handles(aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, device_type
 from djinn_core.interception.upload import upload_copy
 
 aten = torch.ops.aten
@@ -53,8 +53,8 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             )
     if id(func) not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_NAME}:0 and cpu! "
-            f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{DEVICE_NAME}:0'))"
+            f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
+            f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"
         )
     return tuple(_upload(a) for a in args), {name: _upload(value) for name, value in kwargs.items()}
 

@@ -9,7 +9,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.interception import lazy_tensor
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.parts import PART_BYTES, fetch_in_parts
 from djinn_core.interception.recorder import Ask, current
 from djinn_core.interception.upload import upload_copy, upload_into_new
@@ -54,7 +54,7 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`tensor.to(...)`: recorded where it stays remote; converted remotely, then fetched, where it goes to the CPU."""
     device = kwargs.get("device")
     kwargs = {k: v for k, v in kwargs.items() if k not in {"non_blocking", "pin_memory"}}
-    if device is None or device.type == DEVICE_NAME:
+    if device is None or is_remote(device):
         return record(func, args, kwargs)
     if device.type != "cpu":
         return _to_other_device(args[0], kwargs)
