@@ -183,7 +183,12 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
             base = operands[alias] if alias >= 0 else None
             value = Value(base.remote.storage if base is not None else Storage(nbytes, recorder), meta)
             handles.append(value.handle)
-            results.append(wrap(value) if base is None else _wrap_view(value, base))
+            if base is None:
+                results.append(wrap(value))
+            else:
+                # Not a write, but another thread that uses the view needs this program first.
+                value.storage.written, value.storage.written_at = recorder, epoch
+                results.append(_wrap_view(value, base))
     entries = recorder.entries
     entries.append((call, tuple(handles), tuple(slots), *user_site()))
     port.ops_captured += 1

@@ -57,6 +57,14 @@ def test_a_value_whose_definition_is_unsent_is_used_in_another_thread(embedded):
     assert in_thread(use) == [2, 4, 6, 8]
 
 
+def test_a_view_whose_definition_is_unsent_is_used_in_another_thread(embedded):
+    base = torch.arange(6.0).to(embedded)
+    view = base.view(2, 3)
+    found = []
+    in_thread(lambda: found.append(view.tolist()))
+    assert found == [[[0, 1, 2], [3, 4, 5]]]
+
+
 def test_a_value_is_written_in_another_thread_after_an_unsent_read(embedded):
     x = torch.zeros(3, device=embedded)
     djinn.synchronize()
