@@ -7,6 +7,7 @@ from djinn_core.builtins.sockets import (
     serve_connection,
     wait_readable,
 )
+from djinn_core.builtins.streams import StreamConnection
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import (
     Buffer,
@@ -30,6 +31,7 @@ __all__ = [
     "ProtocolError",
     "SocketConnection",
     "SocketListener",
+    "StreamConnection",
     "Transport",
     "TransportCapabilities",
     "TransportError",

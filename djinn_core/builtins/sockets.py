@@ -10,14 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.builtins.streams import StreamConnection
+from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
-from djinn_core.wire.frames import Buffer, Frame, FrameDecoder, Limits, encode_frame
+from djinn_core.wire.frames import Buffer, Limits
 
 _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _LISTEN_BACKLOG: Final = 128
-_LEAVE_SECONDS: Final = 1.0
+# How long, and for how many bytes, a server goes on reading after its last word.
+_LINGER_SECONDS: Final = 1.0
+_LINGER_BYTES: Final = 64 << 20
+_DISCARD_BYTES: Final = 64 << 10
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
 log = get_logger("djinn.transport")
@@ -52,114 +56,51 @@ def wait_readable(poll: select.poll, deadline: float | None) -> bool:
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
-class SocketConnection:
+class SocketConnection(StreamConnection):
     """A `Connection` over any connected stream socket, which it owns from now on.
 
-    Frames are written straight from their buffers and read straight into new ones. Several threads may send, frames do
-    not mix; one may receive meanwhile. In a forked child, `close` only drops the child's copy of the socket.
+    Frames are written straight from their buffers and read straight into new ones.
 
     Attributes:
-        limits, bytes_sent, bytes_received: as in `Connection`.
-        peer: who is at the other end, for messages.
+        bytes_sent, bytes_received: as in `Connection`.
     """
 
     def __init__(self, sock: socket.socket, limits: Limits, peer: str) -> None:
+        super().__init__(limits, peer)
         sock.setblocking(True)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = peer
         self.bytes_sent = 0
         self.bytes_received = 0
         self._socket = sock
-        self._process = os.getpid()
-        self._decoder = FrameDecoder(limits)
         self._poll = select.poll()
         self._poll.register(sock.fileno(), _READABLE)
-        self._sending = threading.Lock()
-        self._receiving = threading.Lock()
         self._taking = False
-        self._ended = ""
 
     @property
-    def limits(self) -> Limits:
-        """What a frame may weigh, in both directions."""
-        return self._decoder.limits
+    def _torn(self) -> bool:
+        return self._taking
 
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self._decoder.limits = limits
-
-    def send(self, frame: Frame) -> None:
-        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError` and leaves the connection as it was."""
-        buffers = encode_frame(frame, self.limits)
-        try:
-            with self._sending:
-                self._check_open()
-                self._send(buffers)
-        finally:
-            if self._ended:
-                self._release()
-
-    def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
-        try:
-            return self._next_frame(deadline)
-        except BaseException:
-            # An interrupt between reading bytes and taking them in would leave the stream torn.
-            if self._taking:
-                self._end("the connection was interrupted while it took in bytes")
-            raise
-        finally:
-            self._receiving.release()
-            if self._ended:
-                self._release()
-
-    def close(self) -> None:
-        """As `Connection.close`."""
-        self._end("the connection was closed at this end")
-        self._release()
-
-    def _next_frame(self, deadline: float | None) -> Frame:
-        self._check_open()
-        frames = self._decoder.frames
-        while not frames:
-            self._receive_some(deadline)
-        return frames.popleft()
-
-    def _send(self, buffers: Sequence[Buffer]) -> None:
-        try:
-            send_buffers(self._socket, buffers, self._count_sent)
-        except OSError as error:
-            raise TransportError(self._end(f"cannot send: {error}")) from error
-        except BaseException:
-            self._end("the connection was interrupted while it sent a frame")
-            raise
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        send_buffers(self._socket, buffers, self._count_sent)
 
     def _count_sent(self, count: int) -> None:
         self.bytes_sent += count
 
-    def _receive_some(self, deadline: float | None) -> None:
+    def _receive_some(self, deadline: float | None) -> bool:
         buffer = self._decoder.buffer()
         # Within a frame the next bytes are probably there; before one they are probably not.
-        if not self._decoder.mid_frame:
-            self._wait(deadline)
+        if not self._decoder.mid_frame and not wait_readable(self._poll, deadline):
+            return False
         self._taking = True
         try:
             count = self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
             self._take(count)
         except BlockingIOError:
             self._taking = False
-            self._wait(deadline)
-        except TransportError:
-            raise
-        except OSError as error:
-            raise TransportError(self._end(f"cannot receive: {error}")) from error
-        except ProtocolError as error:
-            raise ProtocolError(self._end(str(error))) from error
+            return wait_readable(self._poll, deadline)
         self._taking = False
+        return True
 
     def _take(self, count: int) -> None:
         self.bytes_received += count
@@ -167,42 +108,55 @@ class SocketConnection:
             self._decoder.received(count)
             return
         where = "in the middle of a frame" if self._decoder.mid_frame else "between frames"
-        raise TransportError(self._end(f"the other end closed the connection {where}"))
+        raise TransportError(f"the other end closed the connection {where}")
 
-    def _wait(self, deadline: float | None) -> None:
-        if not wait_readable(self._poll, deadline):
-            raise TimeoutError(f"{self.peer}: nothing came in time")
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise TransportError(self._ended)
-
-    def _end(self, reason: str) -> str:
-        """Break the connection, waking whoever waits on it, and return why it ended."""
-        if not self._ended:
-            self._ended = f"{self.peer}: {reason}"
-            # Shutting down would end the connection for the parent of a forked child too.
-            if self._process == os.getpid():
-                self._shut_down()
-        return self._ended
-
-    def _release(self) -> None:
-        """Close the ended socket once no thread is inside a call on it, for its number may be given out again at once.
-
-        Whoever was inside wakes and leaves, unless it is the interrupted caller itself, who releases it afterwards.
-        """
-        if not self._sending.acquire(timeout=_LEAVE_SECONDS):
-            return
-        if self._receiving.acquire(timeout=_LEAVE_SECONDS):
-            self._socket.close()
-            self._receiving.release()
-        self._sending.release()
+    def _hang_up(self) -> None:
+        self._shut(socket.SHUT_WR)
 
     def _shut_down(self) -> None:
+        self._shut(socket.SHUT_RDWR)
+
+    def _shut(self, how: int) -> None:
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(how)
         except OSError as error:
             log.debug("the socket was shut down already", peer=self.peer, error=str(error))
+
+    def _drop(self) -> None:
+        self._socket.close()
+
+
+class AcceptedConnection(SocketConnection):
+    """A server's end, which has the last word: what it sent before it closes is not lost."""
+
+    def close(self) -> None:
+        """As `Connection.close`, after at most a second in which what still comes is discarded.
+
+        The kernel resets a connection that is closed while bytes come in, and what is under way to the other end would be
+        lost with it: the reason of the end above all.
+        """
+        if not self._ended and self._process == os.getpid():
+            self._stop_sending("the connection was closed at this end")
+            self._discard(time.monotonic() + _LINGER_SECONDS)
+        super().close()
+
+    def _discard(self, deadline: float) -> None:
+        """Take in what comes until the other end closes too, within bounds. A thread that receives does so as well."""
+        room = _LINGER_BYTES
+        scratch = bytearray(_DISCARD_BYTES)
+        if not self._receiving.acquire(timeout=_LINGER_SECONDS):
+            return
+        try:
+            while room > 0 and not self._ended and wait_readable(self._poll, deadline):
+                count = self._socket.recv_into(scratch, 0, socket.MSG_DONTWAIT)
+                if not count:
+                    return
+                room -= count
+                self.bytes_received += count
+        except OSError as error:
+            log.debug("the other end broke the connection", peer=self.peer, error=str(error))
+        finally:
+            self._receiving.release()
 
 
 class SocketListener:
@@ -268,7 +222,7 @@ class SocketListener:
             return
         peer = _describe(address) or self.url
         try:
-            connection = SocketConnection(sock, self._limits, f"client {peer}")
+            connection = AcceptedConnection(sock, self._limits, f"client {peer}")
             threading.Thread(target=self._serve, args=(connection,), name=f"djinn-serve {peer}", daemon=True).start()
         except (OSError, RuntimeError) as error:
             log.warning("cannot serve a connection", url=self.url, peer=peer, error=str(error))

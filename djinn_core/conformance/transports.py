@@ -318,6 +318,29 @@ class TransportConformance:
         with pytest.raises(TransportError):
             send_until_it_fails()
 
+    @pytest.mark.parametrize("size", [10, 64 << 20], ids=["small", "large"])
+    def test_the_last_words_survive_a_failed_send(self, way: tuple[Connection, Connection], size: int) -> None:
+        """Who sends while the other end says why it closes gets `TransportError`, and the reason from `receive`."""
+        closer, sender = way
+
+        def send_until_it_fails() -> None:
+            for _ in range(1000):
+                sender.send(Frame(b"nobody will read this", [bytes(size)]))
+                time.sleep(0.01)
+
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(send_until_it_fails)
+            time.sleep(0.05)
+            closer.send(Frame(b"the reason"))
+            closer.close()
+            with pytest.raises(TransportError):
+                sending.result(SECONDS)
+        with pytest.raises(TransportError):
+            sender.send(Frame(b"still nobody"))
+        assert sender.receive(SECONDS).head == b"the reason"
+        with pytest.raises(TransportError):
+            sender.receive(SECONDS)
+
     @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
     def test_a_connection_ends_with_accept(self, transport: Transport, listen_url: str, fails: bool) -> None:
         """Whether `accept` returns or raises; what it sent still arrives, and the next client is served."""

@@ -43,6 +43,9 @@ class TransportCapabilities:
 class Connection(Protocol):
     """A two-way, ordered, reliable stream of frames. `send` and `receive` may be called from different threads.
 
+    A connection's last frame may be the one that says why it ends. So a `send` that fails ends the sending direction only:
+    `receive` still gives what the other end sent before it closed, and raises `TransportError` after that.
+
     Attributes:
         limits: what a frame may weigh, checked in both directions. May be replaced at any time, say by wider ones once
             the other end is trusted.
@@ -63,7 +66,7 @@ class Connection(Protocol):
         """Send a frame; it may still be under way when this returns, but its buffers are the caller's again.
 
         Raises:
-            TransportError: the connection is broken or closed.
+            TransportError: the connection is broken or closed; from now on no frame can be sent.
         """
 
     def receive(self, timeout: float | None = None) -> Frame:
@@ -76,7 +79,11 @@ class Connection(Protocol):
         """
 
     def close(self) -> None:
-        """Close both directions; a `receive` that waits raises `TransportError`. Closing twice is fine."""
+        """Close both directions; a `receive` that waits raises `TransportError`. Closing twice is fine.
+
+        What was sent before still arrives, also where frames of the other end are under way that nobody reads any more.
+        A server's end may wait a second for the other one to close too, so that this holds on a lossy network.
+        """
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from djinn_core.ir.operators import operators_digest
 from djinn_core.launch.addresses import has_transport, is_loopback, parse_url, transport_for, with_host
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -143,8 +144,7 @@ def client_name() -> str:
 
 def _ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
     try:
-        connection.send(Frame(encode(question)))
-        answer = decode(connection.receive(timeout).head)
+        answer = decode(_answer_to(connection, question, timeout).head)
         if isinstance(answer, Refused):
             raise AccessRefused(f"{url} refused: {answer.reason}")
         if not isinstance(answer, kind):
@@ -160,6 +160,18 @@ def _ask(connection: Connection, question: Message, kind: type[M], timeout: floa
         connection.close()
         raise
     return answer
+
+
+def _answer_to(connection: Connection, question: Message, timeout: float) -> Frame:
+    try:
+        connection.send(Frame(encode(question)))
+    except TransportError as error:
+        # Whoever hung up may have said why before it heard the question.
+        try:
+            return connection.receive(LAST_WORDS_SECONDS)
+        except (TransportError, TimeoutError):
+            raise error from None
+    return connection.receive(timeout)
 
 
 def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:

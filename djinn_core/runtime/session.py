@@ -18,6 +18,7 @@ from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger
 from djinn_core.runtime.failures import Failures
+from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
@@ -171,7 +172,18 @@ class Session:
         try:
             self.connection.send(frame)
         except TransportError as error:
-            self._lose(error)
+            self._lose_with_reason(error)
+
+    def _lose_with_reason(self, error: TransportError) -> None:
+        """After a failed send. The executor may have said why it hung up; another thread may just be reading that."""
+        found = self._receiving.acquire(timeout=LAST_WORDS_SECONDS)
+        try:
+            self._check()
+            reason = last_words(self.connection) if found else ""
+        finally:
+            if found:
+                self._receiving.release()
+        self._lose(ProtocolError(reason) if reason else error)
 
     # --- in ----------------------------------------------------------------------------------------------------
 

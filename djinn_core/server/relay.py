@@ -8,6 +8,8 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 
+# How long the other direction may go on where one cannot send any more: it may be bringing the reason.
+_LAST_WORDS_SECONDS = 5.0
 _log = get_logger("djinn.server")
 
 
@@ -16,20 +18,43 @@ def relay(client: Connection, executor: Connection) -> None:
 
     A sender that is faster than its receiver is slowed down, because `send` waits.
     """
-    back = threading.Thread(target=_pass_on, args=(executor, client, "executor"), name="djinn-relay", daemon=True)
+    up, down = threading.Event(), threading.Event()
+    back = threading.Thread(
+        target=_direct, args=(executor, client, "executor", down, up), name="djinn-relay", daemon=True
+    )
     back.start()
-    _pass_on(client, executor, "client")
+    _direct(client, executor, "client", up, down)
     back.join()
 
 
-def _pass_on(source: Connection, target: Connection, name: str) -> None:
+def _direct(source: Connection, target: Connection, name: str, over: threading.Event, other: threading.Event) -> None:
+    """One direction, from its first frame until both connections are closed; `over` is set when nothing more is sent.
+
+    Where `target` takes no more, what it has said before can still come by the `other` direction, which is waited for.
+    """
+    try:
+        takes_more = _pass_on(source, target, name)
+        over.set()
+        if not takes_more:
+            other.wait(_LAST_WORDS_SECONDS)
+    finally:
+        over.set()
+        source.close()
+        target.close()
+
+
+def _pass_on(source: Connection, target: Connection, name: str) -> bool:
+    """Pass frames on until `source` has no more (True) or `target` takes no more (False)."""
     try:
         while True:
-            target.send(source.receive())
+            frame = source.receive()
+            try:
+                target.send(frame)
+            except TransportError as error:
+                _log.debug("a relayed frame finds nobody", source=name, error=str(error))
+                return False
     except ProtocolError as error:
         _log.warning("a relayed connection broke the protocol", source=name, error=str(error))
     except TransportError as error:
         _log.debug("a relayed connection ended", source=name, error=str(error))
-    finally:
-        source.close()
-        target.close()
+    return True

@@ -196,3 +196,16 @@ def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
     djinn.init()
     assert (torch.arange(4.0).to(REMOTE) + 1).tolist() == [1, 2, 3, 4]
     healthy()
+
+
+def test_the_reason_is_found_where_nothing_can_be_sent_any_more(over):
+    values = torch.arange(4.0).to(REMOTE)
+    djinn.synchronize()
+    connection = client._state.session.connection
+    connection.send(Frame(b"\xc1"))
+    with pytest.raises(TransportError):
+        for _ in range(1000):
+            connection.send(Frame(encode(Query()), [bytes(1 << 16)]))
+            time.sleep(0.01)
+    with pytest.raises(SessionLost, match="cannot read a message"):
+        (values + 1).cpu()

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from djinn_core.cli.status import command as status_command
-from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.runtime.connect import open_connection
 from djinn_core.runtime.dialling import ask_status
@@ -135,8 +135,8 @@ def test_a_message_that_is_none_is_answered_and_closes_that_connection(server, d
 
 def test_a_stranger_cannot_send_much(server, dial, healthy):
     connection = dial(server.url("tcp"))
-    connection.send(Frame(b"x", [bytes(1 << 20)]))
-    with pytest.raises((TransportError, ProtocolError)):
+    with pytest.raises(TransportError):  # by `send` where the server hangs up before it has everything
+        connection.send(Frame(b"x", [bytes(1 << 20)]))
         connection.receive(SECONDS)
 
 

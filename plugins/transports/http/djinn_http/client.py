@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
-from djinn.transports import Buffer, Frame, FrameDecoder, Limits, ProtocolError, TransportError, encode_frame
+from djinn.transports import Buffer, FrameDecoder, Limits, ProtocolError, StreamConnection, TransportError
 from djinn_http import dialect
 from djinn_http.exchange import Endpoint, Exchange
 from djinn_http.pulse import keep_alive
@@ -17,6 +17,7 @@ _OK: Final = 200
 _CREATED: Final = 201
 _NO_CONTENT: Final = 204
 _GONE: Final = 410
+# How long the server may take to answer when the channel is closed.
 _LEAVE_SECONDS: Final = 1.0
 # Characters of what a stranger answered that go into an error.
 _SAID_LIMIT: Final = 200
@@ -26,12 +27,8 @@ _PATIENCE_SECONDS: Final = 0.2
 _ATTEMPTS: Final = 3
 
 
-class HttpConnection:
-    """A `Connection` made of HTTP requests. It has no thread of its own: whoever calls does the work.
-
-    Attributes:
-        peer: who is at the other end, for messages.
-    """
+class HttpConnection(StreamConnection):
+    """A `Connection` made of HTTP requests. It has no thread of its own: whoever calls does the work."""
 
     def __init__(self, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
         """Open a channel.
@@ -39,29 +36,17 @@ class HttpConnection:
         Raises:
             TransportError: nobody answers, or not a Djinn server.
         """
-        self.peer = peer
-        self._decoder = FrameDecoder(limits)
+        super().__init__(limits, peer)
         self._sends = [Exchange(endpoint, FrameDecoder(limits), timeout) for _ in range(dialect.PARALLEL_SENDS)]
         self._receive = Exchange(endpoint, self._decoder, timeout)
-        self._sending = threading.Lock()
-        self._receiving = threading.Lock()
-        self._process = os.getpid()
         self._sent = 0
         self._answered = 0
         self._failures = 0
-        self._ended = ""
+        self._asked = False
+        self._deserted = False  # the server could not be told that nothing more is sent
         self._channel = self._open(timeout)
         self._ask()
         keep_alive(self)
-
-    @property
-    def limits(self) -> Limits:
-        """What a frame may weigh, in both directions."""
-        return self._decoder.limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self._decoder.limits = limits
 
     @property
     def bytes_sent(self) -> int:
@@ -74,45 +59,10 @@ class HttpConnection:
         self._collect_answers()
         return self._receive.bytes_received + sum(exchange.bytes_received for exchange in self._sends)
 
-    def send(self, frame: Frame) -> None:
-        """As `Connection.send`."""
-        buffers = encode_frame(frame, self.limits)
-        try:
-            with self._sending:
-                self._check_open()
-                for piece in pieces(buffers, dialect.PIECE_BYTES):
-                    self._send_piece(piece)
-        except OSError as error:
-            raise TransportError(self._end(f"cannot send: {error}")) from error
-        except BaseException:
-            self._end("the connection was interrupted while it sent a frame")
-            raise
-        finally:
-            self._release_if_ended()
-
-    def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
-        try:
-            self._check_open()
-            while not self._decoder.frames:
-                self._receive_some(deadline)
-            return self._decoder.frames.popleft()
-        except BaseException:
-            if self._receive.torn:
-                self._end("the connection was interrupted while it took in bytes")
-            raise
-        finally:
-            self._receiving.release()
-            self._release_if_ended()
-
     def close(self) -> None:
         """As `Connection.close`. The server is told once it has what was sent before."""
         self._say_goodbye()
-        self._end("the connection was closed at this end")
-        self._release_if_ended()
+        super().close()
 
     def pulse(self) -> None:
         """Read what has come if nobody else does, so that one `receive` always waits at the server. Never blocks."""
@@ -120,10 +70,10 @@ class HttpConnection:
             return
         try:
             now = time.monotonic()
-            while not self._ended and not self._decoder.frames:
-                self._receive_some(now)
-        except (TimeoutError, TransportError, ProtocolError):
-            return  # nothing there, or the next call raises what it finds
+            while not self._ended and not self._decoder.frames and self._receive_some(now):
+                pass
+        except (OSError, ProtocolError) as error:
+            self._end(str(error))  # the next call raises it
         finally:
             self._receiving.release()
 
@@ -145,6 +95,10 @@ class HttpConnection:
             exchange.reopen()
             raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {answer}")
         return response.header(dialect.CHANNEL)
+
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        for piece in pieces(buffers, dialect.PIECE_BYTES):
+            self._send_piece(piece)
 
     def _send_piece(self, piece: Sequence[Buffer]) -> None:
         exchange = self._sends[self._sent % len(self._sends)]
@@ -177,7 +131,9 @@ class HttpConnection:
 
     def _say_goodbye(self) -> None:
         """Tell the server that it is over, after what was sent before: it cannot see a connection go."""
-        if self._ended or self._process != os.getpid() or not self._sending.acquire(timeout=_PATIENCE_SECONDS):
+        if self._ended or self._mute or self._process != os.getpid():
+            return
+        if not self._sending.acquire(timeout=_PATIENCE_SECONDS):
             return
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
@@ -189,74 +145,75 @@ class HttpConnection:
         finally:
             self._sending.release()
 
+    def _hang_up(self) -> None:
+        """Close the channel at the server now, without what did not arrive. What it has said before can be fetched."""
+        exchange = self._sends[0]
+        exchange.reopen()
+        try:
+            exchange.request(dialect.CLOSE, self._headers(0))
+            self._deserted = not exchange.read(time.monotonic() + _LEAVE_SECONDS)
+        except (OSError, ProtocolError):
+            self._deserted = True
+
+    def _shut_down(self) -> None:
+        for exchange in (*self._sends, self._receive):
+            exchange.shut_down()
+
+    def _drop(self) -> None:
+        for exchange in (*self._sends, self._receive):
+            exchange.reopen()
+
     # --- receiving ------------------------------------------------------------------------------------------
 
-    def _ask(self) -> None:
-        self._receive.request(dialect.RECEIVE, self._headers(self._answered))
+    @property
+    def _torn(self) -> bool:
+        return self._receive.torn
 
-    def _receive_some(self, deadline: float | None) -> None:
+    def _ask(self) -> None:
+        if self._deserted:
+            raise TransportError("the other end cannot be reached any more")
+        self._receive.request(dialect.RECEIVE, self._headers(self._answered))
+        self._asked = True
+
+    def _receive_some(self, deadline: float | None) -> bool:
         try:
+            if not self._asked:
+                self._ask()
             came = self._receive.read_some(deadline)
-            if self._receive.response is not None and self._receive.response.complete:
-                self._take_answer(self._receive.response.status)
-        except ProtocolError as error:
+        except ProtocolError:
             self._say_goodbye()
-            raise ProtocolError(self._end(str(error))) from error
+            raise
         except OSError as error:
             self._ask_again(error)
-            came = True
-        if not came:
-            raise TimeoutError(f"{self.peer}: nothing came in time")
+            return True
+        if self._receive.response is not None and self._receive.response.complete:
+            self._take_answer(self._receive.response.status)
+        return came
 
     def _take_answer(self, status: int) -> None:
         self._failures = 0
         if status == _OK:
             self._answered += 1
         elif status == _GONE:
-            raise TransportError(self._end("the other end closed the connection"))
+            raise TransportError("the other end closed the connection")
         elif status != _NO_CONTENT:
-            raise TransportError(self._end(_describe(self._receive)))
-        # Frames that have come are delivered even where the next request finds nobody.
-        self._ask()
+            raise TransportError(_describe(self._receive))
+        self._asked = False
+        with suppress(OSError):  # frames that have come are delivered first; the next call tries again
+            self._ask()
 
     def _ask_again(self, error: OSError) -> None:
         """After a break: nothing is lost as long as no answer had begun."""
         response = self._receive.response
         self._failures += 1
-        if self._ended or (response is not None and response.begun) or self._failures >= _ATTEMPTS:
-            raise TransportError(self._end(f"cannot receive: {error}")) from error
+        begun = response is not None and response.begun
+        if self._ended or self._deserted or begun or self._failures >= _ATTEMPTS:
+            raise error
         self._receive.reopen()
-        try:
-            self._ask()
-        except OSError as again:
-            raise TransportError(self._end(f"cannot receive: {again}")) from again
-
-    # --- state ----------------------------------------------------------------------------------------------
+        self._ask()
 
     def _headers(self, sequence: int) -> str:
         return f"{dialect.CHANNEL}: {self._channel}\r\n{dialect.SEQUENCE}: {sequence}\r\n"
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise TransportError(self._ended)
-
-    def _end(self, reason: str) -> str:
-        if not self._ended:
-            self._ended = f"{self.peer}: {reason}"
-            if self._process == os.getpid():
-                for exchange in (*self._sends, self._receive):
-                    exchange.shut_down()
-        return self._ended
-
-    def _release_if_ended(self) -> None:
-        """Close the sockets once no thread is inside a call on them, for their numbers may be given out again at once."""
-        if not self._ended or not self._sending.acquire(timeout=_LEAVE_SECONDS):
-            return
-        if self._receiving.acquire(timeout=_LEAVE_SECONDS):
-            for exchange in (*self._sends, self._receive):
-                exchange.reopen()
-            self._receiving.release()
-        self._sending.release()
 
 
 def pieces(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:

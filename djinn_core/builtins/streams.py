@@ -1,0 +1,171 @@
+"""What connections over streams of bytes have in common: who may call when, and how they end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.wire.frames import Buffer, Frame, FrameDecoder, Limits, encode_frame
+
+LEAVE_SECONDS: Final = 1.0
+
+
+class StreamConnection(ABC):
+    """A `Connection` whose frames travel as one stream of bytes each way; a subclass moves the bytes.
+
+    Several threads may send, frames do not mix; one may receive meanwhile. A `send` that fails ends the sending direction
+    only: what the other end said before it hung up can still be received. In a forked child, `close` only drops the
+    child's copy of the connection.
+
+    Attributes:
+        limits: as in `Connection`.
+        peer: who is at the other end, for messages.
+    """
+
+    def __init__(self, limits: Limits, peer: str) -> None:
+        self.peer = peer
+        self._decoder = FrameDecoder(limits)
+        self._process = os.getpid()
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._mute = ""  # why nothing can be sent any more
+        self._ended = ""  # why nothing goes either way any more
+
+    # --- what a subclass does -------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _torn(self) -> bool:
+        """Whether bytes were left half taken in, by an interrupt for instance."""
+
+    @abstractmethod
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        """Write all of `buffers`. `OSError` and `ProtocolError` end the sending direction."""
+
+    @abstractmethod
+    def _receive_some(self, deadline: float | None) -> bool:
+        """Feed the decoder once, waiting until `deadline` of `time.monotonic()`; False when nothing came.
+
+        `OSError` and `ProtocolError` end the connection.
+        """
+
+    @abstractmethod
+    def _hang_up(self) -> None:
+        """Tell the other end that nothing more is sent. Called once, where sending failed."""
+
+    @abstractmethod
+    def _shut_down(self) -> None:
+        """Wake whoever is inside a call; nothing goes either way any more. Called once, in the process of the owner."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Give the sockets back. Nobody is inside a call."""
+
+    # --- Connection -----------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """What a frame may weigh, in both directions."""
+        return self._decoder.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._decoder.limits = limits
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError` and leaves the connection as it was."""
+        buffers = encode_frame(frame, self._decoder.limits)
+        try:
+            with self._sending:
+                self._send(buffers)
+        finally:
+            if self._ended:
+                self._release()
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
+        try:
+            return self._next_frame(deadline)
+        except BaseException:
+            # An interrupt between reading bytes and taking them in would leave the stream torn.
+            if self._torn:
+                self._end("the connection was interrupted while it took in bytes")
+            raise
+        finally:
+            self._receiving.release()
+            if self._ended:
+                self._release()
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        self._end("the connection was closed at this end")
+        self._release()
+
+    # --- how it ends ----------------------------------------------------------------------------------------
+
+    def _send(self, buffers: Sequence[Buffer]) -> None:
+        if self._mute or self._ended:
+            raise TransportError(self._ended or self._mute)
+        try:
+            self._write(buffers)
+        except (OSError, ProtocolError) as error:
+            raise TransportError(self._stop_sending(f"cannot send: {error}")) from error
+        except BaseException:
+            self._end("the connection was interrupted while it sent a frame")
+            raise
+
+    def _next_frame(self, deadline: float | None) -> Frame:
+        if self._ended:
+            raise TransportError(self._ended)
+        frames = self._decoder.frames
+        while not frames:
+            try:
+                came = self._receive_some(deadline)
+            except TransportError as error:
+                raise TransportError(self._end(str(error))) from error
+            except ProtocolError as error:
+                if not frames:  # what came before the first wrong byte is delivered first
+                    raise ProtocolError(self._end(str(error))) from error
+            except OSError as error:
+                raise TransportError(self._end(f"cannot receive: {error}")) from error
+            else:
+                if not came:
+                    raise TimeoutError(f"{self.peer}: nothing came in time")
+        return frames.popleft()
+
+    def _stop_sending(self, reason: str) -> str:
+        """End the sending direction, and return why nothing can be sent."""
+        if not self._mute:
+            self._mute = f"{self.peer}: {reason}"
+            if not self._ended and self._process == os.getpid():
+                self._hang_up()
+        return self._ended or self._mute
+
+    def _end(self, reason: str) -> str:
+        """End both directions, waking whoever waits, and return why it ended."""
+        if not self._ended:
+            self._ended = f"{self.peer}: {reason}"
+            # Shutting down would end the connection for the parent of a forked child too.
+            if self._process == os.getpid():
+                self._shut_down()
+        return self._ended
+
+    def _release(self) -> None:
+        """Give the sockets back once no thread is inside a call on them, for their numbers may be given out again at once.
+
+        Whoever was inside wakes and leaves, unless it is the interrupted caller itself, who releases them afterwards.
+        """
+        if not self._sending.acquire(timeout=LEAVE_SECONDS):
+            return
+        if self._receiving.acquire(timeout=LEAVE_SECONDS):
+            self._drop()
+            self._receiving.release()
+        self._sending.release()
