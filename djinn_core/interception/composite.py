@@ -50,13 +50,11 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def register_whole(
-    record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any], backend: str = "PrivateUse1"
-) -> torch.library.Library:
+def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> torch.library.Library:
     """Have `record` called for the ops that are kept whole; in force as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")
     for func in KEPT_WHOLE:
-        library.impl(func, _whole_unless_differentiated(func, record), f"Autograd{backend}")
+        library.impl(func, _whole_unless_differentiated(func, record), "AutogradPrivateUse1")
     return library
 
 

@@ -84,11 +84,11 @@ _MADE_OF: dict[Any, Callable[..., Any]] = {
 }
 
 
-def register(backend: str = "PrivateUse1") -> torch.library.Library:
+def register() -> torch.library.Library:
     """Register them above autograd, which then differentiates what they are made of, and for inference mode."""
     library = torch.library.Library("aten", "IMPL")
     for func, made_of in _MADE_OF.items():
-        library.impl(func, never_compiled(made_of), f"Autograd{backend}")
+        library.impl(func, never_compiled(made_of), "AutogradPrivateUse1")
         handles(func)(_handler(made_of))
     return library
 

@@ -16,24 +16,23 @@ from djinn_core.ir.values import TensorMeta
 
 DEVICE_NAME = "remote_accelerator"
 
-# The types of devices whose tensors are remote. The last one is what remote tensors say of themselves.
-_remote_types = [DEVICE_NAME]
+# What the type of the remote device is called: by its own name, and by those that `go_by` adds.
+_names = [DEVICE_NAME]
 
 
 def is_remote(device: torch.device) -> bool:
     """Whether tensors on `device` are remote."""
-    return device.type in _remote_types
+    return device.type in _names
 
 
 def device_type() -> str:
-    """The type of device that remote tensors are on: `remote_accelerator`, and `cuda` where `djinn run` made it so."""
-    return _remote_types[-1]
+    """The name that the user's program has for the remote device: `remote_accelerator`, under `djinn run` `cuda`."""
+    return _names[-1]
 
 
 def go_by(name: str) -> None:
-    """From now on remote tensors are on devices of type `name`; the types so far go on being understood."""
-    _remote_types.append(name)
-    _devices.clear()
+    """From now on the user's program calls the remote device `name`; its own name goes on being understood."""
+    _names.append(name)
 
 
 # Set by `dispatch`, which needs this class: (func, args, kwargs) -> result.
@@ -133,10 +132,10 @@ _devices: dict[int, torch.device] = {}
 
 
 def logical_device(index: int) -> torch.device:
-    """`remote_accelerator:<index>`, or what it goes by."""
+    """`remote_accelerator:<index>`."""
     device = _devices.get(index)
     if device is None:
-        device = _devices[index] = torch.device(device_type(), index)
+        device = _devices[index] = torch.device(DEVICE_NAME, index)
     return device
 
 
