@@ -10,6 +10,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 _PIECE_BYTES = 1 << 18
+_NEVER = 1 << 62
 
 
 def dial(url: str, timeout: float = 10.0) -> socket.socket:
@@ -24,15 +25,24 @@ def dial(url: str, timeout: float = 10.0) -> socket.socket:
 
 
 class CountingRelay:
-    """Passes bytes on between clients and the server at `target`, and counts them. A context manager.
+    """Passes bytes on between clients and the server at `target`, counts them, and pauses. A context manager.
 
     Attributes:
         url: where clients connect instead.
         bytes_up, bytes_down: bytes passed on from clients to the server, and back.
     """
 
-    def __init__(self, target: str, directory: Path) -> None:
-        """`directory` holds the relay's own socket where the target is one of scheme `unix`."""
+    def __init__(self, target: str, directory: Path, pause_bytes: int = _NEVER) -> None:
+        """Listen for clients.
+
+        Args:
+            target: the server's URL.
+            directory: holds the relay's own socket where the target is one of scheme `unix`.
+            pause_bytes: after each so many bytes in one direction of a connection nothing goes on until `resume`.
+        """
+        self._pause_bytes = pause_bytes
+        self._resumed = threading.Condition()
+        self._resumes = 0
         self.bytes_up = 0
         self.bytes_down = 0
         self._target = target
@@ -50,10 +60,18 @@ class CountingRelay:
             self.url = parts._replace(netloc=f"127.0.0.1:{self._listener.getsockname()[1]}").geturl()
         self._start(self._accept)
 
+    def resume(self) -> None:
+        """Let go on what pauses now; what pauses later waits for another call."""
+        with self._resumed:
+            self._resumes += 1
+            self._resumed.notify_all()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._pause_bytes = _NEVER
+        self.resume()
         with self._lock:
             sockets = [self._listener, *self._sockets]
         for sock in sockets:
@@ -83,13 +101,23 @@ class CountingRelay:
                 self._start(self._pass_on, server, client, False)
 
     def _pass_on(self, source: socket.socket, target: socket.socket, up: bool) -> None:
+        room = self._pause_bytes
         with suppress(OSError):  # an end went away; the other one is told below
-            while piece := source.recv(_PIECE_BYTES):
+            while piece := source.recv(min(room, _PIECE_BYTES)):
                 with self._lock:
                     if up:
                         self.bytes_up += len(piece)
                     else:
                         self.bytes_down += len(piece)
                 target.sendall(piece)
+                room -= len(piece)
+                if not room:
+                    room = self._pause()
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
+
+    def _pause(self) -> int:
+        with self._resumed:
+            seen = self._resumes
+            self._resumed.wait_for(lambda: self._resumes > seen or self._pause_bytes == _NEVER)
+        return self._pause_bytes
