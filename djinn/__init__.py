@@ -59,6 +59,7 @@ from djinn_core.runtime.client import (
     stats,
     synchronize,
 )
+from djinn_core.runtime.remote_errors import RemoteLinAlgError
 from djinn_core.scheduler import Scheduler
 
 __version__ = "26.11.0"
@@ -86,6 +87,7 @@ __all__ = [
     "ProtocolError",
     "RemoteError",
     "RemoteIndexError",
+    "RemoteLinAlgError",
     "RemoteNotImplementedError",
     "RemoteOutOfMemory",
     "RemoteTypeError",

@@ -53,12 +53,14 @@ class RemoteError(DjinnError, RuntimeError):
     Attributes:
         op: overload name of the op that failed, such as `aten::index.Tensor`.
         site: `file:line` of the user's code that issued it, or an empty string.
+        module_path: names of the modules inside which it was issued, such as `transformer.h.3.attn`, or an empty string.
     """
 
-    def __init__(self, message: str, op: str = "", site: str = "") -> None:
+    def __init__(self, message: str, op: str = "", site: str = "", module_path: str = "") -> None:
         super().__init__(message)
         self.op = op
         self.site = site
+        self.module_path = module_path
 
 
 class RemoteIndexError(RemoteError, IndexError):
@@ -91,6 +93,11 @@ _REMOTE_KINDS: dict[str, type[RemoteError]] = {
 }
 
 
-def remote_error(kind: str, message: str, op: str = "", site: str = "") -> RemoteError:
+def register_remote_kind(kind: str, error: type[RemoteError]) -> None:
+    """Have failures of type name `kind` raised as `error`: for types that PyTorch defines, which this module does without."""
+    _REMOTE_KINDS[kind] = error
+
+
+def remote_error(kind: str, message: str, op: str = "", site: str = "", module_path: str = "") -> RemoteError:
     """The local exception for a failure of type name `kind` on an executor; unknown kinds become `RemoteError`."""
-    return _REMOTE_KINDS.get(kind, RemoteError)(message, op, site)
+    return _REMOTE_KINDS.get(kind, RemoteError)(message, op, site, module_path)

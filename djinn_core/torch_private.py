@@ -10,6 +10,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
@@ -35,6 +36,8 @@ NEEDED: Final = (
     "torch._C._autograd.DeviceType.PrivateUse1",
     "torch._C._acc.register_python_privateuseone_device_guard",
     "torch._C._acc.register_python_privateuseone_hook",
+    "torch._C._autograd._get_sequence_nr",
+    "torch._C._current_autograd_node",
     "torch._C._current_graph_task_id",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch._C._dispatch_get_all_op_names",
@@ -74,15 +77,14 @@ def register_backend(name: str, module: ModuleType, keep: Callable[[BaseExceptio
     backward pass. What is pending then goes to `keep`: the answer would be an error otherwise, which aborts the process.
     """
     backend_registration._setup_privateuseone_for_python_backend(
-        rename=name, backend_module=module, device_guard=_device_guard(keep)
+        rename=name, backend_module=module, device_guard=_device_guard(keep, torch._C._autograd.DeviceType.PrivateUse1)
     )
 
 
-def _device_guard(keep: Callable[[BaseException], None]) -> Any:
+def _device_guard(keep: Callable[[BaseException], None], device_type: Any) -> Any:
     # ctypes raises what is pending after each call of a function of Python's own interface.
     raise_pending = ctypes.pythonapi.PyErr_Occurred
     raise_pending.argtypes, raise_pending.restype = [], ctypes.c_void_p
-    device_type = torch._C._autograd.DeviceType.PrivateUse1
 
     class Guard(torch._C._acc.DeviceGuard):
         def type_(self) -> Any:
@@ -93,6 +95,34 @@ def _device_guard(keep: Callable[[BaseException], None]) -> Any:
             return device_type
 
     return Guard()
+
+
+def stand_in_for_cuda(keep: Callable[[BaseException], None]) -> None:
+    """Give the device type `cuda` a guard written in Python, in place of PyTorch's, which is missing or finds no GPU.
+
+    PyTorch registers such guards for the device type of `register_backend` only, so this one is registered there for a
+    moment and then moved in PyTorch's table of guards.
+
+    Raises:
+        OSError, ValueError: this PyTorch has no such table where it is looked for.
+    """
+    table = _table_of_guards()
+    ours, theirs = (int(t) for t in (torch._C._autograd.DeviceType.PrivateUse1, torch._C._autograd.DeviceType.CUDA))
+    registered, table[ours] = table[ours], None
+    try:
+        guard = _device_guard(keep, torch._C._autograd.DeviceType.CUDA)
+        torch._C._acc.register_python_privateuseone_device_guard(guard)
+        table[theirs] = table[ours]
+    finally:
+        table[ours] = registered
+
+
+def _table_of_guards() -> Any:
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    return (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+
+
+_DEVICE_TYPES: Final = 21  # those that the table has at least: PrivateUse1 is the last
 
 
 def make_wrapper(
@@ -120,9 +150,29 @@ def never_compiled(function: F) -> F:
     return function
 
 
+def not_compiled_itself(function: F) -> F:
+    """Decorator: `torch.compile` runs the function as it is, and goes on with what it calls."""
+    frames: Any = torch._C._dynamo.eval_frame
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
 def in_backward() -> bool:
     """Whether this thread is inside a run of the autograd engine."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+def node_sequence_number() -> int:
+    """The number of the autograd node that this thread is running, as `next_sequence_number` said before it was made.
+
+    Nodes that accumulate gradients have none, and give a number above all others; as does a thread that runs none.
+    """
+    node: Any = torch._C._current_autograd_node()
+    return node._sequence_nr() if node is not None else 2**64 - 1  # type: ignore[no-any-return]
 
 
 def set_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
@@ -230,17 +280,68 @@ def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
     torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
 
 
+CGenerator = torch._C.Generator
+
+
+def generator_key(generator: CGenerator) -> int:
+    """A number that Python objects for the same C++ generator share."""
+    key: int = generator._cdata  # type: ignore[attr-defined]
+    return key
+
+
+def replace_generator_class(replacement: type) -> None:
+    """Make `torch.Generator` another class."""
+    torch.Generator = replacement  # type: ignore[assignment, misc]
+
+
+def move_generator(generator: CGenerator, device: torch.device) -> bool:
+    """Have a CPU generator say that it is on `device`, so that ops on the CPU refuse it; whether that was possible.
+
+    PyTorch makes generators of the device types that it knows, and has no door for others. The device is a field of the
+    C++ object, whose place is found by trying.
+    """
+    place = _place_of_device()
+    if place is None:
+        return False
+    kinds = torch._C._autograd.DeviceType
+    kind = kinds.PrivateUse1 if device.type == torch._C._get_privateuse1_backend_name() else kinds.CUDA
+    _bytes_of(generator)[place : place + 2] = [int(kind), device.index or 0]
+    return True
+
+
+def _bytes_of(generator: CGenerator) -> Any:
+    return (ctypes.c_byte * _GENERATOR_HEAD).from_address(generator_key(generator))
+
+
+_GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has more than that
+
+
+@functools.cache
+def _place_of_device() -> int | None:
+    """Where in a generator its device lies: two bytes, the type and the index, which are 0 and -1 for the CPU."""
+    probe = CGenerator()
+    content = _bytes_of(probe)
+    for place in range(16, _GENERATOR_HEAD - 1, 2):
+        if content[place] == 0 and content[place + 1] == -1:
+            content[place] = int(torch._C._autograd.DeviceType.PrivateUse1)
+            found = probe.device.type != "cpu"
+            content[place] = 0
+            if found:
+                return place
+    return None
+
+
 def pass_through(library: torch.library.Library, key: str) -> None:
     """Have ops without a kernel for the dispatch key `key` go on to the next; `library` is of the namespace `_`."""
     library.fallback(torch.library.fallthrough_kernel, key)
 
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 
 
 def without_autocast() -> AbstractContextManager[Any]:
     """A block in which autocasting does not look at the ops of the device."""
-    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # type: ignore[no-any-return,attr-defined]
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
 
 
 def is_view(tensor: torch.Tensor) -> bool:
@@ -250,7 +351,7 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 def in_transform() -> bool:
     """Whether a transform of `torch.func` is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def after_clearing_casts(forget: Callable[[], None]) -> None:
@@ -263,3 +364,11 @@ def after_clearing_casts(forget: Callable[[], None]) -> None:
         forget()
 
     torch.clear_autocast_cache = cleared
+
+
+ModuleCallImpl = Callable[..., Any]
+
+
+def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
+    """Replace `torch.nn.Module.__call__`."""
+    torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
@@ -63,10 +64,18 @@ def _run(script: Path) -> int:
             return end.code or 0
         click.echo(end.code, err=True)
         return 1
-    except Exception:
-        sys.excepthook(*sys.exc_info())  # the script's own mistake: as Python would show it
+    except Exception as error:
+        # The script's own mistake: as Python would show it.
+        sys.excepthook(type(error), error, _from_script_on(error.__traceback__, str(script)))
         return 1
     return 0
+
+
+def _from_script_on(trace: TracebackType | None, script: str) -> TracebackType | None:
+    """The traceback without the frames that ran the script."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    return trace
 
 
 def _print_json(results: Sequence[PipelineResult]) -> None:

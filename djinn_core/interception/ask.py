@@ -9,8 +9,9 @@ import torch
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.encode import encode_form
-from djinn_core.interception.infer import signature_of, written_operands
+from djinn_core.interception.infer import signature_of, written_operands, written_tensors
 from djinn_core.interception.lazy_tensor import LazyTensor, adopt, wrap
+from djinn_core.interception.module_calls import at_node
 from djinn_core.interception.port import Answer, DescribedValue, port
 from djinn_core.interception.recorder import Ask, current
 from djinn_core.interception.site import user_site
@@ -46,9 +47,12 @@ def ask_executor(
         recorder.claim(operands[index].remote.storage)
     values = [Value(Storage(0, recorder), _UNKNOWN) for _ in range(call.new_count)]
     handles = (*(o.remote.handle for o in operands), *(v.handle for v in values))
-    recorder.entries.append((call, handles, tuple(slots), *user_site()))
+    module = recorder.module
+    if module is None and recorder.differentiating:
+        module = at_node(recorder)
+    recorder.entries.append((call, handles, tuple(slots), *user_site(), module))
     port.ops_captured += 1
-    written = [operands[i] for i in call.writes]
+    written = [operands[i] for i in written_tensors(func, args, kwargs)]
     made = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
     answer = recorder.ask(Ask(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ()))
@@ -73,7 +77,7 @@ def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opera
     if any(str(r.type) == "List[Tensor]" for r in returns):
         raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
     written = written_operands(func, args, kwargs)
-    targets = iter(written)
+    targets = iter(written_tensors(func, args, kwargs))
     inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
     form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
     metas = tuple(o.remote.meta for o in operands)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from djinn_core.interception.recorder import current
 from djinn_core.torch_private import EngineRun
 
 
@@ -34,6 +35,9 @@ def guard_engine(run: EngineRun) -> EngineRun:
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         before, _kept.errors = _kept.errors, []
+        recorder = current()
+        outer = recorder.differentiating, recorder.module
+        recorder.differentiating, recorder.module = True, None
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 return run(*args, **kwargs)
@@ -43,5 +47,6 @@ def guard_engine(run: EngineRun) -> EngineRun:
             raise _kept.errors[0] from (None if isinstance(error, SystemError) else error)
         finally:
             _kept.errors = before
+            recorder.differentiating, recorder.module = outer
 
     return guarded

@@ -15,8 +15,10 @@ from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
 from djinn_core.interception.infer import UnknownResult, infer, make_elsewhere, order_of
+from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor, adopt, is_remote, wrap
 from djinn_core.interception.mixed import CpuOperand, upload_operands
+from djinn_core.interception.module_calls import at_node
 from djinn_core.interception.port import port
 from djinn_core.interception.recorder import current
 from djinn_core.interception.rules import KERNEL_DECIDES
@@ -24,6 +26,7 @@ from djinn_core.interception.site import user_site
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.interception.writes import check_overlap
 from djinn_core.ir.program import Call, Slot
+from djinn_core.torch_private import CGenerator
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -134,6 +137,11 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
     elif isinstance(a, (list, tuple)):
         key.append(len(a))
         _flatten(a, key, operands, slots)
+    elif isinstance(a, CGenerator):
+        state = operand_of(a)
+        key.append(state is None)
+        if state is not None:
+            operands.append(state)
     else:
         key.append(a)
         if kind is complex:
@@ -190,7 +198,10 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
                 value.storage.written, value.storage.written_at = recorder, epoch
                 results.append(_wrap_view(value, base))
     entries = recorder.entries
-    entries.append((call, tuple(handles), tuple(slots), *user_site()))
+    module = recorder.module
+    if module is None and recorder.differentiating:
+        module = at_node(recorder)
+    entries.append((call, tuple(handles), tuple(slots), *user_site(), module))
     port.ops_captured += 1
     if recorder.epoch != epoch:
         touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]

@@ -9,9 +9,17 @@ from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module
 from djinn_core.interception.dispatch import dispatch
+from djinn_core.interception.generators import Generator
 from djinn_core.interception.libraries.install import install as adapt_libraries
+from djinn_core.interception.module_calls import follow_modules
 from djinn_core.interception.modules import keep_parameters
-from djinn_core.torch_private import register_backend, wrap_engine, wrap_module_apply
+from djinn_core.torch_private import (
+    register_backend,
+    replace_generator_class,
+    wrap_engine,
+    wrap_module_apply,
+    wrap_module_call,
+)
 
 _libraries: list[torch.library.Library] = []
 
@@ -25,7 +33,9 @@ def install() -> None:
     _libraries.extend([factories.register(), factories.register_pinning()])
     _libraries.extend([register_whole(dispatch), cuda_roads.register()])
     _libraries.extend(autocast.register())
+    replace_generator_class(Generator)
     loading.register()
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)
+    wrap_module_call(follow_modules)
     adapt_libraries()

@@ -15,6 +15,7 @@ from djinn_core.interception.ending import survivable
 from djinn_core.interception.port import Answer, Runtime, Submission, port
 from djinn_core.interception.storage import Storage, Value, freed, take_freed
 from djinn_core.interception.streaming import Entry, steady_cut
+from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program, Slot
 
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
@@ -47,15 +48,32 @@ class Recorder:
     Attributes:
         entries: what is unsent. epoch: how often it was cut.
         captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
+        module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
+        differentiating: whether the thread is in a backward pass.
     """
 
-    __slots__ = ("__weakref__", "_thread", "captures", "entries", "epoch", "fixed", "uploaded", "uploads")
+    __slots__ = (
+        "__weakref__",
+        "_thread",
+        "captures",
+        "differentiating",
+        "entries",
+        "epoch",
+        "fixed",
+        "forward_calls",
+        "module",
+        "uploaded",
+        "uploads",
+    )
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.epoch = 0
         self.captures: list[list[Entry]] = []
         self.fixed: Entry | None = None
+        self.module: ModuleCall | None = None
+        self.forward_calls = ForwardCalls()
+        self.differentiating = False
         self.uploaded = 0
         self.uploads = 0
         self._thread = weakref.ref(threading.current_thread())
@@ -216,6 +234,7 @@ def freeze(entries: list[Entry], dead: list[int]) -> Program:
         slots=tuple(slots),
         dead=frozenset(dead).intersection(operands) if dead else frozenset(),
         sites=tuple([(e[3], e[4]) for e in entries]),
+        modules=tuple([e[5] for e in entries]),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 _OWN = tuple(f"{Path(f).resolve().parent}{os.sep}" for f in (torch.__file__, __file__))
 # By id, because hashing a code object walks its constants. The code objects are kept so that ids stay theirs.
+CODES_LIMIT = 8192  # code objects that are remembered: a notebook makes new ones with every cell
 _inside: dict[int, tuple[CodeType, bool]] = {}
 
 
@@ -21,6 +22,8 @@ def user_site() -> tuple[CodeType, int]:
         code = frame.f_code
         known = _inside.get(id(code))
         if known is None:
+            if len(_inside) >= CODES_LIMIT:
+                _inside.clear()
             known = _inside[id(code)] = (code, code.co_filename.startswith(_OWN))
         if not known[1] or frame.f_back is None:
             return code, frame.f_lasti

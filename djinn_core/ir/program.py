@@ -13,6 +13,7 @@ from types import CodeType
 import attrs
 
 from djinn_core.ir.form import Form
+from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, module_path
 from djinn_core.ir.values import TensorMeta
 
 Slot = int | float
@@ -121,6 +122,7 @@ class Program:
         dead: handles that nobody holds any more when the program ends.
         sites: one per instruction, or empty: where in the user's code it was issued (code object and bytecode offset,
             resolved to a line only when somebody asks).
+        modules: one per instruction, or empty: the call of a module inside which it was issued.
     """
 
     calls: tuple[Call, ...]
@@ -128,6 +130,7 @@ class Program:
     slots: tuple[Slot, ...]
     dead: frozenset[int] = frozenset()
     sites: tuple[Site, ...] = ()
+    modules: tuple[ModuleCall | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -144,3 +147,11 @@ class Program:
     def site(self, index: int) -> str:
         """The user's line that issued instruction `index`, or an empty string."""
         return describe_site(self.sites[index]) if 0 <= index < len(self.sites) else ""
+
+    def module_path(self, index: int) -> ModulePath | None:
+        """The module inside which instruction `index` was issued, as the model names it now; None outside all modules."""
+        return module_path(self.modules[index]) if 0 <= index < len(self.modules) else None
+
+    def is_backward(self, index: int) -> bool:
+        """Whether a backward pass issued instruction `index`."""
+        return is_backward(self.modules[index]) if 0 <= index < len(self.modules) else False

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import attrs
+
+import djinn_core.runtime.remote_errors  # noqa: F401 - registers PyTorch's own types
 from djinn_core.errors import DjinnError, SessionLost, remote_error
 from djinn_core.ir.program import Program
+from djinn_core.ir.values import TensorMeta
 from djinn_core.wire.messages import Failure
 
 REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line
+SHOWN = 8  # failures that one error tells of beside the first
 
 
 class Failures:
@@ -33,26 +38,49 @@ class Failures:
         self._unseen.pop(_key(failure), None)
         if failure.kind == "SessionLost":
             return SessionLost(failure.message)
-        site, shapes = self._origin(failure)
-        where = f" (operands of shape {shapes})" if shapes else ""
-        line = f"\n  issued at {site}" if site else ""
-        message = f"{failure.op or 'the executor'} failed{where}: {failure.message}{line}"
-        return remote_error(failure.kind, message, failure.op, site)
+        origin = self._origin(failure)
+        where = f" (operands: {origin.operands})" if origin.operands else ""
+        module = f"\n  in {origin.module}" if origin.module else ""
+        line = f"\n  issued at {origin.site}" if origin.site else ""
+        message = f"{failure.op or 'the executor'} failed{where}: {failure.message}{module}{line}"
+        return remote_error(failure.kind, message, failure.op, origin.site, origin.path)
 
-    def _origin(self, failure: Failure) -> tuple[str, str]:
+    def _origin(self, failure: Failure) -> _Origin:
         program, nodes = self._programs.get(failure.sequence, (None, ()))
         if program is None or not 0 <= failure.instruction < len(nodes):
-            return "", ""
+            return _Origin()
         node = nodes[failure.instruction]
-        return program.site(node), ", ".join(str(list(m.shape)) for m in program.calls[node].operands)
+        found = program.module_path(node)
+        module = str(found) if found is not None else "a backward pass" if program.is_backward(node) else ""
+        operands = ", ".join(_describe(meta) for meta in program.calls[node].operands)
+        return _Origin(program.site(node), operands, module, found.path if found is not None else "")
 
     def take_unseen(self) -> DjinnError | None:
-        """The first failure since the last call that no fetch has reported."""
+        """The first failure since the last call that no fetch has reported, with the others as notes."""
         if not self._unseen:
             return None
-        first = next(iter(self._unseen.values()))
+        unseen = list(self._unseen.values())
         self._unseen.clear()
-        return self.error(first)
+        error, *others = [self.error(failure) for failure in unseen]
+        for other in others[:SHOWN]:
+            error.add_note(f"also: {other}")
+        if len(others) > SHOWN:
+            error.add_note(f"and {len(others) - SHOWN} more ops failed")
+        return error
+
+
+@attrs.frozen
+class _Origin:
+    """Where an instruction came from, in words; empty where that is not known."""
+
+    site: str = ""
+    operands: str = ""
+    module: str = ""
+    path: str = ""
+
+
+def _describe(meta: TensorMeta) -> str:
+    return f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
 
 
 def _key(failure: Failure) -> tuple[int, int]:

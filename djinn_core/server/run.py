@@ -157,26 +157,26 @@ def _poison(
         env[place] = poison
     first_input = len(template.constants) + template.slots
     for written in step.writes:
-        for place in _poison_written(env, written, poison):
+        target = env[written]
+        address = target.untyped_storage().data_ptr() if isinstance(target, torch.Tensor) else 0
+        for place in _poison_written(env, written, address, poison):
             if first_input <= place < first_input + template.inputs:
-                values.poison_storage(submit.inputs[place - first_input], poison.failure)
+                values.poison_storage(submit.inputs[place - first_input], address, poison.failure)
     for place in step.release:
         env[place] = None
 
 
-def _poison_written(env: Environment, written: int, poison: Poison) -> list[int]:
-    """Poison every value of the run that shares memory with the one at `written`, which may be half written.
+def _poison_written(env: Environment, written: int, address: int, poison: Poison) -> list[int]:
+    """Poison the value at `written` and every other one of the run with memory at `address`, which may be half written.
 
     Returns their places.
     """
-    target = env[written]
     places = [written]
-    if isinstance(target, torch.Tensor):
-        storage = target.untyped_storage().data_ptr()
+    if address:
         places += [
             place
             for place, value in enumerate(env)
-            if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() == storage
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == address
         ]
     for place in places:
         env[place] = poison

@@ -26,7 +26,12 @@ def no_such_value(sequence: int, handle: int) -> Failure:
     return Failure(sequence, -1, "", "SessionLost", reason)
 
 
-Stored = torch.Tensor | Poison | bool | int | float | complex | None
+# Beside tensors, what ops return that is none: numbers, random generators, events.
+Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | float | complex | None
+
+
+def _address(value: Stored) -> int:
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
 class ValueTable:
@@ -57,11 +62,15 @@ class ValueTable:
         for handle in handles:
             self._values.pop(handle, None)
 
-    def poison_storage(self, handle: int, failure: Failure) -> None:
-        """Poison every value that shares memory with `handle`: a write to it failed half way."""
+    def poison_storage(self, handle: int, address: int, failure: Failure) -> None:
+        """Poison every value that shares memory with `handle`, whose memory is at `address`: a write failed half way.
+
+        The address finds those that came to share it by other ways than being views of one tensor.
+        """
         storage = storage_of(handle)
-        for other in [h for h in self._values if storage_of(h) == storage]:
-            self._values[other] = Poison(failure)
+        for other, value in list(self._values.items()):
+            if storage_of(other) == storage or (address and _address(value) == address):
+                self._values[other] = Poison(failure)
 
     def tensors(self) -> list[torch.Tensor]:
         """The values that are tensors."""

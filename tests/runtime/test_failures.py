@@ -29,7 +29,7 @@ def test_a_failing_op_names_itself_its_shapes_and_the_users_line(x):
     assert isinstance(error, djinn.RemoteIndexError)
     assert error.op == "aten::index.Tensor"
     assert "out of bounds" in str(error)
-    assert "[2, 3], [1]" in str(error)
+    assert "float32[2, 3], int64[1]" in str(error)
     this = test_a_failing_op_names_itself_its_shapes_and_the_users_line
     assert f"{__file__}:{this.__code__.co_firstlineno + 1} in {this.__name__}" in error.site
     assert error.site in str(error)

@@ -1,0 +1,114 @@
+"""Which module a program was inside when it issued an instruction: `transformer.h.3.attn`.
+
+A call of a module is one link of a chain, from the innermost call outwards. Links are plain tuples, because one is made
+for every call of a module; names are looked for only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+CALLS_REMEMBERED = 16384  # entries and exits of modules, in each thread, that backward passes are traced back to
+_NO_NODE = 1 << 63  # from here on sequence numbers belong to no op: nodes that accumulate gradients have the largest
+
+
+class ForwardCalls(deque[tuple[int, "ModuleCall | None"]]):
+    """What a thread was inside from which of autograd's sequence numbers on."""
+
+    threads: ClassVar[weakref.WeakSet[ForwardCalls]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=CALLS_REMEMBERED)
+        self.threads.add(self)
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def inside(self, number: int) -> ModuleCall | None:
+        """What the thread was inside when it made the node with this sequence number; None where that is not known."""
+        found = None
+        for first, call in list(self):
+            if first > number:
+                return found
+            found = call
+        return found
+
+
+# A module and the call that it was called in; or, in a backward pass, the sequence number of the autograd node, the call
+# that the pass was begun in, and what this thread was inside when.
+ModuleCall = tuple[weakref.ref[torch.nn.Module], "ModuleCall | None"] | tuple[int, "ModuleCall | None", ForwardCalls]
+
+
+@attrs.frozen
+class ModulePath:
+    """Where in a model an instruction was issued.
+
+    Attributes:
+        path: names from the outermost module to the innermost, such as `transformer.h.3.attn`; empty for the outermost.
+        module: class of the innermost. root: class of the outermost.
+        backward: whether it was issued by the backward pass of what the module computed.
+    """
+
+    path: str
+    module: str
+    root: str
+    backward: bool = False
+
+    def __str__(self) -> str:
+        where = f"{self.path} ({self.module})" if self.path else self.module
+        return f"the backward pass of {where}" if self.backward else where
+
+
+def module_path(call: ModuleCall | None) -> ModulePath | None:
+    """The path of a call, as the modules are named now; None outside all modules, or where that is not known."""
+    modules = [module for module in map(_alive, _outwards(call)) if module is not None][::-1]
+    if not modules:
+        return None
+    paths: list[str] = []
+    for index, module in enumerate(modules):
+        paths.append(_path_of(module, modules[:index], paths))
+    return ModulePath(paths[-1], type(modules[-1]).__name__, type(modules[0]).__name__, is_backward(call))
+
+
+def is_backward(call: ModuleCall | None) -> bool:
+    """Whether a backward pass issued it."""
+    return any(isinstance(link[0], int) for link in _outwards(call))
+
+
+def _outwards(call: ModuleCall | None) -> Iterator[ModuleCall]:
+    """The links of a chain; what a backward pass recomputes goes on with what its node was made in."""
+    while call is not None:
+        yield call
+        call = _forward_of(call) if isinstance(call[0], int) else call[1]
+
+
+def _alive(link: ModuleCall) -> torch.nn.Module | None:
+    return None if isinstance(link[0], int) else link[0]()
+
+
+def _forward_of(link: Any) -> ModuleCall | None:
+    """The call that made the autograd node; numbers are each thread's own, so they tell only where one thread fits."""
+    number, _, mine = link
+    if number >= _NO_NODE:
+        return None
+    others = [calls for calls in list(ForwardCalls.threads) if calls is not mine and calls.inside(number) is not None]
+    return mine.inside(number) if not others else None
+
+
+def _path_of(module: torch.nn.Module, outer: list[torch.nn.Module], paths: list[str]) -> str:
+    """The path of `module`: that of the innermost of `outer` that has it, and its name there; its class where none has."""
+    if not outer:
+        return ""
+    for parent, path in zip(outer[::-1], paths[::-1], strict=True):
+        for name, child in parent.named_modules(remove_duplicate=False):
+            if child is module:
+                return f"{path}.{name}" if path and name else path or name
+    return f"{paths[-1]}.<{type(module).__name__}>".lstrip(".")
