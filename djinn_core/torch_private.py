@@ -26,6 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 NEEDED: Final = (
     "torch._C.DispatchKey",
     "torch._C.DispatchKeySet",
+    "torch._C.Generator._cdata",
+    "torch._C._get_privateuse1_backend_name",
     "torch._C._ExcludeDispatchKeyGuard",
     "torch._C._functorch.peek_interpreter_stack",
     "torch._C._disabled_torch_function_impl",
@@ -303,8 +305,8 @@ def move_generator(generator: CGenerator, device: torch.device) -> bool:
     place = _place_of_device()
     if place is None:
         return False
-    kinds = torch._C._autograd.DeviceType
-    kind = kinds.PrivateUse1 if device.type == torch._C._get_privateuse1_backend_name() else kinds.CUDA
+    own = device.type == torch._C._get_privateuse1_backend_name()
+    kind = _DEVICE_KINDS.PrivateUse1 if own else _DEVICE_KINDS.CUDA
     _bytes_of(generator)[place : place + 2] = [int(kind), device.index or 0]
     return True
 
@@ -313,6 +315,7 @@ def _bytes_of(generator: CGenerator) -> Any:
     return (ctypes.c_byte * _GENERATOR_HEAD).from_address(generator_key(generator))
 
 
+_DEVICE_KINDS: Any = torch._C._autograd.DeviceType
 _GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has more than that
 
 
@@ -320,10 +323,10 @@ _GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has 
 def _place_of_device() -> int | None:
     """Where in a generator its device lies: two bytes, the type and the index, which are 0 and -1 for the CPU."""
     probe = CGenerator()
-    content = _bytes_of(probe)
+    content, elsewhere = _bytes_of(probe), int(_DEVICE_KINDS.PrivateUse1)
     for place in range(16, _GENERATOR_HEAD - 1, 2):
         if content[place] == 0 and content[place + 1] == -1:
-            content[place] = int(torch._C._autograd.DeviceType.PrivateUse1)
+            content[place] = elsewhere
             found = probe.device.type != "cpu"
             content[place] = 0
             if found:

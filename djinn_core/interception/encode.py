@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.lazy_tensor import LazyTensor, device_type, is_remote
+from djinn_core.interception.known_generators import operand_of
+from djinn_core.interception.lazy_tensor import LazyTensor, is_remote
 from djinn_core.ir.form import (
     Argument,
     ComplexSlot,
@@ -22,6 +23,7 @@ from djinn_core.ir.form import (
     SessionGenerator,
     SlotArg,
 )
+from djinn_core.torch_private import CGenerator
 
 _forms: dict[Form, Form] = {}
 
@@ -66,8 +68,6 @@ def _encode_rare(a: Any, func: Any) -> Argument:
         return Enumerated("memory_format", str(a).removeprefix("torch."))
     if isinstance(a, torch.device):
         return SelfDevice(cpu=not is_remote(a))
-    if isinstance(a, torch.Generator):
-        if not is_remote(a.device):
-            raise RuntimeError(f"Expected a '{device_type()}' device type for generator but found '{a.device.type}'")
-        return SessionGenerator()
+    if isinstance(a, CGenerator):
+        return SessionGenerator() if operand_of(a) is None else Operand()
     raise UnsupportedOperation(f"{func.name()} was given a {type(a).__name__}, which cannot be sent to an executor")

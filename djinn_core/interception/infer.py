@@ -6,7 +6,7 @@ guessed from the schema.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -16,12 +16,14 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.current_device import existing_index
 from djinn_core.interception.encode import encode_form
+from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor
 from djinn_core.interception.rules import must_ask, rule_for
 from djinn_core.interception.storage import Storage
 from djinn_core.interception.writes import check_cast, check_targets, only_kernels_know
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
+from djinn_core.torch_private import CGenerator
 
 
 class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
@@ -49,9 +51,15 @@ class MetaWorld:
             return [self.convert(a) for a in argument]
         if isinstance(argument, torch.device):
             return torch.device("meta")
-        if isinstance(argument, torch.Generator):
-            return None
+        if isinstance(argument, CGenerator):
+            return self._generator(argument)
         return argument
+
+    def _generator(self, generator: CGenerator) -> None:
+        """Meta kernels take none; its state takes its place among the operands."""
+        state = operand_of(generator)
+        if state is not None:
+            self._tensor(state)
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, LazyTensor):
@@ -191,24 +199,36 @@ def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[t
 
 
 def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Positions, among the tensor operands, of those that the schema says are written."""
+    """Positions, among the operands, of those that the op writes: as the schema says, and the state of a generator."""
+    generators = [p for p, a in _operands(func, args, kwargs) if isinstance(a, CGenerator)]
+    return (*written_tensors(func, args, kwargs), *generators)
+
+
+def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Positions, among the operands, of the tensors that the schema says are written."""
+    return tuple(p for p, a in _operands(func, args, kwargs) if a is True)
+
+
+def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+    """Each operand's position, and what it is: a generator, or else whether the schema says that it is written."""
     schema = {a.name: a for a in torch_private.schema_of(func).arguments}
-    given = [*zip(schema, args, strict=False), *kwargs.items()]
-    written: list[int] = []
     position = 0
-    for name, argument in given:
-        count = _tensors_in(argument)
+    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
         info = schema[name].alias_info
-        if info is not None and info.is_write:
-            written += range(position, position + count)
-        position += count
-    return tuple(written)
+        for leaf in _operands_in(argument):
+            yield position, leaf if isinstance(leaf, CGenerator) else info is not None and bool(info.is_write)
+            position += 1
 
 
-def _tensors_in(argument: Any) -> int:
+def _operands_in(argument: Any) -> Iterator[Any]:
     if isinstance(argument, (list, tuple)):
-        return sum(map(_tensors_in, argument))
-    return int(isinstance(argument, torch.Tensor) and (isinstance(argument, LazyTensor) or argument.dim() > 0))
+        for item in argument:
+            yield from _operands_in(item)
+    elif isinstance(argument, CGenerator):
+        if operand_of(argument) is not None:
+            yield argument
+    elif isinstance(argument, torch.Tensor) and (isinstance(argument, LazyTensor) or argument.dim() > 0):
+        yield argument
 
 
 def laid_out(meta: TensorMeta | None, order: tuple[int, ...]) -> TensorMeta | None:

@@ -19,7 +19,21 @@ from djinn_core.errors import UnsupportedOperation
 MANUAL_SEED = "djinn::manual_seed"
 GET_RANDOM_STATE = "djinn::get_random_state"
 SET_RANDOM_STATE = "djinn::set_random_state"
-OWN_OPERATORS = frozenset({MANUAL_SEED, GET_RANDOM_STATE, SET_RANDOM_STATE})
+SEEDED_GENERATOR = "djinn::seeded_generator"
+RESTORED_GENERATOR = "djinn::restored_generator"
+GENERATOR_STATE = "djinn::generator_state"
+MARK = "djinn::mark"
+ELAPSED_TIME = "djinn::elapsed_time"
+OWN_OPERATORS = frozenset({
+    MANUAL_SEED,
+    GET_RANDOM_STATE,
+    SET_RANDOM_STATE,
+    SEEDED_GENERATOR,
+    RESTORED_GENERATOR,
+    GENERATOR_STATE,
+    MARK,
+    ELAPSED_TIME,
+})  # fmt: skip
 
 # Ops that reach files, foreign memory or other processes, or build tensors without checking what they are given.
 _EXCLUDED = frozenset({

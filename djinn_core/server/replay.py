@@ -28,7 +28,8 @@ from djinn_core.ir.form import (
     SessionGenerator,
     SlotArg,
 )
-from djinn_core.ir.operators import GET_RANDOM_STATE, MANUAL_SEED, SET_RANDOM_STATE, resolve
+from djinn_core.ir.operators import resolve
+from djinn_core.server.own_operators import OwnOperators
 from djinn_core.wire.messages import Template
 
 Environment = list[Any]
@@ -78,24 +79,6 @@ class CompiledTemplate:
     def environment(self, slots: Sequence[Any], inputs: Sequence[Any]) -> Environment:
         """The environment of one run."""
         return [*self.constants, *slots, *inputs, *([None] * self.made)]
-
-
-@attrs.frozen
-class OwnOperators:
-    """What the ops of Djinn's own do on this executor."""
-
-    manual_seed: Callable[[int], None]
-    get_random_state: Callable[[], torch.Tensor]
-    set_random_state: Callable[[torch.Tensor], None]
-
-    def find(self, name: str) -> Callable[..., Any] | None:
-        """The function behind one of Djinn's own ops."""
-        known: dict[str, Callable[..., Any]] = {
-            MANUAL_SEED: self.manual_seed,
-            GET_RANDOM_STATE: self.get_random_state,
-            SET_RANDOM_STATE: self.set_random_state,
-        }
-        return known.get(name)
 
 
 def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
@@ -170,7 +153,7 @@ class _Compiler:
         return {index: tuple(places) for index, places in releases.items()}
 
     def _step(self, form: Form, operands: list[int], makes: list[int], release: tuple[int, ...]) -> CompiledStep:
-        function = self.own.find(form.op)
+        function = self.own.get(form.op)
         writes: tuple[int, ...] = ()
         if function is None:
             overload = resolve(form.op)

@@ -15,8 +15,9 @@ import torch
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
-from djinn_core.server.replay import CompiledTemplate, OwnOperators, compile_template
+from djinn_core.server.replay import CompiledTemplate, compile_template
 from djinn_core.server.run import Run, run_template
 from djinn_core.server.uploads import Uploads
 from djinn_core.server.values import Poison, ValueTable, no_such_value
@@ -53,7 +54,7 @@ class SharedDevice:
         self.runtime = runtime
         self.turn = threading.Lock()
         self.randomness = DeviceRandomness(runtime.device)
-        self.own = OwnOperators(self.randomness.manual_seed, self.randomness.get_state, self.randomness.set_state)
+        self.own = own_operators(runtime, self.randomness)
 
 
 _devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
@@ -208,6 +209,8 @@ class ExecutorSession:
         value = self._value(handle, submit)
         if isinstance(value, Failure):
             return value
+        if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
+            return Failure(submit.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
         if tensor.untyped_storage().nbytes() > room and tensor.nbytes > room:
             reason = (

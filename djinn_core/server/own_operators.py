@@ -1,0 +1,65 @@
+"""What the ops of Djinn's own do on an executor: random state, generators, marks in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.ir.operators import (
+    ELAPSED_TIME,
+    GENERATOR_STATE,
+    GET_RANDOM_STATE,
+    MANUAL_SEED,
+    MARK,
+    RESTORED_GENERATOR,
+    SEEDED_GENERATOR,
+    SET_RANDOM_STATE,
+)
+from djinn_core.server.random_state import DeviceRandomness
+
+OwnOperators = Mapping[str, Callable[..., Any]]
+
+
+def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOperators:
+    """The functions by op name, for executors on that device."""
+    marks = _Marks(runtime.device)
+    return {
+        MANUAL_SEED: randomness.manual_seed,
+        GET_RANDOM_STATE: randomness.get_state,
+        SET_RANDOM_STATE: randomness.set_state,
+        SEEDED_GENERATOR: lambda seed: runtime.generator().manual_seed(seed),
+        RESTORED_GENERATOR: lambda state: runtime.generator().set_state(state.cpu()),
+        GENERATOR_STATE: _generator_state,
+        MARK: marks.mark,
+        ELAPSED_TIME: marks.elapsed_time,
+    }
+
+
+def _generator_state(generator: torch.Generator) -> torch.Tensor:
+    return generator.get_state()
+
+
+class _Marks:
+    """Points in time that a device passes: on the CPU a clock's reading, elsewhere an event of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Any:
+        """The point where the device has done what was issued so far."""
+        if self._device.type == "cpu":
+            return time.perf_counter()
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
+        """Milliseconds from one to the other, when both are passed."""
+        if self._device.type == "cpu":
+            return torch.tensor((end - start) * 1e3, dtype=torch.float64)
+        end.synchronize()
+        return torch.tensor(start.elapsed_time(end), dtype=torch.float64)
