@@ -18,7 +18,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench conformance clean FORCE
+.PHONY: help venv demo test pytest lint format bench conformance zoo clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -49,6 +49,9 @@ bench: $(READY) ## run the benchmarks and print their results
 
 conformance: $(READY) ## every sample of PyTorch's own databases of ops, modules and optimizers; takes minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py
+
+zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--json FILE" writes the results
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_zoo.py $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,202 @@
+"""One model, here and remotely: an evaluation and one training step, compared number by number."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from building import Architecture, Inputs
+from torch import nn
+
+import djinn
+
+REMOTE = "remote_accelerator:0"
+# Those of `torch.testing.assert_close`, by dtype.
+TOLERANCES = {torch.float32: (1.3e-6, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float16: (1e-3, 1e-5)}
+Tensors = dict[str, torch.Tensor]
+
+
+@attrs.frozen
+class Likeness:
+    """How a set of tensors compares with the local one.
+
+    Attributes:
+        bitwise: whether every bit is the same.
+        distance: how far the farthest tensor is off, in units of PyTorch's tolerance for its dtype.
+        worst: the name of that tensor.
+    """
+
+    bitwise: bool = False
+    distance: float = math.inf
+    worst: str = "nothing to compare"
+
+    @property
+    def close(self) -> bool:
+        """Whether everything is within the tolerances."""
+        return self.distance <= 1
+
+
+@attrs.frozen
+class Verdict:
+    """What became of one architecture; `ops` and `round_trips` are those of the forward pass, times are in seconds."""
+
+    name: str
+    kind: str
+    parameters: int = 0
+    ops: int = 0
+    round_trips: int = 0
+    forward: Likeness = Likeness()
+    step: Likeness = Likeness()
+    here: float = 0.0
+    remote: float = 0.0
+    error: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether it ran and is within the tolerances."""
+        return not self.error and self.forward.close and self.step.close
+
+
+@attrs.frozen
+class Outcome:
+    """What one side made of a model."""
+
+    forward: Tensors
+    step: Tensors
+    seconds: float
+    ops: int = 0
+    round_trips: int = 0
+
+
+def compare(architecture: Architecture) -> Verdict:
+    """Build the model, run it on both sides and compare."""
+    torch.manual_seed(0)
+    model, inputs = architecture.make()
+    unsettle(model)
+    theirs, sent = copy.deepcopy(model).to(REMOTE), to_remote(inputs)
+    remote = outcome(theirs, sent)
+    local = outcome(model, inputs)
+    return Verdict(
+        name=architecture.name,
+        kind=architecture.kind,
+        parameters=sum(p.numel() for p in model.parameters()),
+        ops=remote.ops,
+        round_trips=remote.round_trips,
+        forward=likeness(remote.forward, local.forward),
+        step=likeness(remote.step, local.step),
+        here=local.seconds,
+        remote=remote.seconds,
+    )
+
+
+@torch.no_grad()
+def unsettle(model: nn.Module) -> None:
+    """Add noise to all parameters: where one begins as zeros, much is multiplied by nothing and would show nothing."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.05)
+
+
+def to_remote(inputs: Any) -> Any:
+    """The inputs with every tensor in them on the remote device."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.to(REMOTE)
+    if isinstance(inputs, Mapping):
+        return {name: to_remote(value) for name, value in inputs.items()}
+    if isinstance(inputs, (list, tuple)):
+        return type(inputs)(to_remote(value) for value in inputs)
+    return inputs
+
+
+def outcome(model: nn.Module, inputs: Inputs) -> Outcome:
+    """Evaluate the model, then train it for one step; on the CPU what it gives."""
+    started = time.perf_counter()
+    before = djinn.stats()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        forward = dict(tensors(model.eval()(**inputs)))
+    after = djinn.stats()
+    step = train(model, inputs)
+    forward, step = on_cpu(forward), on_cpu(step)
+    ops, round_trips = (after[name] - before[name] for name in ("ops_captured", "round_trips"))
+    return Outcome(forward, step, time.perf_counter() - started, ops, round_trips)
+
+
+def train(model: nn.Module, inputs: Inputs) -> Tensors:
+    """Loss, every gradient, and every parameter and buffer after one step; dropout included."""
+    torch.manual_seed(1)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    loss = loss_of(model(**inputs))
+    loss.backward()
+    gradients = {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    return {"loss": loss} | gradients | dict(model.state_dict())
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss that the model gives, or the mean square of all that it gives."""
+    loss = output.get("loss") if isinstance(output, Mapping) else None
+    if loss is not None:
+        return loss
+    parts = [t.square().mean() for _, t in tensors(output) if t.requires_grad]
+    return torch.stack(parts).sum()
+
+
+def tensors(output: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in what a model gave, caches included, with names."""
+    if isinstance(output, torch.Tensor):
+        yield name, output
+    elif isinstance(output, Mapping):
+        yield from _all(((f"{name}.{key}", value) for key, value in output.items()))
+    elif isinstance(output, (list, tuple)):
+        yield from _all(((f"{name}[{i}]", value) for i, value in enumerate(output)))
+    elif hasattr(output, "__dict__") and not isinstance(output, (nn.Module, type)):
+        yield from _all(((f"{name}.{key}", value) for key, value in vars(output).items()))
+
+
+def _all(parts: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, part in parts:
+        yield from tensors(part, name)
+
+
+def on_cpu(found: Tensors) -> Tensors:
+    """Copies here, without gradients."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+
+
+def likeness(remote: Tensors, local: Tensors) -> Likeness:
+    """How what came from the remote side compares with what was made here."""
+    if remote.keys() != local.keys():
+        return Likeness(worst=f"only on one side: {sorted(remote.keys() ^ local.keys())}")
+    distances = {name: distance(remote[name], expected) for name, expected in local.items()}
+    worst = max(distances, key=lambda name: distances[name])
+    bitwise = all(same_bits(remote[name], expected) for name, expected in local.items())
+    return Likeness(bitwise, distances[worst], worst)
+
+
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference between two tensors, in units of what PyTorch tolerates there."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return math.inf
+    if not expected.numel() or actual.equal(expected):
+        return 0.0
+    if not expected.is_floating_point():
+        return math.inf
+    relative, absolute = TOLERANCES[expected.dtype]
+    off = (actual.double() - expected.double()).abs() / (absolute + relative * expected.double().abs())
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    return off.masked_fill(same, 0.0).nan_to_num(nan=math.inf).max().item()
+
+
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors are the same to the last bit."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return False
+    one, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (actual, expected))
+    return one.equal(other)

@@ -1,0 +1,128 @@
+"""Every architecture of the zoo, here and on a server in a process of its own: `make zoo`.
+
+Ends with 1 where one of them is not equal to local.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import attrs
+from catalogue import SHORT_FORM, ZOO
+from comparing import Likeness, Verdict, compare
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from serving import serving
+
+COLUMNS = ("architecture", "kind", "parameters", "ops", "round trips", "forward", "step", "here (s)", "remote (s)")
+
+
+def main() -> int:
+    """Compare what was asked for, print a table and, where asked, write it down as well."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="names of architectures, with commas between them")
+    parser.add_argument("--short", action="store_true", help="those of the default suite")
+    parser.add_argument("--json", type=Path, help="write the results to this file as well")
+    parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else SHORT_FORM if options.short else tuple(ZOO)
+    console = Console(width=160)
+    with warnings.catch_warnings(), serving():
+        warnings.simplefilter("ignore")
+        verdicts = [judge(name) for name in track(names, "comparing", console=console)]
+    show(verdicts, console)
+    if options.json:
+        options.json.write_text(json.dumps(report(verdicts), indent=1) + "\n")
+    if options.markdown:
+        options.markdown.write_text(page(verdicts))
+    return int(not all(verdict.equal for verdict in verdicts))
+
+
+def judge(name: str) -> Verdict:
+    """What became of one architecture, also where it raised."""
+    try:
+        return compare(ZOO[name])
+    except Exception as error:  # any failure is a row of the table
+        return Verdict(name, ZOO[name].kind, error=f"{type(error).__name__}: {error}")
+
+
+def cells(verdict: Verdict) -> tuple[str, ...]:
+    """One row of the table."""
+    counts = (f"{verdict.parameters:,}", str(verdict.ops), str(verdict.round_trips))
+    times = (f"{verdict.here:.2f}", f"{verdict.remote:.2f}")
+    return (verdict.name, verdict.kind, *counts, word(verdict.forward), word(verdict.step), *times)
+
+
+def word(likeness: Likeness) -> str:
+    """How equal: bit by bit, or the largest difference in units of what PyTorch tolerates."""
+    if likeness.bitwise:
+        return "bitwise"
+    return f"{'equal' if likeness.close else 'DIFFERS'} ({likeness.distance:.2g})"
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """How many are equal, and how many to the last bit."""
+    equal, forward = sum(v.equal for v in verdicts), sum(v.forward.bitwise for v in verdicts)
+    step, trips = sum(v.step.bitwise for v in verdicts), sum(v.round_trips == 0 for v in verdicts)
+    return (
+        f"{len(verdicts)} architectures: {equal} equal. Bitwise: {forward} forward, {step} training step. "
+        f"{trips} need no answer from the server in the forward pass."
+    )
+
+
+def show(verdicts: Sequence[Verdict], console: Console) -> None:
+    """The table, what differs, and the sums."""
+    table = Table(*COLUMNS)
+    for verdict in verdicts:
+        table.add_row(*cells(verdict))
+    console.print(table)
+    for verdict in verdicts:
+        if not verdict.equal:
+            reason = verdict.error or f"{verdict.forward.worst} (forward), {verdict.step.worst} (step)"
+            console.print(f"{verdict.name}: {reason}", markup=False)
+    console.print(summary(verdicts))
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    return {"date": f"{datetime.now(UTC):%Y-%m-%d}"} | {
+        name: version(name) for name in ("torch", "transformers", "diffusers")
+    }
+
+
+def report(verdicts: Sequence[Verdict]) -> dict[str, object]:
+    """All results, for `--json`."""
+    return {"made with": versions(), "summary": summary(verdicts), "results": [attrs.asdict(v) for v in verdicts]}
+
+
+def page(verdicts: Sequence[Verdict]) -> str:
+    """The table as a page of the documentation."""
+    made = ", ".join(f"{name} {number}" for name, number in versions().items())
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(cells, verdicts)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([INTRODUCTION, f"Made by `make zoo`: {made}.", "", summary(verdicts), "", *lines, ""])
+
+
+INTRODUCTION = """# The zoo
+
+Models of transformers and diffusers, built small from their configurations: a forward pass in evaluation mode and one
+training step (dropout included; SGD with momentum and weight decay), here and on a server in a process of its own. Outputs,
+loss, every gradient, and every parameter and buffer after the step are compared with the tolerances of
+`torch.testing.assert_close`. "bitwise" means that no bit differs; otherwise the largest difference stands there in
+units of the tolerance. Ops and round trips are those of the forward pass. Times are of both passes on one thread,
+remotely with shape inference and planning for a model never seen before.
+
+Bits differ where the remote device takes another kernel than a local CPU does: attention under autograd is taken apart,
+for example, where the CPU has a fused kernel.
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""A `djinn serve` in a process of its own, and this process as its client over TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import djinn
+from djinn_core.launch.connection_file import read_connection_file
+
+START_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[None]:
+    """`remote_accelerator` is a server's, one thread on either side, as long as the context lasts."""
+    torch.set_num_threads(1)
+    os.environ["DJINN_CONFIG"] = os.devnull
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "connection.json"
+        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
+        process = subprocess.Popen([*command, "--threads", "1", "--drain-seconds", "1"], stdout=subprocess.DEVNULL)
+        try:
+            _wait_for(file, process)
+            connection = read_connection_file(file)
+            url = next(url for url in connection.urls if url.startswith("tcp://"))
+            # On one machine the built-in transport `local` would be faster, and taken.
+            djinn.configure(servers=[url], token=connection.token, disable=("local",))
+            djinn.init()
+            yield
+        finally:
+            djinn.shut_down()
+            process.terminate()
+            process.wait(START_SECONDS)
+
+
+def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not file.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError("the server did not start; run `djinn serve` to see why")
+        time.sleep(0.02)

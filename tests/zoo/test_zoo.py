@@ -1,0 +1,22 @@
+"""Models of a few architectures, unlike each other: outputs, loss, gradients and a training step are the local ones.
+
+All the others: `make zoo`.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from catalogue import SHORT_FORM, ZOO
+from comparing import compare
+
+
+@pytest.mark.parametrize("name", SHORT_FORM)
+def test_inference_and_a_training_step(over_tcp, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what libraries say about themselves while they are imported
+        verdict = compare(ZOO[name])
+    assert verdict.ops > 20, "nothing was recorded: nothing is shown"
+    assert verdict.forward.close, verdict.forward
+    assert verdict.step.close, verdict.step
