@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -49,6 +50,10 @@ NEEDED: Final = (
     "torch.Tensor._make_wrapper_subclass",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
     "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._tensor._rebuild_from_type_v2",
+    "torch.storage._new_dtypes",
     "torch.autograd._engine_run_backward",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.graph._engine_run_backward",
@@ -183,6 +188,12 @@ def set_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
     torch._C._set_neg(tensor, neg)
 
 
+def without_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory without the lazy conjugation and negation bits: a view of what is really there."""
+    plain = tensor.conj() if tensor.is_conj() else tensor
+    return torch._neg_view(plain) if plain.is_neg() else plain
+
+
 def adopt_metadata(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """Give `tensor` the sizes, strides, offset and dtype of `source` without telling its subclass."""
     torch.Tensor.data.__set__(tensor, source)  # type: ignore[attr-defined]
@@ -194,14 +205,30 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
     return data
 
 
-def rebuild_from_cpu() -> Callable[..., torch.Tensor]:
-    """The function by which PyTorch unpickles tensors of other devices; `torch.load(weights_only=True)` accepts it."""
-    return torch._utils._rebuild_device_tensor_from_cpu_tensor
+def rebuild_tensor(tensor: torch.Tensor, requires_grad: bool) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
+    """How PyTorch pickles a tensor: a function that `torch.load(weights_only=True)` accepts, and its arguments."""
+    if tensor.dtype in torch.storage._new_dtypes():  # saved as untyped storages, of PyTorch's own classes only
+        arguments = (tensor.cpu(), tensor.dtype, str(tensor.device), requires_grad)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
+    storage = torch.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True)
+    layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    return torch._utils._rebuild_tensor_v2, (storage, *layout, requires_grad, OrderedDict())
 
 
-def rebuild_parameter() -> Callable[..., torch.nn.Parameter]:
-    """The function by which PyTorch unpickles parameters."""
-    return torch._utils._rebuild_parameter
+def rebuild_parameter(
+    data: torch.Tensor, requires_grad: bool, state: dict[str, Any]
+) -> tuple[Callable[..., torch.nn.Parameter], tuple[Any, ...]]:
+    """Likewise for a parameter with the attributes `state`."""
+    if not state:
+        return torch._utils._rebuild_parameter, (data, requires_grad, OrderedDict())
+    return torch._utils._rebuild_parameter_with_state, (data, requires_grad, OrderedDict(), state)
+
+
+def rebuild_with_state(
+    rebuild: Callable[..., torch.Tensor], cls: type[torch.Tensor], arguments: tuple[Any, ...], state: dict[str, Any]
+) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
+    """Likewise for a tensor of class `cls` with the attributes `state`, which `rebuild` makes of `arguments`."""
+    return torch._tensor._rebuild_from_type_v2, (rebuild, cls, arguments, state)
 
 
 def dispatched_operators() -> list[str]:
@@ -291,9 +318,30 @@ def generator_key(generator: CGenerator) -> int:
     return key
 
 
-def replace_generator_class(replacement: type) -> None:
-    """Make `torch.Generator` another class."""
-    torch.Generator = replacement  # type: ignore[assignment, misc]
+CStream, CEvent = torch.Stream, torch.Event
+
+
+def own_stream(cls: type, number: int, index: int) -> Any:
+    """Stream `number` of the accelerator `index`, of class `cls`, which is a subclass of PyTorch's."""
+    kind = int(_DEVICE_KINDS.PrivateUse1)
+    return CStream.__new__(cls, stream_id=number, device_index=index, device_type=kind)  # type: ignore[call-arg]
+
+
+def is_own_type(kind: int) -> bool:
+    """Whether a device type's number is that of the device of Python kernels."""
+    return kind == int(_DEVICE_KINDS.PrivateUse1)
+
+
+def replace_classes(**replacements: type) -> None:
+    """Make classes in PyTorch's namespace others, by name."""
+    for name, replacement in replacements.items():
+        setattr(torch, name, replacement)
+
+
+def replace_accelerator_functions(**replacements: Callable[..., Any]) -> None:
+    """Replace what `torch.accelerator` asks of C++, by name: it does not know devices of Python kernels."""
+    for name, replacement in replacements.items():
+        setattr(torch._C, f"_accelerator_{name}", replacement)
 
 
 def move_generator(generator: CGenerator, device: torch.device) -> bool:
@@ -375,3 +423,23 @@ ModuleCallImpl = Callable[..., Any]
 def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
     """Replace `torch.nn.Module.__call__`."""
     torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]
+
+
+StorageConstructor = Callable[..., torch.UntypedStorage]
+
+
+def wrap_storage_constructor(wrap: Callable[[StorageConstructor], StorageConstructor]) -> None:
+    """Replace what `torch.UntypedStorage(...)` calls: for a device without an allocator it ends the process."""
+    torch.UntypedStorage.__new__ = wrap(torch.UntypedStorage.__new__)  # type: ignore[method-assign,assignment]
+
+
+def write_storage(storage: torch.UntypedStorage, *arguments: Any) -> None:
+    """Write a CPU storage to a file as `torch.save` does in its old format."""
+    storage._write_file(*arguments)
+
+
+def read_storage(nbytes: int, *arguments: Any) -> torch.UntypedStorage:
+    """A CPU storage of so many bytes, read as `torch.load` does in its old format."""
+    storage = torch.UntypedStorage(nbytes)
+    storage._set_from_file(*arguments)
+    return storage

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception import copies
-from djinn_core.interception.remote_storage import RemoteStorage
+from djinn_core.interception.remote_storage import RemoteStorage, addresses
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
 
@@ -46,6 +46,10 @@ class LazyTensor(torch.Tensor):
     """
 
     remote: Value
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
+        """A parameter, because libraries make parameters anew as `type(parameter)(data, requires_grad)`."""
+        return torch.nn.Parameter(data, requires_grad)
 
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 
@@ -83,9 +87,20 @@ class LazyTensor(torch.Tensor):
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")
 
+    def __dlpack_device__(self) -> Any:
+        return self.__dlpack__()
+
     def untyped_storage(self) -> RemoteStorage:
         """Which memory the tensor looks into; the bytes are not here."""
-        return RemoteStorage.of_tensor(self)
+        return RemoteStorage.of_tensor(wrap(self.remote))
+
+    def data_ptr(self) -> int:
+        """A number that tells memory apart, as an address would: equal where two tensors begin at the same place.
+
+        Nothing is behind it on this machine. 0 where there are no elements.
+        """
+        meta = self.remote.meta
+        return addresses.of(self.remote.storage) + meta.offset * meta.dtype.itemsize if meta.numel else 0
 
     @property
     def data(self) -> torch.Tensor:
@@ -94,9 +109,14 @@ class LazyTensor(torch.Tensor):
 
     @data.setter
     def data(self, source: torch.Tensor) -> None:
-        torch_private.adopt_metadata(self, source)
         if isinstance(source, LazyTensor):
-            self.remote = source.remote
+            look_at(self, source.remote)
+        else:
+            torch_private.adopt_metadata(self, source)  # refuses, as it does for every other device
+
+    @data.deleter
+    def data(self) -> None:
+        raise RuntimeError("Deleting tensor data is not allowed. Delete tensor instead!")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
         return copies.deep_copy(self, memo)
@@ -159,10 +179,18 @@ def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
 def adopt(tensor: LazyTensor, meta: TensorMeta) -> None:
     """Give `tensor` other metadata, after an op that changed it in place."""
     tensor.remote.meta = meta
+    look_at(tensor, tensor.remote)
+
+
+def look_at(tensor: LazyTensor, value: Value) -> None:
+    """From now on `tensor` stands for `value`."""
+    meta = value.meta
     template = torch_private.make_wrapper(
         LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
     )
-    template.remote = tensor.remote
+    template.remote = tensor.remote = value
+    if tensor.is_conj() or tensor.is_neg():  # PyTorch takes metadata over only where these bits are the same
+        torch_private.set_bits(tensor, conj=False, neg=False)
     torch_private.adopt_metadata(tensor, template)
     if meta.conj or meta.neg:
         torch_private.set_bits(tensor, meta.conj, meta.neg)

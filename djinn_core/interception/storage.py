@@ -47,13 +47,15 @@ class Storage:
         id: its number. nbytes: its size.
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
+        addresses: what `data_ptr()` says; none before somebody asks.
     """
 
-    __slots__ = ("id", "nbytes", "readers", "user", "views", "written", "written_at")
+    __slots__ = ("addresses", "id", "nbytes", "readers", "user", "views", "written", "written_at")
 
     def __init__(self, nbytes: int, user: Recorder | None) -> None:
         self.id = new_storage()
         self.nbytes = nbytes
+        self.addresses: range | None = None
         self.views = 0
         self.user = user
         self.readers: set[Recorder] | None = None
