@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": "Say what is wrong with this installation and how to mend it.",
     "explain": "Show what each stage decides for a script, and why.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
+    "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",
     "status": "Show a server's sessions, executors and memory.",
 }

@@ -1,0 +1,34 @@
+"""Gives PyTorch's device type `cuda` the guard and the kernels of the remote device."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import StartupError
+from djinn_core.interception import factories, lazy_tensor
+from djinn_core.interception.backward import keep_error
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """From now on what is made on `cuda`, or moved there, is remote.
+
+    Raises:
+        StartupError: this PyTorch is not laid out as expected.
+    """
+    try:
+        torch_private.stand_in_for_cuda(keep_error)
+    except (OSError, ValueError) as error:
+        raise StartupError(
+            f"`djinn run` does not know PyTorch {torch.__version__}: {error}. Let the script use the device "
+            f"'{lazy_tensor.DEVICE_NAME}:0' instead"
+        ) from error
+    with warnings.catch_warnings():
+        # Builds of PyTorch for CUDA have kernels there, which find no GPU.
+        warnings.filterwarnings("ignore", category=UserWarning, message=".*Overriding a previously registered kernel")
+        _libraries.append(factories.register("CUDA"))
+    lazy_tensor.go_by("cuda")

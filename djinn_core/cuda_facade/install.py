@@ -1,0 +1,31 @@
+"""Everything that makes `cuda` the name of the remote device, in order."""
+
+from __future__ import annotations
+
+from djinn_core.cuda_facade import autocast, backend, backends, legacy, module, parallel, tensors
+from djinn_core.cuda_facade.spawning import call_in_new_processes
+
+
+class _Installed:
+    done = False
+
+
+def install() -> None:
+    """From now on, and in the processes that this one spawns, `cuda` is the remote device; once.
+
+    Raises:
+        StartupError: this PyTorch is not laid out as expected.
+    """
+    if _Installed.done:
+        return
+    import djinn  # noqa: F401 - registers the remote device
+
+    backend.register()
+    tensors.rename()
+    autocast.rename()
+    module.replace()
+    backends.replace()
+    legacy.replace()
+    parallel.replace()
+    call_in_new_processes(install)
+    _Installed.done = True

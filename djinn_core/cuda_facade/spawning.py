@@ -1,0 +1,35 @@
+"""Processes that the script starts with multiprocessing's `spawn` or `forkserver` know `cuda`, too.
+
+multiprocessing sends a new interpreter what it needs before the script's own module and objects: one more entry there
+installs the names as it is unpickled. A forked child has them anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from multiprocessing import spawn
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class _CalledOnArrival:
+    """Calls a function in the process that unpickles it."""
+
+    function: Callable[[], None]
+
+    def __reduce__(self) -> Any:
+        return self.function, ()
+
+
+def call_in_new_processes(function: Callable[[], None]) -> None:
+    """From now on new processes call `function`, which is a module's own, before they do anything else."""
+    prepare = spawn.get_preparation_data
+
+    @functools.wraps(prepare)
+    def with_names(name: str) -> dict[str, Any]:
+        return {**prepare(name), "djinn": _CalledOnArrival(function)}
+
+    spawn.get_preparation_data = with_names
