@@ -1,4 +1,4 @@
-"""Accelerate, and `transformers.Trainer` through it: which device they take, and how much memory it has.
+"""Accelerate, and transformers through it: which device they take, and how much memory it has.
 
 Both ask for one kind of accelerator after another by name and end with the CPU. There they now find the remote device;
 whoever has another accelerator, or wants the CPU (`Accelerator(cpu=True)`, `use_cpu=True`), gets what they had.
@@ -7,17 +7,20 @@ whoever has another accelerator, or wants the CPU (`Accelerator(cpu=True)`, `use
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+import sys
 from typing import Any
 
 import torch
 
-from djinn_core.interception.lazy_tensor import logical_device
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, logical_device
+from djinn_core.interception.libraries.on_import import rebind
 
 _CPU = torch.device("cpu")
+_LIBRARIES = ("accelerate", "diffusers", "transformers")
+MemoryByDevice = dict[int | str, int | str]
 
 
-def adapt_state(module: ModuleType) -> None:
+def adapt_state(module: Any) -> None:
     """`accelerate.state`: `PartialState().device` where nobody asked for the CPU and there is no other accelerator."""
     chosen = module.PartialState.default_device.fget
 
@@ -28,10 +31,27 @@ def adapt_state(module: ModuleType) -> None:
     module.PartialState.default_device = property(default_device)
 
 
-def adapt_training_arguments(module: ModuleType) -> None:
-    """`transformers.training_args`: the trainer takes the device that accelerate took."""
+def adapt_modeling(module: Any) -> None:
+    """`accelerate.utils.modeling`: `device_map="auto"` knows the remote device by its number, as it knows GPUs."""
+    measured = module.get_max_memory
+
+    @functools.wraps(measured)
+    def get_max_memory(max_memory: MemoryByDevice | None = None) -> MemoryByDevice:
+        if max_memory is None:
+            found: MemoryByDevice = measured()
+            return found if set(found) != {"cpu"} else {0: _free_bytes(), **found}
+        for device, size in max_memory.items():  # in place, as transformers expects
+            max_memory[device] = module.convert_file_size_to_int(size) if isinstance(size, str) else size
+        ours = {device: size for device, size in sorted(max_memory.items(), key=str) if _is_ours(device)}
+        return {**ours, **measured({device: size for device, size in max_memory.items() if device not in ours})}
+
+    rebind(measured, get_max_memory, _LIBRARIES)
+
+
+def adapt_training_arguments(module: Any) -> None:
+    """`transformers.training_args`: the trainer takes the device that accelerate took, which computes in bfloat16, too."""
     name = "_setup_devices"
-    chosen = getattr(module.TrainingArguments, name)
+    chosen, computes_bfloat16 = getattr(module.TrainingArguments, name), module.is_torch_bf16_gpu_available
 
     def set_up(arguments: Any) -> torch.device:
         device: torch.device = chosen.func(arguments)
@@ -41,3 +61,15 @@ def adapt_training_arguments(module: ModuleType) -> None:
     kept = functools.cached_property(set_up)
     kept.__set_name__(module.TrainingArguments, name)
     setattr(module.TrainingArguments, name, kept)
+    module.is_torch_bf16_gpu_available = lambda: computes_bfloat16() or not torch.cuda.is_available()
+
+
+def _is_ours(device: int | str) -> bool:
+    """Whether accelerate would look for `device` among the GPUs of this machine, which has none."""
+    return isinstance(device, int) and not torch.cuda.is_available()
+
+
+def _free_bytes() -> int:
+    """What is free on the remote device; all that a model may ask for where the device does not say."""
+    measure = getattr(getattr(torch, DEVICE_NAME), "mem_get_info", None)
+    return sys.maxsize if measure is None else int(measure(0)[0])

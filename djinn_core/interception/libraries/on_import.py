@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
+from typing import Any
 
 from djinn_core.logs import get_logger
 
-Adapt = Callable[[ModuleType], None]
+Adapt = Callable[[Any], None]
 
 _log = get_logger("djinn.interception")
 
@@ -57,3 +58,11 @@ def adapt_on_import(wanted: dict[str, Adapt]) -> None:
     for name in wanted:
         if name in sys.modules:
             watch.adapt(sys.modules[name])
+
+
+def rebind(old: object, new: object, packages: Sequence[str]) -> None:
+    """Replace `old` by `new` in all modules of `packages` that are imported and hold it under any name."""
+    for path, module in list(sys.modules.items()):
+        if path.partition(".")[0] in packages:
+            for name in [name for name, held in vars(module).items() if held is old]:
+                setattr(module, name, new)

@@ -1,0 +1,33 @@
+"""safetensors: files are opened for the remote device as for any other.
+
+Its reader knows the names of a few kinds of devices. To all others it leaves the number, which is the remote device's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, is_remote
+from djinn_core.interception.libraries.on_import import rebind
+
+
+def adapt(module: Any) -> None:
+    """`safetensors`: `safe_open` and `load_file` take `remote_accelerator:0`."""
+    opened = module.safe_open
+
+    @functools.wraps(opened, updated=())
+    def safe_open(filename: Any, framework: str, device: Any = None, **options: Any) -> Any:
+        if _names_remote(device):
+            device = torch.device(device).index or 0
+        return opened(filename, framework, **({} if device is None else {"device": device}), **options)
+
+    rebind(opened, safe_open, ("accelerate", "diffusers", "safetensors", "sentence_transformers", "transformers"))
+
+
+def _names_remote(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return is_remote(device)
+    return isinstance(device, str) and device.partition(":")[0] == DEVICE_NAME
