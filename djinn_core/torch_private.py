@@ -47,6 +47,7 @@ NEEDED: Final = (
     "torch._C._get_schema",
     "torch._C._set_conj",
     "torch._C._set_neg",
+    "torch._prims_common.suggest_memory_format",
     "torch.Tensor._make_wrapper_subclass",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
     "torch._utils._rebuild_parameter",
@@ -255,6 +256,14 @@ def storage_key(tensor: torch.Tensor) -> int:
     """A number that two tensors share exactly when they share a storage, also on the meta device."""
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The memory format that kernels take a tensor to be in, by the order of its strides; it need not be dense."""
+    suggest: Callable[[torch.Tensor], torch.memory_format] = importlib.import_module(
+        "torch._prims_common"
+    ).suggest_memory_format
+    return suggest(tensor)
 
 
 def composite_kernel(func: Any) -> Callable[..., Any] | None:

@@ -259,8 +259,9 @@ def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
 
 
 def _operand_class(meta: TensorMeta) -> object:
-    """What rules and layouts depend on besides sizes: dtype, which sizes are 0 or 1, the order of the strides."""
+    """What rules and layouts depend on besides sizes: dtype, which sizes are 0 or 1, order of strides, without gaps or not."""
     small = tuple(n if n < 2 else -1 for n in meta.shape)
     order = tuple(sorted(range(len(meta.shape)), key=lambda d: (-meta.stride[d], d)))
     zero = tuple(s == 0 for s in meta.stride)
-    return (meta.dtype, small, order, zero, meta.offset == 0)
+    dense = meta.extent == meta.offset + meta.numel
+    return (meta.dtype, small, order, zero, meta.offset == 0, dense)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from djinn_core import torch_private
+
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 
@@ -53,13 +55,9 @@ def _convolution(given: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs
     """Kernels keep channels last where either the input or the weight does; the meta kernel says so for CUDA alone."""
     out: torch.Tensor = aten.convolution.default(given, weight, *args, **kwargs)
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(out.dim())
-    if wanted is None or not any(_laid_out(t, wanted) for t in (given, weight)):
+    if wanted is None or all(torch_private.suggested_format(t) is not wanted for t in (given, weight)):
         return out
     return out.contiguous(memory_format=wanted)
-
-
-def _laid_out(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
-    return tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous()
 
 
 def _grouped_mm(

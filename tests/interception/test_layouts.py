@@ -1,0 +1,38 @@
+"""Results lie in memory as eager PyTorch lays them out, also after a call like it was seen with another layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+
+def channels_last(device, channels):
+    image = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(0))
+    return image.to(memory_format=torch.channels_last).to(device)
+
+
+def dense(device):
+    return channels_last(device, 4)
+
+
+def sliced(device):
+    return channels_last(device, 8).chunk(2, dim=1)[0]
+
+
+def work(make, device):
+    """A convolution whose kernel goes by the order of strides, and a norm that goes by how the result lies."""
+    weight = torch.randn(8, 4, 1, 1, generator=torch.Generator().manual_seed(1)).to(device)
+    found = functional.conv2d(make(device), weight)
+    normed = functional.group_norm(found.view(2, 8, 64), 2)
+    return found.stride(), found.cpu(), normed.cpu()
+
+
+@pytest.mark.parametrize("order", [(dense, sliced), (sliced, dense)])
+def test_what_a_call_taught_is_not_believed_of_one_that_is_laid_out_otherwise(embedded, order):
+    for make in order * 2:
+        stride, found, normed = work(make, embedded)
+        expected_stride, expected, expected_normed = work(make, "cpu")
+        assert stride == expected_stride
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(normed, expected_normed)
