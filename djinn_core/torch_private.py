@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 import torch.autograd
@@ -59,6 +59,7 @@ NEEDED: Final = (
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.graph._engine_run_backward",
     "torch.nn.Module._apply",
+    "torch._C._swap_tensor_impl",
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
 )
 
@@ -318,7 +319,7 @@ def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
     torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
 
 
-CGenerator = torch._C.Generator
+CGenerator: TypeAlias = torch._C.Generator
 
 
 def generator_key(generator: CGenerator) -> int:
@@ -327,13 +328,14 @@ def generator_key(generator: CGenerator) -> int:
     return key
 
 
-CStream, CEvent = torch.Stream, torch.Event
+CStream: TypeAlias = torch.Stream
+CEvent: TypeAlias = torch.Event
 
 
 def own_stream(cls: type, number: int, index: int) -> Any:
     """Stream `number` of the accelerator `index`, of class `cls`, which is a subclass of PyTorch's."""
     kind = int(_DEVICE_KINDS.PrivateUse1)
-    return CStream.__new__(cls, stream_id=number, device_index=index, device_type=kind)  # type: ignore[call-arg]
+    return CStream.__new__(cls, stream_id=number, device_index=index, device_type=kind)
 
 
 def is_own_type(kind: int) -> bool:
@@ -435,6 +437,7 @@ def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
 
 
 StorageConstructor = Callable[..., torch.UntypedStorage]
+SwapTensors = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def wrap_storage_constructor(wrap: Callable[[StorageConstructor], StorageConstructor]) -> None:
@@ -452,3 +455,22 @@ def read_storage(nbytes: int, *arguments: Any) -> torch.UntypedStorage:
     storage = torch.UntypedStorage(nbytes)
     storage._set_from_file(*arguments)
     return storage
+
+
+def wrap_swap_tensors(wrap: Callable[[SwapTensors], SwapTensors]) -> None:
+    """Replace `torch.utils.swap_tensors`, with which modules keep their parameters when these are converted."""
+    torch.utils.swap_tensors = wrap(torch.utils.swap_tensors)
+
+
+def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> None:
+    """Have `refuse` called where a graph that was recorded already would accumulate a gradient into `tensor`."""
+    if tensor.is_leaf and tensor.requires_grad and tensor._use_count() > 1:  # type: ignore[attr-defined]
+        torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(refuse)
+
+
+def swap_contents(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Exchange what two tensors are below Python; the hooks for gradients stay with the objects."""
+    hooks, accumulated = first._backward_hooks, first._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(first, second)  # type: ignore[attr-defined]
+    first._backward_hooks = hooks
+    first._post_accumulate_grad_hooks = accumulated  # type: ignore[attr-defined]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
+from djinn_core.interception.lazy_tensor import device_type, is_remote, logical_device
 from djinn_core.interception.port import port
 
 
@@ -25,6 +27,21 @@ def set_current_device(index: int) -> int:
     """Make `index` the present thread's; returns the one before."""
     before, _current.index = _current.index, index
     return before
+
+
+def index_of(device: Any) -> int:
+    """The index that a device, its name, its index or None (the present one) stands for.
+
+    Raises:
+        ValueError: it is a device of another type.
+        RuntimeError: there is no such device.
+    """
+    if device is None:
+        return current_device()
+    found = logical_device(device) if isinstance(device, int) else torch.device(device)
+    if not is_remote(found):
+        raise ValueError(f"Expected a {device_type()} device, but got: {found}")
+    return existing_index(found)
 
 
 def existing_index(device: torch.device) -> int:

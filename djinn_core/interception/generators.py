@@ -11,6 +11,7 @@ from djinn_core.interception import random_state
 from djinn_core.interception.current_device import existing_index
 from djinn_core.interception.known_generators import known
 from djinn_core.interception.lazy_tensor import LazyTensor, is_remote, logical_device
+from djinn_core.interception.stand_ins import stand_in
 from djinn_core.torch_private import CGenerator, generator_key, move_generator
 
 _PHILOX_BYTES = 16  # the state of generators that count: a seed and an offset
@@ -154,26 +155,10 @@ def _rebuild(kind: type[RemoteGenerator], device: str, seed: int, state: torch.T
     return made
 
 
-class _Instances(type(CGenerator)):  # type: ignore[misc]
-    """Every generator is an instance of `torch.Generator`."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, CGenerator) if cls is Generator else super().__instancecheck__(instance)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, CGenerator) if cls is Generator else super().__subclasscheck__(subclass)
+def _make(device: Any = None) -> RemoteGenerator | None:
+    wanted = torch.device("cpu" if device is None else device)
+    return RemoteGenerator(logical_device(existing_index(wanted))) if is_remote(wanted) else None
 
 
-class Generator(CGenerator, metaclass=_Instances):
-    """`torch.Generator`, which makes generators of remote devices, too."""
-
-    def __new__(cls, device: Any = None) -> Any:  # noqa: D102
-        wanted = torch.device("cpu" if device is None else device)
-        if is_remote(wanted):
-            return RemoteGenerator(logical_device(existing_index(wanted)))
-        new: Any = CGenerator.__new__
-        return new(CGenerator if cls is Generator else cls, device=wanted)
-
-
-Generator.__module__, Generator.__qualname__ = "torch", "Generator"
-Generator.__doc__ = CGenerator.__doc__
+# What becomes `torch.Generator`.
+Generator = stand_in(CGenerator, _make)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception import autocast, cuda_roads, factories, lazy_tensor, loading, normalise, sync  # noqa: F401 - handlers
+from djinn_core.interception import accelerator, autocast, cuda_roads, factories, lazy_tensor, loading
+from djinn_core.interception import normalise as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module
@@ -12,13 +13,16 @@ from djinn_core.interception.dispatch import dispatch
 from djinn_core.interception.generators import Generator
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.module_calls import follow_modules
-from djinn_core.interception.modules import keep_parameters
+from djinn_core.interception.modules import keep_parameters, swap_in_conversions
+from djinn_core.interception.streams import Event, Stream
 from djinn_core.torch_private import (
     register_backend,
-    replace_generator_class,
+    replace_accelerator_functions,
+    replace_classes,
     wrap_engine,
     wrap_module_apply,
     wrap_module_call,
+    wrap_swap_tensors,
 )
 
 _libraries: list[torch.library.Library] = []
@@ -33,9 +37,11 @@ def install() -> None:
     _libraries.extend([factories.register(), factories.register_pinning()])
     _libraries.extend([register_whole(dispatch), cuda_roads.register()])
     _libraries.extend(autocast.register())
-    replace_generator_class(Generator)
+    replace_classes(Generator=Generator, Stream=Stream, Event=Event)
+    replace_accelerator_functions(**accelerator.FUNCTIONS)
     loading.register()
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)
+    wrap_swap_tensors(swap_in_conversions)
     wrap_module_call(follow_modules)
     adapt_libraries()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import attrs
@@ -11,6 +11,7 @@ import torch
 from djinn_core.errors import StartupError
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import TensorMeta
+from djinn_core.wire.messages import DeviceInfo
 
 
 @attrs.frozen
@@ -64,6 +65,13 @@ class Runtime(Protocol):
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Make `source` (a CPU tensor) the value `handle`; `source` is the caller's again when this returns."""
 
+    def figures(self, *, reset_peak: bool = False) -> Mapping[str, int]:
+        """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.
+
+        Raises:
+            SessionLost: the remote state is gone.
+        """
+
 
 @attrs.define
 class Port:
@@ -72,6 +80,7 @@ class Port:
     start: Callable[[], Runtime] | None = None
     is_open: Callable[[], bool] = lambda: False
     device_count: Callable[[], int] = lambda: 1
+    describe: Callable[[], tuple[str, DeviceInfo]] = lambda: ("", DeviceInfo("", ""))
     checkpoint_instructions: int = 4096
     ops_captured: int = 0
     forked: bool = False

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Container
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -28,6 +29,9 @@ _tracking = threading.RLock()
 # Uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
 _held: deque[tuple[int, torch.Tensor]] = deque()
 
+if TYPE_CHECKING:
+    from djinn_core.interception.watching import Watcher
+
 
 @attrs.frozen
 class Ask:
@@ -49,7 +53,7 @@ class Recorder:
         entries: what is unsent. epoch: how often it was cut.
         captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
-        differentiating: whether the thread is in a backward pass.
+        differentiating: whether the thread is in a backward pass. watcher: who is told of every op.
     """
 
     __slots__ = (
@@ -64,6 +68,7 @@ class Recorder:
         "module",
         "uploaded",
         "uploads",
+        "watcher",
     )
 
     def __init__(self) -> None:
@@ -74,6 +79,7 @@ class Recorder:
         self.module: ModuleCall | None = None
         self.forward_calls = ForwardCalls()
         self.differentiating = False
+        self.watcher: Watcher | None = None
         self.uploaded = 0
         self.uploads = 0
         self._thread = weakref.ref(threading.current_thread())
@@ -126,6 +132,15 @@ class Recorder:
         """Send what was recorded so far, without waiting."""
         if self.entries:
             self._send(_runtime(), Ask())
+
+    def flush(self) -> Runtime:
+        """Send what all threads have recorded so far, and what may be freed, without waiting."""
+        for other in recorders():
+            if other is not self:
+                other.cut()
+        runtime = _runtime()
+        self._send(runtime, Ask())
+        return runtime
 
     def checkpoint(self) -> None:
         """Send most of a program that has grown to the limit, so that a loop without a sync point runs in bounded memory."""

@@ -23,6 +23,7 @@ SEEDED_GENERATOR = "djinn::seeded_generator"
 RESTORED_GENERATOR = "djinn::restored_generator"
 GENERATOR_STATE = "djinn::generator_state"
 MARK = "djinn::mark"
+HAS_PASSED = "djinn::has_passed"
 ELAPSED_TIME = "djinn::elapsed_time"
 OWN_OPERATORS = frozenset({
     MANUAL_SEED,
@@ -32,6 +33,7 @@ OWN_OPERATORS = frozenset({
     RESTORED_GENERATOR,
     GENERATOR_STATE,
     MARK,
+    HAS_PASSED,
     ELAPSED_TIME,
 })  # fmt: skip
 

@@ -238,6 +238,12 @@ def device() -> DeviceInfo | None:
     return _state.opened.attached.device if _state.opened is not None else None
 
 
+def _described() -> tuple[str, DeviceInfo]:
+    """The open session's name, and its device."""
+    assert _state.opened is not None
+    return _state.opened.attached.session, _state.opened.attached.device
+
+
 def _plan(program: Program) -> ExecutionSchedule:
     started = time.monotonic()
     result = plan_program(program, registry(), settings(), device() or NOWHERE)
@@ -312,5 +318,6 @@ def attach() -> None:
     install()
     port.start = _runtime
     port.is_open = is_initialized
+    port.describe = _described
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(_at_exit)

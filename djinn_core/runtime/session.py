@@ -297,10 +297,17 @@ class Session:
 
     # --- life --------------------------------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, int]:
-        """The executor's counts and bytes for this session; one round trip."""
+    def figures(self, *, reset_peak: bool = False) -> dict[str, int]:
+        """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.
+
+        The executor starts to count the peak anew where `reset_peak` says so.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._stats.round_trips += 1
         with collect_later, self._receiving:
-            self._send(Frame(encode(Query())))
+            self._send(Frame(encode(Query(reset_peak))))
             while not self._figures:
                 self._receive_one(PATIENCE)
             return dict(self._figures.pop().values)

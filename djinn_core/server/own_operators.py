@@ -13,6 +13,7 @@ from djinn_core.ir.operators import (
     ELAPSED_TIME,
     GENERATOR_STATE,
     GET_RANDOM_STATE,
+    HAS_PASSED,
     MANUAL_SEED,
     MARK,
     RESTORED_GENERATOR,
@@ -35,6 +36,7 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
         RESTORED_GENERATOR: lambda state: runtime.generator().set_state(state.cpu()),
         GENERATOR_STATE: _generator_state,
         MARK: marks.mark,
+        HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
     }
 
@@ -56,6 +58,10 @@ class _Marks:
         event = torch.Event(self._device, enable_timing=True)
         event.record()
         return event
+
+    def has_passed(self, mark: Any) -> torch.Tensor:
+        """Whether the device has got there; true on the CPU, where ops are done when they return."""
+        return torch.tensor(self._device.type == "cpu" or bool(mark.query()))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
         """Milliseconds from one to the other, when both are passed."""

@@ -15,6 +15,7 @@ import torch
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.server.figures import device_figures, reset_device_peak
 from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
 from djinn_core.server.replay import CompiledTemplate, compile_template
@@ -108,7 +109,11 @@ class ExecutorSession:
         elif isinstance(message, Upload):
             self._uploads.take(message, frame.body)
         elif isinstance(message, Query):
-            connection.send(Frame(encode(Figures(self.figures()))))
+            figures = self.figures()
+            if message.reset_peak:
+                self.values.reset_peak()
+                reset_device_peak(self.device.runtime.device)
+            connection.send(Frame(encode(Figures(figures))))
         elif isinstance(message, Goodbye):
             return False
         else:
@@ -136,6 +141,7 @@ class ExecutorSession:
             results, body, described = self._collect(submit, connection)
             if submit.synchronize:
                 self._synchronize(submit, run)
+        self.values.note_peak()
         self.values.free(submit.free)
         done = time.perf_counter()
         timing = Timing(begun - waited, decoded - started, done - begun, 0.0)
@@ -254,10 +260,13 @@ class ExecutorSession:
         connection.send(Frame(encode(Completed(submit.sequence, results, described, (failure,)))))
 
     def figures(self) -> dict[str, int]:
-        """Counts and bytes: `values`, `memory`, `submissions`, `templates`."""
-        return {
+        """Counts and bytes: `values`, `memory`, `submissions`, `templates`, and those of `device_figures`."""
+        memory, device = self.values.nbytes(), device_figures(self.device.runtime)
+        return device | {
             "values": len(self.values),
-            "memory": self.values.nbytes(),
+            "memory": memory,
+            "memory_peak": max(self.values.peak(), device.get("device_peak", 0)),
+            "reserved": max(memory, device.get("device_reserved", 0)),
             "submissions": self.submissions,
             "templates": len(self._templates),
         }

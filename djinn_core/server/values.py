@@ -34,11 +34,22 @@ def _address(value: Stored) -> int:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
+@attrs.define
+class _Held:
+    """A storage as the client numbers them: how many values look into it, and its size in bytes."""
+
+    values: int = 0
+    nbytes: int = 0
+
+
 class ValueTable:
     """Values by handle."""
 
     def __init__(self) -> None:
         self._values: dict[int, Stored] = {}
+        self._storages: dict[int, _Held] = {}
+        self._held = 0
+        self._peak = 0
 
     def __len__(self) -> int:
         return len(self._values)
@@ -55,12 +66,42 @@ class ValueTable:
         return self._values[handle]
 
     def __setitem__(self, handle: int, value: Stored) -> None:
+        storage, nbytes = storage_of(handle), value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
+        held = self._storages.get(storage)
+        if held is None:
+            held = self._storages[storage] = _Held()
+        if handle not in self._values:
+            held.values += 1
+        if nbytes > held.nbytes:
+            self._held += nbytes - held.nbytes
+            held.nbytes = nbytes
         self._values[handle] = value
 
     def free(self, handles: Iterable[int]) -> None:
         """Forget values; handles that are not there are ignored."""
         for handle in handles:
-            self._values.pop(handle, None)
+            if self._values.pop(handle, self) is not self:
+                self._release(storage_of(handle))
+
+    def _release(self, storage: int) -> None:
+        held = self._storages[storage]
+        held.values -= 1
+        if not held.values:
+            self._held -= held.nbytes
+            del self._storages[storage]
+
+    def note_peak(self) -> None:
+        """What is held now counts for the peak."""
+        self._peak = max(self._peak, self._held)
+
+    def peak(self) -> int:
+        """The most bytes that were held when `note_peak` was called, or are held now."""
+        self._peak = max(self._peak, self.nbytes())
+        return self._peak
+
+    def reset_peak(self) -> None:
+        """Forget the peak."""
+        self._peak = 0
 
     def poison_storage(self, handle: int, address: int, failure: Failure) -> None:
         """Poison every value that shares memory with `handle`, whose memory is at `address`: a write failed half way.
@@ -84,3 +125,5 @@ class ValueTable:
     def clear(self) -> None:
         """Forget everything."""
         self._values.clear()
+        self._storages.clear()
+        self._held = 0

@@ -247,7 +247,9 @@ class Broken(Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """Ask an executor for its memory figures."""
+    """Ask an executor for its memory figures; `reset_peak` has it count the peak anew afterwards."""
+
+    reset_peak: bool = False
 
 
 class Figures(Message, frozen=True):
