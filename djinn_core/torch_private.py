@@ -470,7 +470,7 @@ def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> 
 
 def swap_contents(first: torch.Tensor, second: torch.Tensor) -> None:
     """Exchange what two tensors are below Python; the hooks for gradients stay with the objects."""
-    hooks, accumulated = first._backward_hooks, first._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    torch._C._swap_tensor_impl(first, second)  # type: ignore[attr-defined]
+    hooks, accumulated = first._backward_hooks, first._post_accumulate_grad_hooks
+    torch._C._swap_tensor_impl(first, second)
     first._backward_hooks = hooks
-    first._post_accumulate_grad_hooks = accumulated  # type: ignore[attr-defined]
+    first._post_accumulate_grad_hooks = accumulated

@@ -1,15 +1,25 @@
-"""`nn.Module.to` and its like keep Parameter objects and ties in both directions."""
+"""`nn.Module.to` and its like keep Parameter objects, what hangs on them, and ties, in both directions.
+
+On other accelerators a Parameter takes over the data that was moved (`param.data = moved`). A remote tensor is of another
+class than a CPU tensor, so here the two exchange what they are: the Parameter stays the same object, with its
+attributes and hooks, for optimizers, weak references and whoever else holds it.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.interception.lazy_tensor import LazyTensor, conversion
 from djinn_core.torch_private import ModuleApply
+
+_OF_THE_VALUE = ("remote", "_is_param")  # attributes that go with the data; all others stay with the object
+
+Swap = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def keep_parameters(apply: ModuleApply) -> ModuleApply:
@@ -21,9 +31,13 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
 
     @functools.wraps(apply)
     def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        outer, conversion.active = conversion.active, True
+        # The parameters of a compiled script are held by C++ as well, which follows when they are replaced.
+        compiled = isinstance(module, torch.jit.ScriptModule)
+        outer, conversion.active = conversion.active, not compiled
         try:
-            return _apply_swapping(apply, module, fn, *args, **kwargs)
+            return (
+                apply(module, fn, *args, **kwargs) if compiled else _apply_swapping(apply, module, fn, *args, **kwargs)
+            )
         finally:
             conversion.active = outer
 
@@ -41,3 +55,37 @@ def _apply_swapping(
         return apply(module, fn, *args, **kwargs)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def swap_in_conversions(swap: Swap) -> Swap:
+    """`torch.utils.swap_tensors`, which lets go of hooks and attributes, and refuses tensors that are referenced weakly."""
+
+    @functools.wraps(swap)
+    def swapped(kept: torch.Tensor, made: torch.Tensor) -> None:
+        if conversion.active and (isinstance(kept, LazyTensor) or isinstance(made, LazyTensor)):
+            _take_over(kept, made)
+        else:
+            swap(kept, made)
+
+    return swapped
+
+
+def _take_over(kept: torch.Tensor, made: torch.Tensor) -> None:
+    """Make `kept` what `made` is; `made` becomes what `kept` was, and is not needed any more."""
+    torch_private.poison_gradient_node(kept, _moved)
+    mine, other = vars(kept), vars(made)
+    for name in _OF_THE_VALUE:
+        swapped = {id(d): d.pop(name) for d in (mine, other) if name in d}
+        if id(mine) in swapped:
+            other[name] = swapped[id(mine)]
+        if id(other) in swapped:
+            mine[name] = swapped[id(other)]
+    kept.__class__, made.__class__ = made.__class__, kept.__class__
+    torch_private.swap_contents(kept, made)
+
+
+def _moved(_: Any) -> NoReturn:
+    raise RuntimeError(
+        "backward reached a parameter that was moved or converted after the forward pass: call .to() before the forward "
+        "pass, or after both"
+    )
