@@ -1,6 +1,14 @@
 """Floating-point operations of the ops that multiply and add; a multiply-add counts as two, everything else as none.
 
-This is the convention of `torch.utils.flop_counter`. What an elementwise op costs is the memory that it moves.
+This is the convention of `torch.utils.flop_counter`, whose counts the tests compare with these. What an elementwise op
+costs is the memory that it moves.
+
+- A product contracts `k` elements for each element of its result: `2 k` each, however batches are broadcast.
+- A convolution does the work of a product with the unfolded input (Chellapilla et al., "High Performance Convolutional
+  Neural Networks for Document Processing", 2006): each position of the result meets the whole kernel of its group. Its
+  gradients by input and by weight are convolutions of the same size.
+- Attention is two products, the scores and their weighted sum. Backward, fused kernels compute the scores again and then
+  four products more (Dao et al., "FlashAttention", 2022, algorithm 4).
 """
 
 from __future__ import annotations
@@ -31,16 +39,11 @@ def _made(graph: Graph, node: Node) -> Shape:
     return _shape(graph, node.outputs[0] if node.outputs else node.writes[-1])
 
 
-def _product(left: str, right: str, *, transposed: bool = False) -> Callable[[Graph, Node, dict[str, Any]], int]:
-    """A product of the arguments named `left` and `right`, the last dimension of `left` contracted."""
+def _product(left: str) -> Callable[[Graph, Node, dict[str, Any]], int]:
+    """A product whose argument named `left` has its last dimension contracted."""
 
     def rule(graph: Graph, node: Node, given: dict[str, Any]) -> int:
-        a, b = _shape(graph, given[left]), _shape(graph, given[right])
-        columns = 1 if len(b) == 1 else b[-2] if transposed else b[-1]
-        rows = math.prod(a[:-1])
-        if len(b) > 2 and not transposed:  # batches are broadcast, so count them on the result
-            rows = math.prod(_made(graph, node)) // columns
-        return 2 * rows * a[-1] * columns
+        return 2 * math.prod(_made(graph, node)) * math.prod(_shape(graph, given[left])[-1:])
 
     return rule
 
@@ -84,14 +87,14 @@ _CONVOLUTIONS = (
     "conv_transpose2d", "conv_transpose3d",
 )  # fmt: skip
 _RULES: dict[str, Callable[[Graph, Node, dict[str, Any]], int]] = {
-    "mm": _product("self", "mat2"),
-    "bmm": _product("self", "mat2"),
-    "mv": _product("self", "vec"),
-    "addmm": _product("mat1", "mat2"),
-    "addmv": _product("mat", "vec"),
-    "baddbmm": _product("batch1", "batch2"),
-    "matmul": _product("self", "other"),
-    "linear": _product("input", "weight", transposed=True),
+    "mm": _product("self"),
+    "bmm": _product("self"),
+    **dict.fromkeys(("mv", "dot", "vdot"), _product("self")),
+    **dict.fromkeys(("addmm", "addmm_"), _product("mat1")),
+    **dict.fromkeys(("addmv", "addmv_"), _product("mat")),
+    **dict.fromkeys(("baddbmm", "baddbmm_"), _product("batch1")),
+    "matmul": _product("self"),
+    "linear": _product("input"),
     "convolution_backward": _convolution_backward,
     "convolution_backward_overrideable": _convolution_backward,
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
