@@ -59,7 +59,9 @@ from djinn_core.runtime.client import (
     stats,
     synchronize,
 )
+from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.remote_errors import RemoteLinAlgError
+from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
 
 __version__ = "26.11.0"
@@ -100,6 +102,8 @@ __all__ = [
     "StartupError",
     "TransportError",
     "UnsupportedOperation",
+    "Verification",
+    "VerificationError",
     "WorkloadProfile",
     "capture",
     "configure",
@@ -118,6 +122,7 @@ __all__ = [
     "shut_down",
     "stats",
     "synchronize",
+    "verify",
 ]
 
 if is_client():

@@ -41,6 +41,9 @@ def ask_executor(
     """
     recorder = current()
     call = unknown_call(func, args, kwargs, operands)
+    watcher = recorder.watcher
+    if watcher is not None:
+        watcher.before(call, operands)
     for operand in operands:
         recorder.touch(operand.remote.storage)
     for index in call.writes:
@@ -50,7 +53,8 @@ def ask_executor(
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    recorder.entries.append((call, handles, tuple(slots), *user_site(), module))
+    entry = (call, handles, tuple(slots), *user_site(), module)
+    recorder.entries.append(entry)
     port.ops_captured += 1
     written = [operands[i] for i in written_tensors(func, args, kwargs)]
     made = tuple(v.handle for v in values)
@@ -58,7 +62,10 @@ def ask_executor(
     answer = recorder.ask(Ask(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ()))
     for tensor, described in zip(written, answer.described[len(made) :], strict=True):
         _follow(tensor, described)
-    return Asked(_results(call, operands, values, answer), _known_call(call, answer))
+    results = _results(call, operands, values, answer)
+    if watcher is not None:
+        watcher.after(entry, operands, results if isinstance(results, tuple) else (results,))
+    return Asked(results, _known_call(call, answer))
 
 
 def _known_call(call: Call, answer: Answer) -> Call:

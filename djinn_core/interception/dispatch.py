@@ -170,6 +170,9 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
 def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
     """Append an instruction to this thread's program and return tensors for its results."""
     recorder = current()
+    watcher = recorder.watcher
+    if watcher is not None:
+        watcher.before(call, operands)
     epoch = recorder.epoch
     handles: list[int] = []
     for operand in operands:
@@ -201,13 +204,16 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    entries.append((call, tuple(handles), tuple(slots), *user_site(), module))
+    entry = (call, tuple(handles), tuple(slots), *user_site(), module)
+    entries.append(entry)
     port.ops_captured += 1
     if recorder.epoch != epoch:
         touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]
         recorder.restamp([t.remote.storage for t in touched])
     if call.changes:
         _apply_changes(call, operands)
+    if watcher is not None:
+        watcher.after(entry, operands, results)
     if len(entries) >= port.checkpoint_instructions:
         recorder.checkpoint()
     return results if call.sequence else results[0]

@@ -14,6 +14,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.argument_checks import check_arguments
 from djinn_core.interception.current_device import existing_index
 from djinn_core.interception.encode import encode_form
 from djinn_core.interception.known_generators import operand_of
@@ -106,6 +107,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     try:
         with torch.no_grad():
             check_cast(func, meta_args, meta_kwargs)
+            check_arguments(func, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         raise UnknownResult from error

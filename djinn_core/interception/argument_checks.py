@@ -1,0 +1,166 @@
+"""What every kernel refuses and meta kernels take: refused on the user's line, as eager PyTorch does.
+
+Without these checks such an op would be recorded and fail on the executor, where its line is a note in a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Check = Callable[..., None]
+
+# As C++ calls dtypes in messages; the others by their own names.
+_NAMES = {torch.float64: "double", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.int64: "long int"}
+
+
+def check_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse what no kernel takes; the arguments are meta tensors.
+
+    Raises:
+        Exception: as eager PyTorch.
+    """
+    check = _CHECKS.get(func)
+    if check is not None:
+        check(*args, **kwargs)
+
+
+def _same_dtype(*positions: int) -> Check:
+    """The tensors at these positions must be of one dtype."""
+
+    def check(*args: Any, **_: Any) -> None:
+        given = [args[p].dtype for p in positions if p < len(args) and args[p] is not None]
+        if len(set(given)) > 1:
+            first, second = given[0], next(d for d in given if d != given[0])
+            raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {_name(first)} != {_name(second)}")
+
+    return check
+
+
+def _matrices(left: int, right: int) -> Check:
+    """Two matrices that are multiplied, the last two operands of the op."""
+    same_dtype = _same_dtype(*range(left, right + 1)) if left == 0 else _same_dtype(0, left, right)
+
+    def check(*args: Any, **_: Any) -> None:
+        a, b = args[left], args[right]
+        if a.dim() == b.dim() == 2 and a.shape[1] != b.shape[0]:
+            shapes = f"{a.shape[0]}x{a.shape[1]} and {b.shape[0]}x{b.shape[1]}"
+            raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
+        same_dtype(*args)
+
+    return check
+
+
+def _linear(given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    if given.dim() and weight.dim() == 2 and given.shape[-1] != weight.shape[1]:
+        rows = given.numel() // given.shape[-1] if given.shape[-1] else 0
+        shapes = f"{rows}x{given.shape[-1]} and {weight.shape[1]}x{weight.shape[0]}"
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})")
+    _same_dtype(0, 1, 2)(given, weight, bias)
+
+
+def _convolution(
+    given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *_: Any, **__: Any
+) -> None:
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and other.dtype != given.dtype:
+            raise RuntimeError(
+                f"Input type ({_name(given.dtype)}) and {name} type ({_name(other.dtype)}) should be the same"
+            )
+
+
+def _dimension(given: torch.Tensor, dim: int, *_: Any, **__: Any) -> None:
+    most = max(given.dim(), 1)
+    if not -most <= dim < most:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got {dim})")
+
+
+def _not_empty(name: str) -> Check:
+    def check(given: torch.Tensor, *_: Any) -> None:
+        if not given.numel():
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with "
+                "the 'dim' argument."
+            )
+
+    return check
+
+
+def _index_select(given: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    if index.dtype not in {torch.int32, torch.int64}:
+        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
+    _dimension(given, dim)
+
+
+def _index(_given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any, **__: Any) -> None:
+    if any(i is not None and i.dtype.is_floating_point for i in indices):
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+
+
+def _written_like(name: str, position: int) -> Check:
+    def check(*args: Any, **_: Any) -> None:
+        if args[position].dtype != args[0].dtype:
+            raise RuntimeError(
+                f"{name}(): self ({_name(args[0].dtype)}) and source ({_name(args[position].dtype)}) must have the same "
+                "scalar type"
+            )
+
+    return check
+
+
+def _targets(_given: torch.Tensor, target: torch.Tensor, *_: Any, **__: Any) -> None:
+    if target.dtype not in {torch.int64, torch.uint8}:
+        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {_name(target.dtype)}")
+
+
+def _loss(given: torch.Tensor, target: torch.Tensor, *_: Any, **__: Any) -> None:
+    if given.dtype != target.dtype:
+        raise RuntimeError(f"Found dtype {_name(target.dtype)} but expected {_name(given.dtype)}")
+
+
+def _spread(given: torch.Tensor, *_: Any, **__: Any) -> None:
+    if not (given.dtype.is_floating_point or given.dtype.is_complex):
+        raise RuntimeError("std and var only support floating point and complex dtypes")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return _NAMES.get(dtype, {"float32": "float", "int32": "int"}.get(str(dtype)[6:], str(dtype)[6:]))
+
+
+_CHECKS: dict[Any, Check] = {
+    aten.mm.default: _matrices(0, 1),
+    aten.addmm.default: _matrices(1, 2),
+    aten.bmm.default: _same_dtype(0, 1),
+    aten.baddbmm.default: _same_dtype(0, 1, 2),
+    aten.mv.default: _same_dtype(0, 1),
+    aten.addmv.default: _same_dtype(0, 1, 2),
+    aten.dot.default: _same_dtype(0, 1),
+    aten.vdot.default: _same_dtype(0, 1),
+    aten.matmul.default: _same_dtype(0, 1),
+    aten.linear.default: _linear,
+    aten.convolution.default: _convolution,
+    aten._softmax.default: _dimension,
+    aten._log_softmax.default: _dimension,
+    aten.max.default: _not_empty("max"),
+    aten.min.default: _not_empty("min"),
+    aten.index_select.default: _index_select,
+    aten.index.Tensor: _index,
+    aten.index_put.default: _index,
+    aten.index_put_.default: _index,
+    aten.index_add.default: _written_like("index_add_", 3),
+    aten.index_add_.default: _written_like("index_add_", 3),
+    aten.index_copy.default: _written_like("index_copy_", 3),
+    aten.index_copy_.default: _written_like("index_copy_", 3),
+    aten.nll_loss_forward.default: _targets,
+    aten.nll_loss2d_forward.default: _targets,
+    aten.binary_cross_entropy.default: _loss,
+    aten.var.correction: _spread,
+    aten.std.correction: _spread,
+    aten.var_mean.correction: _spread,
+    aten.std_mean.correction: _spread,
+}

@@ -1,0 +1,88 @@
+"""What lies in remote memory, as far as it was fetched: CPU copies by storage, and tensors that look into them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+
+from djinn_core.interception.dispatch import record
+from djinn_core.interception.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.storage import Value
+from djinn_core.interception.watching import fetch_all
+from djinn_core.ir.values import TensorMeta
+
+aten = torch.ops.aten
+_conj, _neg_view = (
+    getattr(aten, name).default for name in ("_conj", "_neg_view")
+)  # names of ops, not private functions
+Look = tuple[Value, TensorMeta]  # a value, and the metadata that it had when it was used
+
+
+class CpuCopies:
+    """Copies of remote storages, from their beginning on; the least recently used go first.
+
+    Copies follow the device's memory: views are laid out and alias as they do there.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit  # bytes; what one `load` brings stays until the next
+        self._bytes: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    def load(self, looks: Iterable[Look]) -> None:
+        """Fetch the memory that `looks` go into, where it is not here yet."""
+        wanted: dict[int, Look] = {}
+        kept: set[int] = set()
+        for value, meta in looks:
+            storage = value.storage.id
+            here = self._bytes.get(storage)
+            if here is not None and here.nbytes >= _end(meta):
+                kept.add(storage)
+            elif storage not in wanted or _end(wanted[storage][1]) < _end(meta):
+                wanted[storage] = value, meta
+        self._trim(kept)
+        flat = [_from_the_beginning(value, _end(meta)) for value, meta in wanted.values()]
+        for storage, fetched in zip(wanted, fetch_all(flat), strict=True):
+            self._bytes[storage] = fetched.clone()
+
+    def take(self, storage: int) -> torch.Tensor | None:
+        """The copy of a storage, which is forgotten here: it is about to be written."""
+        return self._bytes.pop(storage, None)
+
+    def of(self, storage: int) -> torch.Tensor:
+        """The copy of a storage that was loaded."""
+        return self._bytes[storage]
+
+    def _trim(self, kept: set[int]) -> None:
+        total = sum(copy.nbytes for copy in self._bytes.values())
+        for storage in list(self._bytes):
+            if storage in kept:
+                self._bytes.move_to_end(storage)
+            elif total > self._limit:
+                total -= self._bytes.pop(storage).nbytes
+
+
+def view_of(copy: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """The tensor with this metadata over a copy."""
+    with torch.inference_mode():
+        view = torch.empty(0, dtype=meta.dtype).set_(copy.untyped_storage(), meta.offset, meta.shape, meta.stride)
+        if meta.conj:
+            view = torch.conj(view)
+        return _neg_view(view) if meta.neg else view
+
+
+def _end(meta: TensorMeta) -> int:
+    return meta.extent * meta.dtype.itemsize
+
+
+def _from_the_beginning(value: Value, end: int) -> LazyTensor:
+    """The first `end` bytes of the memory that a value looks into, as one dimension."""
+    with torch.no_grad():
+        plain: LazyTensor = wrap(value)
+        if value.meta.conj:
+            plain = record(_conj, (plain,), {})
+        if value.meta.neg:
+            plain = record(_neg_view, (plain,), {})
+        count = -(-end // value.meta.dtype.itemsize)
+        return record(aten.as_strided.default, (plain, [count], [1], 0), {})  # type: ignore[no-any-return]

@@ -1,0 +1,258 @@
+"""`djinn.verify()`: every op runs here, too, and the first that differs is named.
+
+An op runs here on what the remote device had for its operands, so one that differs does not make those after it differ.
+Ops are gathered, and their operands and results fetched together. An op that writes memory which gathered ops have used
+waits until those are checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import torch
+
+from djinn_core.errors import DjinnError
+from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.recorder import current
+from djinn_core.interception.streaming import Entry
+from djinn_core.ir.module_path import is_backward, module_path
+from djinn_core.ir.operators import OWN_OPERATORS
+from djinn_core.ir.program import Call, describe_site
+from djinn_core.logs import get_logger
+from djinn_core.runtime.cpu_copies import CpuCopies, Look, view_of
+from djinn_core.runtime.differences import Difference, Tolerance, VerificationError, distance, in_words
+from djinn_core.runtime.local_replay import run_here
+
+log = get_logger("djinn.verify")
+
+BATCH_OPS = 256  # ops that are gathered before they are checked
+BATCH_BYTES = 64 << 20  # bytes of their results
+COPIES_BYTES = 1 << 30  # bytes of the device's memory that are kept here between checks
+DIFFERENCES = 64  # that a report lists; it counts them all
+_UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_resize_output")
+_OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
+
+
+@attrs.define
+class Verification:
+    """What `verify()` found.
+
+    Attributes:
+        checked: how many ops ran on both sides. unchecked: how many did not, by reason.
+        differences: the first ones, in program order. differing: how many ops differed.
+    """
+
+    checked: int = 0
+    unchecked: Counter[str] = attrs.field(factory=Counter)
+    differences: list[Difference] = attrs.field(factory=list)
+    differing: int = 0
+
+    @property
+    def first(self) -> Difference | None:
+        """The first op that differed."""
+        return self.differences[0] if self.differences else None
+
+
+@contextmanager
+def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: bool = False) -> Iterator[Verification]:
+    """Run what this thread does inside the block on both sides and compare every op.
+
+    Args:
+        rtol: how far results may be apart, relative to what they are here; None takes what `torch.testing.assert_close`
+            takes for their dtype.
+        atol: how far they may be apart besides; None likewise.
+        bitwise: results must be equal to the last bit.
+
+    Raises:
+        VerificationError: at the end of the block, where an op differed; the message names the first.
+        RemoteError: an op failed on the executor.
+        DjinnError: the block is inside another `verify()` or a `capture()` of this thread.
+    """
+    recorder = current()
+    if recorder.watcher is not None or recorder.captures:
+        raise DjinnError("djinn.verify() works neither inside another one nor inside djinn.capture()")
+    checker = _Checker(Tolerance(rtol, atol, bitwise))
+    recorder.watcher = checker
+    try:
+        yield checker.report
+        checker.check()
+    except BaseException as error:
+        checker.explain(error)
+        raise
+    finally:
+        recorder.watcher = None
+    if checker.report.differing:
+        raise VerificationError(in_words(checker.report.differences, checker.report.differing))
+
+
+@attrs.frozen
+class _Gathered:
+    """An op that was recorded and not checked yet.
+
+    Attributes:
+        operands, results, written: what it used, made and wrote, as it was right after; None for what is no tensor.
+        before: copies, by storage, of the memory that it wrote, from before it did.
+    """
+
+    entry: Entry
+    operands: tuple[Look, ...]
+    results: tuple[Look | None, ...]
+    written: tuple[Look, ...]
+    before: dict[int, torch.Tensor]
+
+    def looks(self) -> Iterator[Look]:
+        """Everything whose memory is needed."""
+        yield from self.operands
+        yield from self.written
+        for look in self.results:
+            if look is not None:
+                yield look
+
+
+class _Checker:
+    """Implements `Watcher`."""
+
+    def __init__(self, tolerance: Tolerance) -> None:
+        self.report = Verification()
+        self._tolerance = tolerance
+        self._copies = CpuCopies(COPIES_BYTES)
+        self._gathered: list[_Gathered] = []
+        self._used: set[int] = set()  # storages that gathered ops read, wrote or made
+        self._nbytes = 0
+        self._before: dict[int, torch.Tensor] = {}
+
+    def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:
+        """As `Watcher.before`: what is written is fetched first."""
+        self._before = {}
+        if not call.writes:
+            return
+        written = [operands[i].remote for i in call.writes]
+        if any(value.storage.id in self._used for value in written):
+            self.check()
+        if not _reason_to_skip(call) and not _named(call.op, _OVERWRITE):
+            with _unwatched():
+                self._copies.load((value, value.meta) for value in written)
+        for value in written:
+            copy = self._copies.take(value.storage.id)
+            if copy is None or copy.nbytes < value.meta.extent * value.meta.dtype.itemsize:
+                copy = torch.zeros(value.meta.extent, dtype=value.meta.dtype)  # all of it is written
+            self._before.setdefault(value.storage.id, copy)
+
+    def after(self, entry: Entry, operands: Sequence[LazyTensor], results: Sequence[torch.Tensor | None]) -> None:
+        """As `Watcher.after`."""
+        call = entry[0]
+        reason = _reason_to_skip(call)
+        if reason:
+            if reason != _VIEW:
+                self.report.unchecked[reason] += 1
+            return
+        op = _Gathered(
+            entry,
+            tuple((o.remote, meta) for o, meta in zip(operands, call.operands, strict=True)),
+            tuple((r.remote, r.remote.meta) if isinstance(r, LazyTensor) else None for r in results),
+            tuple((operands[i].remote, operands[i].remote.meta) for i in call.writes),
+            self._before,
+        )
+        self._gathered.append(op)
+        self._used.update(value.storage.id for value, _ in op.looks())
+        self._nbytes += sum(call.nbytes)
+        if len(self._gathered) >= BATCH_OPS or self._nbytes >= BATCH_BYTES:
+            self.check()
+
+    def check(self) -> None:
+        """Run what was gathered here, and compare.
+
+        Raises:
+            RemoteError: one of the ops failed on the executor.
+        """
+        gathered, self._gathered = self._gathered, []
+        self._used, self._nbytes = set(), 0
+        with _unwatched():
+            self._copies.load(look for op in gathered for look in op.looks())
+        for op in gathered:
+            self._check_one(op)
+
+    def _check_one(self, op: _Gathered) -> None:
+        call = op.entry[0]
+        looks: dict[int, torch.Tensor] = {}
+        for value, meta in op.operands:
+            copy = op.before.get(value.storage.id)
+            looks[value.handle] = view_of(copy if copy is not None else self._copies.of(value.storage.id), meta)
+        operands = [looks[value.handle] for value, _ in op.operands]
+        try:
+            out = run_here(call, operands, op.entry[2])
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            log.warning("an op cannot run here and is not verified", op=call.op, error=str(error))
+            self.report.unchecked["cannot run here"] += 1
+            return
+        self.report.checked += 1
+        made = list(out) if call.sequence else [out]
+        for index, (here, remote) in enumerate(zip(made, op.results, strict=True)):
+            if isinstance(here, torch.Tensor) and remote is not None and self._compare(op, index, here, remote):
+                return
+        for index, look in zip(call.writes, op.written, strict=True):
+            if self._compare(op, index, operands[index], look):
+                return
+
+    def _compare(self, op: _Gathered, index: int, here: torch.Tensor, look: Look) -> bool:
+        """Whether they differ."""
+        value, meta = look
+        there = view_of(self._copies.of(value.storage.id), meta)
+        with torch.inference_mode():
+            apart = distance(there.resolve_conj().resolve_neg(), here.resolve_conj().resolve_neg(), self._tolerance)
+        if apart is None:
+            return False
+        self.report.differing += 1
+        if len(self.report.differences) < DIFFERENCES:
+            rtol, atol = self._tolerance.for_dtype(here.dtype)
+            call, _, _, code, offset, module = op.entry
+            found = module_path(module)
+            words = str(found) if found is not None else "a backward pass" if is_backward(module) else ""
+            shapes = tuple(f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in call.operands)
+            site = describe_site((code, offset))
+            numbers = (apart.largest, apart.differing, here.numel(), rtol, atol)
+            self.report.differences.append(Difference(call.op, site, words, shapes, index, *numbers))
+        return True
+
+    def explain(self, error: BaseException) -> None:
+        """The block raised: say which op differed before, which may be why."""
+        if isinstance(error, Exception):
+            try:
+                self.check()
+            except DjinnError as failed:
+                log.debug("what was gathered cannot be checked", reason=str(failed))
+        if self.report.differing:
+            error.add_note(f"djinn.verify(): {in_words(self.report.differences, self.report.differing)}")
+
+
+_VIEW = "a view"
+
+
+def _reason_to_skip(call: Call) -> str:
+    if call.op in OWN_OPERATORS:
+        return "of Djinn's own"
+    if _named(call.op, _UNINITIALISED):
+        return "makes memory without content"
+    if call.random:
+        return "random"
+    if not call.writes and all(alias >= 0 or meta is None for meta, alias, _, _ in call.outcome):
+        return _VIEW
+    return ""
+
+
+def _named(op: str, names: Sequence[str]) -> bool:
+    packet = op.removeprefix("aten::").partition(".")[0]
+    return any(packet == name or (not name.endswith("_") and packet.startswith(f"{name}_")) for name in names)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    recorder = current()
+    watcher, recorder.watcher = recorder.watcher, None
+    try:
+        yield
+    finally:
+        recorder.watcher = watcher

@@ -1,0 +1,198 @@
+"""`djinn.verify()`: a right program passes, a wrong kernel is found and named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import djinn
+
+SECONDS = 60.0
+
+
+def gpt2(device):
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=1)
+    return GPT2LMHeadModel(config).to(device)
+
+
+def test_a_training_step_of_gpt2_passes_to_the_last_bit(embedded):
+    model = gpt2(embedded).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.arange(16, device=embedded).reshape(2, 8)
+    with djinn.verify(bitwise=True) as report:
+        for _ in range(2):
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert report.checked > 700
+    assert report.first is None
+    assert set(report.unchecked) <= {"random", "makes memory without content"}
+
+
+def test_generation_passes(embedded):
+    model = gpt2(embedded).eval()
+    ids = torch.arange(2, 10, device=embedded).reshape(1, 8)
+    with djinn.verify() as report:
+        model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=1, max_new_tokens=6, do_sample=True)
+    assert report.checked > 200
+    assert report.first is None
+
+
+def test_training_a_cnn_passes_with_uploads_inside(embedded):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(36, 5),
+    ).to(embedded)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with djinn.verify() as report:
+        for _ in range(3):
+            x, y = torch.randn(4, 1, 8, 8).to(embedded), torch.tensor([0, 1, 2, 3]).to(embedded)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert report.checked > 80
+
+
+def test_views_writes_aliases_and_shapes_that_depend_on_data_pass(embedded):
+    before = torch.arange(24.0, device=embedded).reshape(2, 3, 4)
+    with djinn.verify(bitwise=True) as report:
+        rows = before.transpose(1, 2)
+        rows[0].mul_(2)
+        before[before > 10] = 3
+        chosen = torch.nonzero(before)
+        before.add_(before)
+        before[:, 1:].copy_(before[:, :-1].clone())
+        (rows * 1j).conj().add_(1j)
+        torch.add(before, 1, out=torch.empty(2, 3, 4, device=embedded))
+        square = torch.arange(6, device=embedded).reshape(2, 3)
+        square.t_()
+        square.add_(1)
+        noise = torch.rand(3, device=embedded)
+        noise.sort()
+        assert chosen.shape[1] == 3
+    assert report.checked > 12
+    assert report.unchecked["random"] == 1
+
+
+def test_what_is_recorded_outside_is_not_looked_at(embedded):
+    x = torch.ones(3, device=embedded)
+    with djinn.verify() as report:
+        x.exp()
+    x.exp()
+    djinn.synchronize()
+    assert report.checked == 1
+    with djinn.verify(), pytest.raises(djinn.DjinnError, match="inside another"), djinn.verify():
+        pass
+
+
+def test_what_fails_on_the_executor_still_fails(embedded):
+    x = torch.arange(6.0, device=embedded)
+    with pytest.raises(djinn.RemoteIndexError, match="out of bounds"), djinn.verify():
+        x[torch.tensor([9], device=embedded)]
+    with djinn.verify() as report:
+        x.exp()
+    assert report.checked == 1
+
+
+@pytest.fixture(scope="module")
+def wrong(plain_environment, tmp_path_factory):
+    """A server whose executor has wrong kernels; its connection file."""
+    folder = tmp_path_factory.mktemp("wrong")
+    file, log = folder / "connection.json", folder / "log"
+    command = [sys.executable, str(Path(__file__).with_name("wrong_executor.py")), "serve", str(file)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
+    deadline = time.monotonic() + SECONDS
+    while not file.exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    yield file
+    process.terminate()
+    process.wait(SECONDS)
+
+
+@pytest.fixture
+def on_wrong_executor(wrong, monkeypatch):
+    import os
+
+    for name in [name for name in os.environ if name.startswith("DJINN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+    djinn.configure(connection_file=wrong)
+    yield "remote_accelerator:0"
+    djinn.configure()
+
+
+class Wave(torch.nn.Module):
+    """The wrong kernel is in here."""
+
+    def forward(self, x):
+        return torch.tanh(x)  # this line
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        self.wave = Wave()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.wave(x) @ x.t()
+
+
+def test_a_wrong_kernel_is_found_with_op_line_and_module(on_wrong_executor):
+    torch.manual_seed(0)
+    net = Net().to(on_wrong_executor)
+    x = torch.randn(32, 8).to(on_wrong_executor)
+    with pytest.raises(djinn.VerificationError) as caught, djinn.verify() as report:
+        net(x).sum().backward()
+    first = report.first
+    assert first.op == "aten::tanh"
+    assert first.module == "wave (Wave)"
+    assert first.operands == ("float32[32, 8]",)
+    assert f"{__file__}:{Wave.forward.__code__.co_firstlineno + 1} in forward" in first.site
+    assert first.elements == 256
+    assert 0 < first.differing <= 3
+    assert 1e-6 < first.largest < 1e-2
+    assert (first.rtol, first.atol) == (1.3e-6, 1e-5)
+    assert report.differing == 1, "what uses a wrong result is not wrong itself"
+    assert str(first) in str(caught.value)
+    for part in ("aten::tanh", first.site, "wave (Wave)", "rtol 1.3e-06"):
+        assert part in str(caught.value)
+
+
+def test_more_may_be_allowed(on_wrong_executor):
+    x = torch.linspace(0.1, 1, 200).to(on_wrong_executor)
+    with djinn.verify(rtol=1e-2) as report:
+        x.tanh()
+    assert report.checked == 1
+
+
+def test_a_wrong_write_is_found(on_wrong_executor):
+    x = torch.ones(2, 3).to(on_wrong_executor)
+    with pytest.raises(djinn.VerificationError, match=r"aten::mul_.*2 of 6 elements"), djinn.verify():
+        x.mul_(2)
+        x.add_(1)
+
+
+def test_what_a_block_raises_says_what_differed_before(on_wrong_executor):
+    x = torch.linspace(0.1, 1, 200).to(on_wrong_executor)
+    with pytest.raises(ZeroDivisionError) as caught, djinn.verify():
+        x.tanh()
+        raise ZeroDivisionError
+    assert "aten::tanh" in caught.value.__notes__[0]

@@ -1,0 +1,58 @@
+"""An executor for tests, one of whose kernels is slightly wrong; run as a server, it offers that executor."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+WRONG = "aten::tanh"  # of what it returns, one element in a hundred is off by a thousandth
+WRONG_IN_PLACE = "aten::mul_.Tensor"  # does not write the last element
+
+
+def _wrong(kernel):
+    def slightly_off(given):
+        out = kernel(given).clone()
+        out.view(-1)[::100] *= 1.001
+        return out
+
+    return slightly_off
+
+
+def _forgetful(kernel):
+    def forgets_the_last(target, factor):
+        last = target[..., -1:].clone()
+        kernel(target, factor)
+        target[..., -1:].copy_(last)
+        return target
+
+    return forgets_the_last
+
+
+def execute():
+    """Be the executor."""
+    from djinn_core import torch_private
+    from djinn_core.server import executor
+
+    right = torch_private.kernel_of
+    made_wrong = {WRONG: _wrong, WRONG_IN_PLACE: _forgetful}
+    torch_private.kernel_of = lambda func: made_wrong.get(func.name(), lambda kernel: kernel)(right(func))
+    executor.main()
+
+
+def serve(file):
+    """Be the server."""
+    from djinn_core.server.gateway import GatewayOptions
+    from djinn_core.server.gateway import serve as serve_options
+
+    options = GatewayOptions(
+        devices=("cpu",),
+        threads=1,
+        connection_file=Path(file),
+        drain_seconds=0.5,
+        executor_module=Path(__file__).stem,
+    )
+    serve_options(options, lambda _: None)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[2]) if sys.argv[1:2] == ["serve"] else execute()
