@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
+
+from djinn_core.cli.script import Script
 
 if TYPE_CHECKING:
     from djinn_core.ir.result import PipelineResult
@@ -34,48 +34,23 @@ def command(script: Path, arguments: tuple[str, ...], until: str, as_json: bool)
     from djinn_core.ir.result import shown_until
     from djinn_core.runtime.client import record_plans
 
-    with record_plans() as plans, _running(script, arguments):
-        status = _run(script)
+    with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
+        status = _run(Script(str(script), arguments))
     results = [shown_until(result, until) for result in plans]
     _print_json(results) if as_json else _print_text(results, script)
     raise SystemExit(status)
 
 
-@contextlib.contextmanager
-def _running(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """`sys.argv` and `sys.path` as Python sets them for a script, and its output away from ours."""
-    argv, path = sys.argv, sys.path[:]
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.argv = argv
-        sys.path[:] = path
-
-
-def _run(script: Path) -> int:
+def _run(script: Script) -> int:
     """Run the script to its end, however it ends; its exit status."""
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        script.run()
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         click.echo(end.code, err=True)
         return 1
-    except Exception as error:
-        # The script's own mistake: as Python would show it.
-        sys.excepthook(type(error), error, _from_script_on(error.__traceback__, str(script)))
-        return 1
     return 0
-
-
-def _from_script_on(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """The traceback without the frames that ran the script."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != script:
-        trace = trace.tb_next
-    return trace
 
 
 def _print_json(results: Sequence[PipelineResult]) -> None:

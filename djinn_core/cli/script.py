@@ -7,8 +7,11 @@ import os
 import runpy
 import signal
 import sys
+import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
 
 import attrs
 
@@ -37,7 +40,8 @@ class Script:
         except SystemExit:
             raise
         except BaseException as error:
-            sys.excepthook(type(error), error, _without_runner(error.__traceback__))
+            trace = _without_runner(error.__traceback__)
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise SystemExit(1) from None
@@ -49,13 +53,31 @@ class Script:
         if self.is_module:
             return str(Path.cwd())
         place = Path(self.name).resolve()
-        return str(place if place.is_dir() else place.parent)
+        return str(place.parent if place.is_file() else place)
 
     def _run(self) -> None:
         if self.is_module:
             runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+        elif Path(self.name).is_file() and not zipfile.is_zipfile(self.name):
+            _run_file(Path(self.name).resolve())
         else:
             runpy.run_path(self.name, run_name="__main__")
+
+
+class _ScriptLoader(SourceFileLoader):
+    """Compiles a script, and leaves no compiled file behind."""
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Nothing is written."""
+
+
+def _run_file(file: Path) -> None:
+    """Run a file as the module `__main__`, which it stays: what runs at the end of the process may look there."""
+    main = ModuleType("__main__")
+    loader = _ScriptLoader("__main__", str(file))
+    vars(main).update(__file__=str(file), __loader__=loader, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = main
+    loader.exec_module(main)
 
 
 def _without_runner(trace: TracebackType | None) -> TracebackType | None:
@@ -66,7 +88,11 @@ def _without_runner(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_runner(frame: FrameType) -> bool:
-    return frame.f_code.co_filename == __file__ or frame.f_globals.get("__name__") in {"runpy", "importlib._bootstrap"}
+    return frame.f_code.co_filename == __file__ or frame.f_globals.get("__name__") in {
+        "runpy",
+        "importlib._bootstrap",
+        "importlib._bootstrap_external",
+    }
 
 
 def end_by_interrupt() -> None:
