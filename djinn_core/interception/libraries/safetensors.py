@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, is_remote
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, device_type, is_remote
 from djinn_core.interception.libraries.on_import import rebind
 
 
@@ -30,4 +30,4 @@ def adapt(module: Any) -> None:
 def _names_remote(device: Any) -> bool:
     if isinstance(device, torch.device):
         return is_remote(device)
-    return isinstance(device, str) and device.partition(":")[0] == DEVICE_NAME
+    return isinstance(device, str) and device.partition(":")[0] in {DEVICE_NAME, device_type()}
