@@ -43,6 +43,19 @@ class SessionLost(DjinnError, ConnectionError):  # noqa: N818 - the state that i
     """The remote state is gone: the executor died or the lease ran out."""
 
 
+class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
+    """This process was forked from one that used the device."""
+
+    def __init__(
+        self,
+        message: str = (
+            "Cannot use remote_accelerator in this process: it was forked from one that used it, whose session stays with "
+            "the parent. To use the device with multiprocessing, start processes with 'spawn' or 'forkserver'"
+        ),
+    ) -> None:
+        super().__init__(message)
+
+
 class StartupError(DjinnError, RuntimeError):
     """A server, an executor or the embedded default did not start."""
 

@@ -19,6 +19,7 @@ import torch
 import torch.autograd
 import torch.autograd.forward_ad
 import torch.autograd.graph
+import torch.multiprocessing.reductions
 import torch.nn
 from torch.utils import backend_registration
 
@@ -31,6 +32,7 @@ NEEDED: Final = (
     "torch._C._get_privateuse1_backend_name",
     "torch._C._ExcludeDispatchKeyGuard",
     "torch._C._functorch.peek_interpreter_stack",
+    "torch._C.DisableTorchFunctionSubclass",
     "torch._C._disabled_torch_function_impl",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._tensor_str._str",
@@ -48,11 +50,13 @@ NEEDED: Final = (
     "torch._C._set_conj",
     "torch._C._set_neg",
     "torch._prims_common.suggest_memory_format",
+    "torch.Tensor._make_subclass",
     "torch.Tensor._make_wrapper_subclass",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
     "torch._utils._rebuild_parameter",
     "torch._utils._rebuild_parameter_with_state",
     "torch._utils._rebuild_tensor_v2",
+    "torch._tensor._convert",
     "torch._tensor._rebuild_from_type_v2",
     "torch.storage._new_dtypes",
     "torch.autograd._engine_run_backward",
@@ -300,6 +304,8 @@ def format_tensor(tensor: torch.Tensor, elements: str) -> str:
 
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
+convert_results = torch._tensor._convert  # (results of an op, class that tensors among them get)
+no_torch_functions = torch._C.DisableTorchFunctionSubclass
 
 EngineRun = Callable[..., Any]
 
@@ -393,6 +399,10 @@ def _place_of_device() -> int | None:
     return None
 
 
+# A reference to a storage that does not keep it; `expired()` says whether it is gone.
+StorageReference: TypeAlias = torch.multiprocessing.reductions.StorageWeakRef
+
+
 def pass_through(library: torch.library.Library, key: str) -> None:
     """Have ops without a kernel for the dispatch key `key` go on to the next; `library` is of the namespace `_`."""
     library.fallback(torch.library.fallthrough_kernel, key)
@@ -460,6 +470,19 @@ def read_storage(nbytes: int, *arguments: Any) -> torch.UntypedStorage:
 def wrap_swap_tensors(wrap: Callable[[SwapTensors], SwapTensors]) -> None:
     """Replace `torch.utils.swap_tensors`, with which modules keep their parameters when these are converted."""
     torch.utils.swap_tensors = wrap(torch.utils.swap_tensors)
+
+
+def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as one of PyTorch's own class, where the user's may say other things of it."""
+    if type(tensor) is torch.Tensor:
+        return tensor
+    with no_torch_functions():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def wrap_make_subclass(wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]) -> None:
+    """Replace `torch.Tensor._make_subclass`, by which classes derived from `torch.Tensor` make their tensors."""
+    torch.Tensor._make_subclass = staticmethod(wrap(torch.Tensor._make_subclass))  # type: ignore[method-assign]
 
 
 def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> None:

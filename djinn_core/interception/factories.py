@@ -75,11 +75,6 @@ def _indices(func: Any) -> Callable[..., torch.Tensor]:
     return kernel
 
 
-def pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """`aten::_pin_memory`: a copy in ordinary memory, since what is sent over a network gains nothing from pinning."""
-    return tensor.clone()
-
-
 def _check_layout(layout: torch.layout | None) -> None:
     if layout not in {None, torch.strided}:
         raise NotImplementedError(f"layout {layout} is not supported on remote_accelerator; use a strided tensor")
@@ -114,11 +109,4 @@ def register(backend: str = "PrivateUse1") -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in _KERNELS.items():
         library.impl(name, never_compiled(kernel), backend)
-    return library
-
-
-def register_pinning() -> torch.library.Library:
-    """Register what `pin_memory()` does; it stays as long as the returned object lives."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_pin_memory", pin, "CPU")
     return library

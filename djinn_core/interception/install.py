@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception import accelerator, autocast, cuda_roads, factories, lazy_tensor, loading
+from djinn_core.interception import (
+    accelerator,
+    autocast,
+    cuda_roads,
+    factories,
+    lazy_tensor,
+    loading,
+    pinning,
+    processes,
+    storage_methods,
+    subclasses,
+)
 from djinn_core.interception import normalise as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
@@ -34,12 +45,15 @@ def install() -> None:
         return
     lazy_tensor.dispatcher.append(dispatch)
     register_backend(lazy_tensor.DEVICE_NAME, make_module(), keep_error)
-    _libraries.extend([factories.register(), factories.register_pinning()])
+    _libraries.extend([factories.register(), pinning.register()])
     _libraries.extend([register_whole(dispatch), cuda_roads.register()])
     _libraries.extend(autocast.register())
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)
     replace_accelerator_functions(**accelerator.FUNCTIONS)
     loading.register()
+    subclasses.register()
+    storage_methods.install()
+    processes.share_nothing()
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)
     wrap_swap_tensors(swap_in_conversions)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.current_device import index_of
 from djinn_core.interception.port import port
-from djinn_core.interception.recorder import current, recorders, sending
+from djinn_core.interception.recorder import current, recorders
 
 _NOTHING: Mapping[str, int] = {}
 
@@ -23,8 +22,7 @@ def figures(*, reset_peak: bool = False) -> Mapping[str, int]:
 
     The executor starts to count the peak anew where `reset_peak` says so.
     """
-    with collect_later, sending:
-        return current().flush().figures(reset_peak=reset_peak)
+    return current().figures(reset_peak=reset_peak)
 
 
 def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:

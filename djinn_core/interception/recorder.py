@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 import torch
 
+from djinn_core.errors import ForkedProcess
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.ending import survivable
 from djinn_core.interception.port import Answer, Runtime, Submission, port
@@ -133,14 +134,18 @@ class Recorder:
         if self.entries:
             self._send(_runtime(), Ask())
 
-    def flush(self) -> Runtime:
+    def flush(self) -> None:
         """Send what all threads have recorded so far, and what may be freed, without waiting."""
         for other in recorders():
             if other is not self:
                 other.cut()
-        runtime = _runtime()
-        self._send(runtime, Ask())
-        return runtime
+        self._send(_runtime(), Ask())
+
+    def figures(self, *, reset_peak: bool) -> Mapping[str, int]:
+        """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
+        with survivable(), collect_later, sending:
+            self.flush()
+            return _runtime().figures(reset_peak=reset_peak)
 
     def checkpoint(self) -> None:
         """Send most of a program that has grown to the limit, so that a loop without a sync point runs in bounded memory."""
@@ -263,7 +268,7 @@ class _PerThread(threading.local):
 # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
 _all: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _all_lock = threading.RLock()
-_local = _PerThread()
+_local: _PerThread | _Refusing = _PerThread()
 
 
 def current() -> Recorder:
@@ -286,6 +291,19 @@ def drop_everything() -> None:
         _held.clear()
 
 
+class _Refusing:
+    """In the place of `_PerThread` where nothing can be recorded."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """None.
+
+        Raises:
+            ForkedProcess: always.
+        """
+        raise ForkedProcess
+
+
 def forget_everything() -> None:
     """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
     global _local, _all_lock, _tracking, sending
@@ -294,4 +312,4 @@ def forget_everything() -> None:
     _all.clear()
     freed.clear()
     _held.clear()
-    _local = _PerThread()
+    _local = _Refusing() if port.forked else _PerThread()

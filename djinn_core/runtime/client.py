@@ -13,9 +13,10 @@ from typing import Any
 import attrs
 
 from djinn_core.config import Settings, resolve
-from djinn_core.errors import DjinnError, SessionLost
+from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
 from djinn_core.interception import ending, recorder, sync
 from djinn_core.interception.collecting import collect_later
+from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.ir.program import Program
@@ -23,6 +24,7 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connect import Opened, open_connection
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
@@ -53,10 +55,6 @@ class _State:
     forked: bool = False
 
 
-_FORKED = (
-    "this process was forked from one that used remote_accelerator, whose session stays with the parent; start processes "
-    "with multiprocessing's 'spawn' or 'forkserver'"
-)
 _state = _State()
 _lock = threading.RLock()
 
@@ -101,6 +99,9 @@ def _apply(settings: Settings, registry: Registry) -> None:
             _state.intercepting.add(interceptor.name)
     _state.observers = Observers(registry.observers)
     port.checkpoint_instructions = settings.checkpoint_instructions
+    port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
+    if settings.client_fallback:
+        forget_calls()
     if settings.debug:
         set_debug_level(settings.debug)
 
@@ -143,7 +144,7 @@ def init() -> None:
 
 def _session() -> Session:
     if _state.forked:
-        raise SessionLost(_FORKED)
+        raise ForkedProcess
     if ending.has_begun():
         raise SessionLost("the program is ending, and its session has ended: use tensors before, or use atexit")
     session = _state.session
