@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, logical_device
+from djinn_core.interception.libraries.choice import is_the_only_accelerator
 from djinn_core.interception.libraries.on_import import rebind
 
 _CPU = torch.device("cpu")
@@ -61,12 +62,12 @@ def adapt_training_arguments(module: Any) -> None:
     kept = functools.cached_property(set_up)
     kept.__set_name__(module.TrainingArguments, name)
     setattr(module.TrainingArguments, name, kept)
-    module.is_torch_bf16_gpu_available = lambda: computes_bfloat16() or not torch.cuda.is_available()
+    module.is_torch_bf16_gpu_available = lambda: computes_bfloat16() or is_the_only_accelerator()
 
 
 def _is_ours(device: int | str) -> bool:
     """Whether accelerate would look for `device` among the GPUs of this machine, which has none."""
-    return isinstance(device, int) and not torch.cuda.is_available()
+    return isinstance(device, int) and is_the_only_accelerator()
 
 
 def _free_bytes() -> int:

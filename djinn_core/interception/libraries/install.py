@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.libraries import accelerate, inductor, safetensors
+from djinn_core.interception.libraries import accelerate, checkpoints, defaults, inductor, lightning, safetensors
 from djinn_core.interception.libraries.on_import import Adapt, adapt_on_import
 
 _ADAPTED: dict[str, Adapt] = {
+    "accelerate.checkpointing": checkpoints.adapt_accelerate,
     "accelerate.state": accelerate.adapt_state,
     "accelerate.utils.modeling": accelerate.adapt_modeling,
+    "lightning.fabric.accelerators": lightning.adapt_accelerators,
+    "lightning.fabric.connector": lightning.adapt_fabric,
+    "lightning.pytorch.accelerators": lightning.adapt_accelerators,
+    "lightning.pytorch.trainer.connectors.accelerator_connector": lightning.adapt_trainer,
+    "lightning_fabric.accelerators": lightning.adapt_accelerators,
+    "lightning_fabric.connector": lightning.adapt_fabric,
+    "pytorch_lightning.accelerators": lightning.adapt_accelerators,
+    "pytorch_lightning.trainer.connectors.accelerator_connector": lightning.adapt_trainer,
     "safetensors": safetensors.adapt,
+    "sentence_transformers.util": defaults.adapt_sentence_transformers,
     "torch._inductor.compile_fx": inductor.adapt,
+    "transformers.pipelines.base": defaults.adapt_pipeline,
+    "transformers.trainer": checkpoints.adapt_trainer,
     "transformers.training_args": accelerate.adapt_training_arguments,
 }
 

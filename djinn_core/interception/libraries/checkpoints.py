@@ -1,0 +1,68 @@
+"""Checkpoints of training: the random state of the remote device belongs to them, as that of GPUs does.
+
+Without it a run that is resumed would drop other elements than the one that it goes on from.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from djinn_core.interception import random_state
+from djinn_core.interception.libraries.on_import import rebind
+from djinn_core.interception.port import port
+
+FILE = "rng_state_remote_accelerator.pt"
+Step = Callable[..., Any]
+
+
+def adapt_accelerate(module: Any) -> None:
+    """`accelerate.checkpointing`: `Accelerator.save_state` and `load_state`."""
+    for name, wrap in {"save_accelerator_state": _saving, "load_accelerator_state": _loading}.items():
+        function = getattr(module, name)
+        rebind(function, wrap(function, position=0), ("accelerate",))
+
+
+def adapt_trainer(module: Any) -> None:
+    """`transformers.trainer`: `save_steps` and `train(resume_from_checkpoint=...)`."""
+    trainer = module.Trainer
+    trainer._save_rng_state = _saving(trainer._save_rng_state, position=1)
+    trainer._load_rng_state = _loading(trainer._load_rng_state, position=1)
+
+
+def _saving(function: Step, position: int) -> Step:
+    """`function`, whose argument at `position` is a folder, and then the random state to that folder."""
+
+    @functools.wraps(function)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        folder = _folder(args, kwargs, position)
+        if port.is_open() and folder is not None:
+            torch.save(random_state.get_state(), folder / FILE)
+        return result
+
+    return save
+
+
+def _loading(function: Step, position: int) -> Step:
+    """Likewise, the random state from that folder."""
+
+    @functools.wraps(function)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        folder = _folder(args, kwargs, position)
+        if folder is not None and (folder / FILE).exists():
+            random_state.set_state(torch.load(folder / FILE, map_location="cpu", weights_only=True))
+        return result
+
+    return load
+
+
+def _folder(args: tuple[Any, ...], kwargs: dict[str, Any], position: int) -> Path | None:
+    named = (kwargs[name] for name in ("input_dir", "output_dir", "checkpoint") if name in kwargs)
+    found = args[position] if len(args) > position else next(named, None)
+    return None if found is None else Path(found)
