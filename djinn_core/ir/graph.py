@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, Protocol, runtime_checkable
 
 import attrs
@@ -47,7 +47,12 @@ class Node:
     @property
     def operation(self) -> str:
         """The op without its namespace and overload: `mm` for `aten::mm`."""
-        return self.op.split("::")[-1].split(".")[0]
+        return _operation(self.op)
+
+
+@lru_cache(maxsize=4096)
+def _operation(op: str) -> str:
+    return op.split("::")[-1].split(".")[0]
 
 
 @attrs.frozen
