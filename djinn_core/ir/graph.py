@@ -52,7 +52,7 @@ class Node:
 
 @lru_cache(maxsize=4096)
 def _operation(op: str) -> str:
-    return op.split("::")[-1].split(".")[0]
+    return op.rsplit("::", maxsplit=1)[-1].split(".", maxsplit=1)[0]
 
 
 @attrs.frozen
