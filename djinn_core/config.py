@@ -123,6 +123,7 @@ class Settings:
         scheduler: name of the scheduler.
         compilers: names of the compilers that executors may use.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
+        client_fallback: whether ops that the executor cannot do are computed on this machine.
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
@@ -142,6 +143,7 @@ class Settings:
     scheduler: str = attrs.field(default="sequential", converter=_text)
     compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
+    client_fallback: bool = attrs.field(default=False, converter=_flag)
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
     debug: str = attrs.field(default="", converter=_text)

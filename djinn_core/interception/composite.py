@@ -16,6 +16,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.lazy_tensor import DEVICE_NAME
+from djinn_core.interception.port import port
 from djinn_core.ir.operators import allowed_operators
 
 aten = torch.ops.aten
@@ -44,9 +45,11 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kernel = torch_private.composite_kernel(func)
     if kernel is not None:
         return kernel(*args, **kwargs)
+    if port.fallback is not None:
+        return port.fallback.compute(func, args, kwargs)
     raise UnsupportedOperation(
         f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
-        "move its inputs to the CPU first"
+        "move its inputs to the CPU first, or let it be computed there: djinn.configure(client_fallback=True)"
     )
 
 

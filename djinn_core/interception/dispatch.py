@@ -81,6 +81,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return handles(func)(take_apart)(func, args, kwargs)
         if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
             return make_elsewhere(func, args, kwargs)
+        if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
+            return port.fallback.compute(func, args, kwargs)
         try:
             with collect_later:  # meta kernels import modules, in the middle of which nothing else may
                 call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
@@ -153,6 +155,11 @@ def _remember(key: tuple[Any, ...], call: Call) -> None:
         for old in list(_calls)[: CALLS_LIMIT // 2]:
             _calls.pop(old, None)
     _calls[key] = call
+
+
+def forget_calls() -> None:
+    """Find out anew what calls return, and whether the executor can do them."""
+    _calls.clear()
 
 
 def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:

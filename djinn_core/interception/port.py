@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import torch
 
 from djinn_core.errors import StartupError
-from djinn_core.ir.program import Program
+from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.wire.messages import DeviceInfo
 
@@ -73,6 +73,18 @@ class Runtime(Protocol):
         """
 
 
+class Fallback(Protocol):
+    """Computes on this machine what the executor cannot do; only where it is configured."""
+
+    def needed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: list[Slot]
+    ) -> bool:
+        """Whether the executor cannot do calls like this one."""
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the call returns."""
+
+
 @attrs.define
 class Port:
     """Where interception finds the runtime, the limits, and who else wants to know of programs."""
@@ -83,6 +95,7 @@ class Port:
     describe: Callable[[], tuple[str, DeviceInfo]] = lambda: ("", DeviceInfo("", ""))
     checkpoint_instructions: int = 4096
     ops_captured: int = 0
+    fallback: Fallback | None = None
     forked: bool = False
 
     def runtime(self) -> Runtime:

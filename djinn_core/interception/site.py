@@ -9,7 +9,8 @@ from types import CodeType, FrameType
 
 import torch
 
-_OWN = tuple(f"{Path(f).resolve().parent}{os.sep}" for f in (torch.__file__, __file__))
+_HERE = Path(__file__).resolve().parent
+_OWN = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).resolve().parent, _HERE, _HERE.parent / "runtime"))
 # By id, because hashing a code object walks its constants. The code objects are kept so that ids stay theirs.
 CODES_LIMIT = 8192  # code objects that are remembered: a notebook makes new ones with every cell
 _inside: dict[int, tuple[CodeType, bool]] = {}

@@ -17,6 +17,7 @@ from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
 from djinn_core.interception import ending, recorder, sync
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.dispatch import forget_calls
+from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.ir.program import Program
@@ -24,6 +25,7 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connect import Opened, open_connection
 from djinn_core.runtime.observing import Observers
@@ -99,6 +101,9 @@ def _apply(settings: Settings, registry: Registry) -> None:
             _state.intercepting.add(interceptor.name)
     _state.observers = Observers(registry.observers)
     port.checkpoint_instructions = settings.checkpoint_instructions
+    port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
+    if settings.client_fallback:
+        forget_calls()
     port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
     if settings.client_fallback:
         forget_calls()

@@ -14,6 +14,10 @@ from djinn_core.ir.values import TensorMeta
 from djinn_core.wire.messages import Failure
 
 REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line
+_HINT = (
+    "\n  the executor cannot do this op with these operands; move them to the CPU first, or let it be computed there: "
+    "djinn.configure(client_fallback=True)"
+)
 SHOWN = 8  # failures that one error tells of beside the first
 
 
@@ -42,7 +46,8 @@ class Failures:
         where = f" (operands: {origin.operands})" if origin.operands else ""
         module = f"\n  in {origin.module}" if origin.module else ""
         line = f"\n  issued at {origin.site}" if origin.site else ""
-        message = f"{failure.op or 'the executor'} failed{where}: {failure.message}{module}{line}"
+        hint = _HINT if failure.kind == "NotImplementedError" else ""
+        message = f"{failure.op or 'the executor'} failed{where}: {failure.message}{hint}{module}{line}"
         return remote_error(failure.kind, message, failure.op, origin.site, origin.path)
 
     def _origin(self, failure: Failure) -> _Origin:

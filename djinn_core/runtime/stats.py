@@ -9,6 +9,7 @@ import attrs
 class Stats:
     """Counts since the start or the last reset; sizes in bytes.
 
+    `client_fallbacks` are ops that were computed on this machine because the executor cannot do them.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them.
     """
 
@@ -20,4 +21,5 @@ class Stats:
     templates_reused: int = 0
     plans_made: int = 0
     plans_reused: int = 0
+    client_fallbacks: int = 0
     server_seconds: float = 0.0

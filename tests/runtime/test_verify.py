@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import djinn
-
-SECONDS = 60.0
 
 
 def gpt2(device):
@@ -104,36 +97,6 @@ def test_what_fails_on_the_executor_still_fails(embedded):
     with djinn.verify() as report:
         x.exp()
     assert report.checked == 1
-
-
-@pytest.fixture(scope="module")
-def wrong(plain_environment, tmp_path_factory):
-    """A server whose executor has wrong kernels; its connection file."""
-    folder = tmp_path_factory.mktemp("wrong")
-    file, log = folder / "connection.json", folder / "log"
-    command = [sys.executable, str(Path(__file__).with_name("wrong_executor.py")), "serve", str(file)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
-    deadline = time.monotonic() + SECONDS
-    while not file.exists():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-    yield file
-    process.terminate()
-    process.wait(SECONDS)
-
-
-@pytest.fixture
-def on_wrong_executor(wrong, monkeypatch):
-    import os
-
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
-    djinn.configure(connection_file=wrong)
-    yield "remote_accelerator:0"
-    djinn.configure()
 
 
 class Wave(torch.nn.Module):

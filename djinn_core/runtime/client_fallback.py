@@ -1,0 +1,140 @@
+"""What the executor cannot do is done here: only where `client_fallback` is set, counted, and said once for each op.
+
+Operands are fetched, the op runs on the CPU of this machine, and its results are uploaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from djinn_core.errors import RemoteError, RemoteNotImplementedError, UnsupportedOperation
+from djinn_core.interception.ask import ask_executor
+from djinn_core.interception.dispatch import record
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.sync import fetch
+from djinn_core.interception.upload import upload_copy
+from djinn_core.ir.program import Slot
+from djinn_core.logs import get_logger
+from djinn_core.runtime.stats import Stats
+from djinn_core.torch_private import schema_of, storage_key
+
+log = get_logger("djinn.fallback")
+aten = torch.ops.aten
+
+
+class ClientFallback:
+    """Implements `interception.port.Fallback`."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._needed: dict[object, bool] = {}
+        self._told: set[str] = set()
+
+    def needed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: list[Slot]
+    ) -> bool:
+        """Whether the executor cannot do calls like this one; it is asked at the first: one round trip."""
+        if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
+            return False
+        kind = func, tuple((o.dtype, o.dim()) for o in operands), tuple(kwargs)
+        known = self._needed.get(kind)
+        if known is None:
+            known = self._needed[kind] = self._cannot(func, args, kwargs, operands, slots)
+        return known
+
+    def _cannot(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: list[Slot]
+    ) -> bool:
+        try:
+            with torch.no_grad():
+                # What is written is tried on copies: a failure must not harm it, and success must not come twice.
+                tried: Any = [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
+            ask_executor(func, args, kwargs, tried, slots)
+        except UnsupportedOperation as error:
+            if isinstance(error, RemoteNotImplementedError) and error.op != func.name():
+                return False  # an op before this one failed, and says so where its result is wanted
+            self._tell(func, str(error))
+            return True
+        except RemoteError as error:
+            log.debug("a first call failed otherwise than for want of a kernel", op=func.name(), reason=str(error))
+        return False
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of the op, computed on this machine's CPU, as remote tensors.
+
+        Raises:
+            UnsupportedOperation: a result shares memory with an operand, or is not a strided tensor.
+            Exception: whatever PyTorch raises here.
+        """
+        self._tell(func, "it is not on the allow-list of ops")
+        self._stats.client_fallbacks += 1
+        here = _Here(func)
+        with torch.no_grad():
+            out = func(*here.bring(args), **{name: here.bring(value) for name, value in kwargs.items()})
+            for written in _written(func, args, kwargs):
+                record(aten.copy_.default, (written, upload_copy(here.bring(written))), {})
+            return here.send(out)
+
+    def _tell(self, func: Any, reason: str) -> None:
+        if func.name() not in self._told:
+            self._told.add(func.name())
+            log.warning("computed on this machine: the executor cannot do this op", op=func.name(), reason=reason)
+
+
+class _Here:
+    """The operands of one op on the CPU, and which remote tensors they stand for."""
+
+    def __init__(self, func: Any) -> None:
+        self._func = func
+        self._pairs: list[tuple[LazyTensor, torch.Tensor]] = []
+
+    def bring(self, argument: Any) -> Any:
+        """`argument` with remote tensors fetched and the device replaced by the CPU."""
+        if isinstance(argument, LazyTensor):
+            return self._fetched(argument)
+        if isinstance(argument, (list, tuple)):
+            return [self.bring(a) for a in argument]
+        if isinstance(argument, torch.device):
+            return torch.device("cpu")
+        return argument
+
+    def _fetched(self, remote: LazyTensor) -> torch.Tensor:
+        known = next((here for there, here in self._pairs if there is remote), None)
+        if known is None:
+            known = fetch(remote).clone()
+            self._pairs.append((remote, known))
+        return known
+
+    def send(self, out: Any) -> Any:
+        """`out` with CPU tensors uploaded, and operands that the op returns as themselves."""
+        if isinstance(out, (list, tuple)):
+            return type(out)(self.send(o) for o in out)
+        if not isinstance(out, torch.Tensor):
+            return out
+        same = next((remote for remote, here in self._pairs if here is out), None)
+        if same is not None:
+            return same
+        if out.layout != torch.strided or any(storage_key(here) == storage_key(out) for _, here in self._pairs):
+            raise UnsupportedOperation(
+                f"{self._func.name()} cannot be computed on this machine for {DEVICE_NAME}: its result shares memory with "
+                f"an operand or has a layout ({out.layout}) that the device does not have"
+            )
+        return upload_copy(out)
+
+
+def _returns_list(func: Any) -> bool:
+    return any(str(r.type) == "List[Tensor]" for r in schema_of(func).returns)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LazyTensor]:
+    """The operands that the op writes."""
+    schema = {a.name: a.alias_info for a in schema_of(func).arguments}
+    written: list[LazyTensor] = []
+    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
+        info = schema[name]
+        if info is not None and info.is_write:
+            given = argument if isinstance(argument, (list, tuple)) else [argument]
+            written += [a for a in given if isinstance(a, LazyTensor)]
+    return written

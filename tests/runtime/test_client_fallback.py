@@ -1,0 +1,119 @@
+"""What the executor cannot do: refused with advice, or computed here where that is configured, and counted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.interception.port import port
+
+
+@torch.library.custom_op("djinn_tests::soft_sign", mutates_args=(), device_types="cpu")
+def soft_sign(x: torch.Tensor) -> torch.Tensor:
+    """An op of the user's own: no executor has heard of it."""
+    return x / (1 + x.abs())
+
+
+@torch.library.custom_op("djinn_tests::halve", mutates_args=("x",), device_types="cpu")
+def halve(x: torch.Tensor, times: int) -> None:
+    """One that writes."""
+    x.mul_(0.5**times)
+
+
+soft_sign.register_autograd(
+    lambda ctx, gradient: gradient / (1 + ctx.saved_tensors[0].abs()) ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+@pytest.fixture
+def lenient(on_wrong_executor, wrong):
+    """The device with the fallback, on an executor that lacks kernels."""
+    djinn.configure(connection_file=wrong, client_fallback=True)
+    djinn.reset_stats()
+    return on_wrong_executor
+
+
+def fallbacks():
+    return djinn.stats()["client_fallbacks"]
+
+
+def test_without_it_an_op_of_the_users_own_is_refused_with_advice(embedded):
+    x = torch.ones(3, device=embedded)
+    with pytest.raises(NotImplementedError, match=r"djinn_tests::soft_sign.*client_fallback=True"):
+        soft_sign(x)
+    assert port.fallback is None
+    assert fallbacks() == 0
+
+
+def test_without_it_a_missing_kernel_is_the_executors_error_with_advice(on_wrong_executor):
+    out = torch.ones(3, device=on_wrong_executor).lgamma()
+    with pytest.raises(djinn.RemoteNotImplementedError, match=r"aten::lgamma(.|\n)*client_fallback=True"):
+        out.cpu()
+    assert fallbacks() == 0
+
+
+def test_an_op_of_the_users_own_is_computed_here(lenient):
+    local = torch.linspace(-2, 2, 5, requires_grad=True)
+    remote = local.detach().to(lenient).requires_grad_()
+    for x in (local, remote):
+        (soft_sign(x) * 3).sum().backward()
+    assert torch.allclose(remote.grad.cpu(), local.grad)
+    assert remote.grad.device == remote.device
+    assert fallbacks() == 1
+    written = torch.full((2, 2), 8.0, device=lenient)
+    halve(written[0], 2)
+    assert written.tolist() == [[2, 2], [8, 8]]
+    assert fallbacks() == 2
+
+
+class Kept(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.fixture
+def told():
+    """Which ops the log says are computed here."""
+    handler, logger = Kept(), logging.getLogger("djinn.fallback")
+    logger.addHandler(handler)
+    yield lambda: [record.djinn["op"] for record in handler.records]
+    logger.removeHandler(handler)
+
+
+def test_missing_kernels_are_found_out_once_and_then_known(lenient, told):
+    x = torch.linspace(-0.5, 0.5, 4).to(lenient)
+    out = [(x * n).erfinv() + 1 for n in (1, 0.5, 0.25)]
+    x.erfinv_()
+    local = torch.linspace(-0.5, 0.5, 4)
+    for got, n in zip(out, (1, 0.5, 0.25), strict=True):
+        assert torch.allclose(got.cpu(), (local * n).erfinv() + 1)
+    assert torch.allclose(x.cpu(), local.erfinv())
+    assert fallbacks() == 4
+    assert told() == ["aten::erfinv", "aten::erfinv_"], "once for each op"
+
+
+def test_what_the_executor_can_do_stays_there_and_is_asked_about_once(lenient):
+    x = torch.ones(4, 4, device=lenient)
+    for _ in range(2):
+        before = djinn.stats()["round_trips"]
+        y = (x @ x + x).relu_().view(2, 8).exp()
+    assert djinn.stats()["round_trips"] == before
+    assert y.shape == (2, 8)
+    assert fallbacks() == 0
+
+
+def test_other_failures_stay_failures(lenient):
+    x = torch.ones(4, device=lenient)
+    bad = x[torch.tensor([9], device=lenient)]
+    with pytest.raises(djinn.RemoteIndexError):
+        bad.erfinv().cpu()
