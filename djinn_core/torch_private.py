@@ -62,6 +62,8 @@ NEEDED: Final = (
     "torch.autograd._engine_run_backward",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.graph._engine_run_backward",
+    "torch.jit._builtins._find_builtin",
+    "torch.jit._builtins._register_builtin",
     "torch.nn.Module._apply",
     "torch._C._swap_tensor_impl",
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
@@ -136,6 +138,13 @@ def _table_of_guards() -> Any:
 
 
 _DEVICE_TYPES: Final = 21  # those that the table has at least: PrivateUse1 is the last
+
+
+def script_as(function: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Have `torch.jit.script` take `function` for the built-in `original`, if that is one."""
+    builtin = torch.jit._builtins._find_builtin(original)
+    if builtin is not None:
+        torch.jit._builtins._register_builtin(function, builtin)
 
 
 def make_wrapper(
@@ -304,7 +313,6 @@ def format_tensor(tensor: torch.Tensor, elements: str) -> str:
 
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
-convert_results = torch._tensor._convert  # (results of an op, class that tensors among them get)
 no_torch_functions = torch._C.DisableTorchFunctionSubclass
 
 EngineRun = Callable[..., Any]
@@ -472,6 +480,13 @@ def wrap_swap_tensors(wrap: Callable[[SwapTensors], SwapTensors]) -> None:
     torch.utils.swap_tensors = wrap(torch.utils.swap_tensors)
 
 
+def convert_results(func: Any, out: Any, cls: type[torch.Tensor]) -> Any:
+    """What PyTorch returns from `func` called with tensors of class `cls`, where `out` is what it did return."""
+    plain: Any = torch.overrides.get_default_nowrap_functions
+    convert: Any = torch._tensor._convert
+    return out if func in plain() else convert(out, cls)
+
+
 def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as one of PyTorch's own class, where the user's may say other things of it."""
     if type(tensor) is torch.Tensor:
@@ -482,7 +497,8 @@ def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
 
 def wrap_make_subclass(wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]) -> None:
     """Replace `torch.Tensor._make_subclass`, by which classes derived from `torch.Tensor` make their tensors."""
-    torch.Tensor._make_subclass = staticmethod(wrap(torch.Tensor._make_subclass))  # type: ignore[method-assign]
+    wrapped: Any = staticmethod(wrap(torch.Tensor._make_subclass))
+    torch.Tensor._make_subclass = wrapped  # type: ignore[method-assign]
 
 
 def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> None:

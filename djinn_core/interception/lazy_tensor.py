@@ -159,11 +159,11 @@ def logical_device(index: int) -> torch.device:
     return device
 
 
-def wrap(value: Value) -> LazyTensor:
+def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
     """A tensor that stands for `value`."""
     meta = value.meta
     tensor: LazyTensor = torch_private.make_wrapper(
-        LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
+        cls, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
     )
     tensor.remote = value
     if meta.conj or meta.neg:
@@ -189,11 +189,12 @@ def look_at(tensor: LazyTensor, value: Value) -> None:
         LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
     )
     template.remote = tensor.remote = value
-    if tensor.is_conj() or tensor.is_neg():  # PyTorch takes metadata over only where these bits are the same
-        torch_private.set_bits(tensor, conj=False, neg=False)
-    torch_private.adopt_metadata(tensor, template)
-    if meta.conj or meta.neg:
-        torch_private.set_bits(tensor, meta.conj, meta.neg)
+    with torch_private.no_torch_functions():  # of classes that the user derived
+        if tensor.is_conj() or tensor.is_neg():  # PyTorch takes metadata over only where these bits are the same
+            torch_private.set_bits(tensor, conj=False, neg=False)
+        torch_private.adopt_metadata(tensor, template)
+        if meta.conj or meta.neg:
+            torch_private.set_bits(tensor, meta.conj, meta.neg)
 
 
 def describe(tensor: LazyTensor) -> str:

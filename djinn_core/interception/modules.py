@@ -15,6 +15,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.lazy_tensor import LazyTensor, conversion
+from djinn_core.interception.subclasses import class_of_user, remote_class
 from djinn_core.torch_private import ModuleApply
 
 _OF_THE_VALUE = ("remote", "_is_param")  # attributes that go with the data; all others stay with the object
@@ -80,8 +81,16 @@ def _take_over(kept: torch.Tensor, made: torch.Tensor) -> None:
             other[name] = swapped[id(mine)]
         if id(other) in swapped:
             mine[name] = swapped[id(other)]
-    kept.__class__, made.__class__ = made.__class__, kept.__class__
+    kept.__class__, made.__class__ = _class_after(kept, made), type(kept)
     torch_private.swap_contents(kept, made)
+
+
+def _class_after(kept: torch.Tensor, made: torch.Tensor) -> type[torch.Tensor]:
+    """That of `made`, but where the user gave `kept` a class of his own, it stays."""
+    cls = class_of_user(kept)
+    if cls in {torch.Tensor, torch.nn.Parameter}:
+        return type(made)
+    return remote_class(cls) if isinstance(made, LazyTensor) else cls
 
 
 def _moved(_: Any) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.interception.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.recorder import current
 from djinn_core.interception.storage import Storage, Value
@@ -14,10 +15,11 @@ _EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
 def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     """A new contiguous remote tensor with the elements of `source`."""
-    shape = tuple(source.shape)
-    meta = tensor_meta(shape, contiguous_strides(shape), 0, source.dtype, device)
+    plain = _plain(source).contiguous()
+    shape = tuple(plain.shape)
+    meta = tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device)
     value = Value(Storage(meta.nbytes, None), meta)
-    current().upload(value.handle, _plain(source).contiguous())
+    current().upload(value.handle, plain)
     return wrap(value)
 
 
@@ -27,6 +29,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
     """
     meta = target.remote.meta
+    source = torch_private.of_own_class(source)
     if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes or not current().take_back(target.remote, _EMPTY):
@@ -40,4 +43,4 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 
 def _plain(source: torch.Tensor) -> torch.Tensor:
     """`source` on the CPU, with nothing left to do when it is read."""
-    return source.detach().cpu().resolve_conj().resolve_neg()
+    return torch_private.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()
