@@ -21,6 +21,7 @@ import torch.autograd.forward_ad
 import torch.autograd.graph
 import torch.multiprocessing.reductions
 import torch.nn
+import torch.utils._device
 from torch.utils import backend_registration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,6 +66,7 @@ NEEDED: Final = (
     "torch.jit._builtins._find_builtin",
     "torch.jit._builtins._register_builtin",
     "torch.nn.Module._apply",
+    "torch.utils._device._device_constructors",
     "torch._C._swap_tensor_impl",
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
 )
@@ -122,10 +124,10 @@ def stand_in_for_cuda(keep: Callable[[BaseException], None]) -> None:
         OSError, ValueError: this PyTorch has no such table where it is looked for.
     """
     table = _table_of_guards()
-    ours, theirs = (int(t) for t in (torch._C._autograd.DeviceType.PrivateUse1, torch._C._autograd.DeviceType.CUDA))
+    ours, theirs = int(_DEVICE_KINDS.PrivateUse1), int(_DEVICE_KINDS.CUDA)
     registered, table[ours] = table[ours], None
     try:
-        guard = _device_guard(keep, torch._C._autograd.DeviceType.CUDA)
+        guard = _device_guard(keep, _DEVICE_KINDS.CUDA)
         torch._C._acc.register_python_privateuseone_device_guard(guard)
         table[theirs] = table[ours]
     finally:
@@ -140,8 +142,12 @@ def _table_of_guards() -> Any:
 _DEVICE_TYPES: Final = 21  # those that the table has at least: PrivateUse1 is the last
 
 
-def script_as(function: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Have `torch.jit.script` take `function` for the built-in `original`, if that is one."""
+def pass_for(function: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Have PyTorch take `function`, which calls the factory `original`, for that.
+
+    `torch.jit.script` finds the built-in by it, and default devices, which look at what is called at last, the original.
+    """
+    torch.utils._device._device_constructors()  # remembers the functions of `torch` as they are now
     builtin = torch.jit._builtins._find_builtin(original)
     if builtin is not None:
         torch.jit._builtins._register_builtin(function, builtin)

@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -183,10 +184,19 @@ def functions() -> list[str]:
 def _put(name: str, member: Any) -> None:
     """Set `torch.cuda.<name>`, and the same name in the modules of `torch.cuda` that hold the same object."""
     before = getattr(torch.cuda, name, None)
+    member = _of_its_own(name, member)
     for module_name, module in list(sys.modules.items()):
         if module_name.partition("torch.cuda")[:2] == ("", "torch.cuda") and vars(module).get(name) is before:
             setattr(module, name, member)
     setattr(torch.cuda, name, member)
+
+
+def _of_its_own(name: str, member: Any) -> Any:
+    """A function that no other name shares: `torch.compile` tells functions apart by identity."""
+    if not isinstance(member, FunctionType):
+        return member
+    copied = FunctionType(member.__code__, member.__globals__, name, member.__defaults__, member.__closure__)
+    return functools.update_wrapper(copied, member, assigned=("__module__", "__doc__", "__kwdefaults__"))
 
 
 def _refusal(name: str) -> Any:
