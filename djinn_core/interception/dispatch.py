@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.ask import ask_executor
+from djinn_core.interception.changing_floats import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
 from djinn_core.interception.infer import UnknownResult, infer, make_elsewhere, order_of
@@ -76,6 +77,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = upload_operands(func, args, kwargs)
         return record(func, args, kwargs)
     call = _calls.get(tuple(key))
+    if call is None and func in TAKE_ANY_FLOAT:
+        call = _calls.get(without_floats(key))
     if call is None:
         if is_taken_apart(func):
             return handles(func)(take_apart)(func, args, kwargs)
@@ -92,6 +95,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 _remember(tuple(key), asked.call)
             return asked.results
         _remember(tuple(key), call)
+        if func in TAKE_ANY_FLOAT:
+            _remember(without_floats(key), call)
     return append(call, operands, slots)
 
 
