@@ -1,0 +1,167 @@
+"""Nothing is computed on the client: PyTorch's own trace of all kernels that ran here, while models train and generate.
+
+`ExecutionTraceObserver` is told of every op that PyTorch's dispatcher runs in this process, however it was reached, with
+the device and size of each of its tensors. What may run here is what moves data, what single numbers need (the step
+counters of optimizers, `item()`), and the meta kernels.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.profiler import ExecutionTraceObserver
+from transformers import GPT2Config, GPT2LMHeadModel
+
+# Ops that move or describe CPU tensors, on the way to the device and back.
+TRANSPORT = frozenset({
+    "PythonSubclass",  # how the trace calls the recording of an op
+    *(
+        f"aten::{name}"
+        for name in (
+            "_local_scalar_dense _reshape_alias _to_copy alias as_strided clone contiguous copy_ detach detach_ empty "
+            "empty_like empty_strided is_pinned item lift_fresh resolve_conj resolve_neg set_ slice to view"
+        ).split()
+    ),
+})  # fmt: skip
+
+
+@pytest.fixture
+def kernels_here(tmp_path):
+    """Runs a function; the names of the kernels that computed with CPU tensors of more than one element meanwhile."""
+
+    def run(function):
+        file = tmp_path / "trace.json"
+        observer = ExecutionTraceObserver().register_callback(str(file))
+        observer.start()
+        try:
+            function()
+        finally:
+            observer.stop()
+            observer.unregister_callback()
+        nodes = json.loads(file.read_text())["nodes"]
+        assert nodes
+        return {
+            node["name"]
+            for node in nodes
+            if "::" in node["name"] and ("cpu", True) in tensors_of(node) and node["name"] not in TRANSPORT
+        }
+
+    return run
+
+
+def tensors_of(node):
+    """Device, and whether there is more than one element, of each tensor of an op."""
+    return set(_tensors([node["inputs"]["values"], node["outputs"]["values"]]))
+
+
+def _tensors(values):
+    for value in values if isinstance(values, list) else ():
+        # Number of the tensor and of its storage, offset, elements, bytes of an element, device.
+        if isinstance(value, list) and [type(v) for v in value] == [int] * 5 + [str]:
+            yield value[5].partition(":")[0], value[3] > 1
+        else:
+            yield from _tensors(value)
+
+
+def gpt2(device):
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=1)
+    return GPT2LMHeadModel(config).to(device)
+
+
+def train(model, optimizer, loss_of, batches):
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_of(model, *batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert loss.item() > 0
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_training_gpt2(embedded, kernels_here, foreach):
+    model = gpt2(embedded).train()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+    batches = [torch.randint(2, 50, (2, 8)) for _ in range(2)]
+    assert (
+        kernels_here(
+            lambda: train(
+                model, optimizer, lambda m, ids: m(ids, labels=ids).loss, [(b.to(embedded),) for b in batches]
+            )
+        )
+        == set()
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 5}, {"num_beams": 2}], ids=str)
+def test_generation(embedded, kernels_here, options):
+    model, ids = gpt2(embedded).eval(), torch.randint(2, 50, (2, 6))
+
+    def program():
+        given = ids.to(embedded)
+        made = model.generate(
+            given, attention_mask=torch.ones_like(given), pad_token_id=1, max_new_tokens=4, min_new_tokens=4, **options
+        )
+        assert made.cpu().shape == (2, 10)
+
+    own = {
+        "aten::cat",
+        "aten::ones",
+        "aten::zeros",
+        "aten::fill_",
+        "aten::zero_",
+    }  # beam search makes a mask on the CPU
+    assert kernels_here(program) <= (own if "num_beams" in options else set())
+
+
+def test_training_a_cnn(embedded, kernels_here):
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Dropout(0.1), torch.nn.Linear(36, 5)).to(embedded)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = [(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])) for _ in range(2)]
+
+    def program():
+        remote = [(x.to(embedded), y.to(embedded)) for x, y in batches]
+        train(model, optimizer, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), remote)
+        model.eval()
+        assert model(remote[0][0]).argmax(1).cpu().shape == (4,)
+
+    assert kernels_here(program) == set()
+
+
+def test_training_an_lstm(embedded, kernels_here):
+    torch.manual_seed(0)
+    model = torch.nn.LSTM(8, 16, num_layers=2, bidirectional=True, batch_first=True).to(embedded)
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = [(torch.randn(2, 5, 8),) for _ in range(2)]
+
+    def program():
+        train(model, optimizer, lambda m, x: m(x)[0].square().sum(), [(x.to(embedded),) for (x,) in batches])
+
+    assert kernels_here(program) == set()
+
+
+def test_views_masks_and_shapes_that_depend_on_data(embedded, kernels_here):
+    given = torch.randn(4, 6)
+
+    def program():
+        x = given.to(embedded)
+        chosen = x[x > 0]
+        x[:, ::2] += 1
+        found = torch.nonzero(x)
+        assert found.shape[1] == 2
+        x.t()[0, torch.tensor([1, 2])].clone()
+        torch.unique(x.round())
+        assert chosen.sum().item() > 0
+
+    assert kernels_here(program) == set()
+
+
+def test_the_trace_shows_what_is_computed_here(embedded, kernels_here):
+    """The test of the test: a program that fetches and computes here is found out."""
+    x = torch.randn(4, 6, device=embedded)
+    assert {"aten::exp"} == kernels_here(lambda: (x + 1).cpu().exp())
