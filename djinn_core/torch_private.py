@@ -22,6 +22,8 @@ import torch.autograd.graph
 import torch.multiprocessing.reductions
 import torch.nn
 import torch.utils._device
+import torch.utils._python_dispatch
+import torch.utils.dlpack
 from torch.utils import backend_registration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,6 +59,8 @@ NEEDED: Final = (
     "torch._utils._rebuild_parameter",
     "torch._utils._rebuild_parameter_with_state",
     "torch._utils._rebuild_tensor_v2",
+    "torch._C._len_torch_dispatch_stack",
+    "torch.utils._python_dispatch._disable_current_modes",
     "torch._tensor._convert",
     "torch._tensor._rebuild_from_type_v2",
     "torch.storage._new_dtypes",
@@ -184,6 +188,19 @@ def not_compiled_itself(function: F) -> F:
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
     frames.set_code_exec_strategy(function.__code__, strategy)
     return function
+
+
+def without_modes(function: F) -> F:
+    """Decorator: what the function computes is not seen by modes that are in force, such as those that trace."""
+
+    @functools.wraps(function)
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._len_torch_dispatch_stack():
+            return function(*args, **kwargs)
+        with torch.utils._python_dispatch._disable_current_modes():
+            return function(*args, **kwargs)
+
+    return unseen  # type: ignore[return-value]
 
 
 def in_backward() -> bool:
@@ -460,6 +477,7 @@ def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
     torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]
 
 
+ToDlpack = Callable[[torch.Tensor], Any]
 StorageConstructor = Callable[..., torch.UntypedStorage]
 SwapTensors = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -467,6 +485,13 @@ SwapTensors = Callable[[torch.Tensor, torch.Tensor], None]
 def wrap_storage_constructor(wrap: Callable[[StorageConstructor], StorageConstructor]) -> None:
     """Replace what `torch.UntypedStorage(...)` calls: for a device without an allocator it ends the process."""
     torch.UntypedStorage.__new__ = wrap(torch.UntypedStorage.__new__)  # type: ignore[method-assign,assignment]
+
+
+def wrap_to_dlpack(wrap: Callable[[ToDlpack], ToDlpack]) -> None:
+    """Replace `torch.to_dlpack` in both modules that hold it."""
+    modules: tuple[Any, ...] = (torch, torch.utils.dlpack)
+    for module in modules:
+        module.to_dlpack = wrap(module.to_dlpack)
 
 
 def write_storage(storage: torch.UntypedStorage, *arguments: Any) -> None:

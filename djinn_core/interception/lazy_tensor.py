@@ -61,8 +61,8 @@ class LazyTensor(torch.Tensor):
         """Record `func`; see `dispatch`."""
         return dispatcher[0](func, args, kwargs or {})
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return printer[-1](self)
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        return printer[-1](self, tensor_contents)
 
     def __format__(self, spec: str) -> str:
         # `f"{loss:.3f}"`: PyTorch does this for its own class only.
@@ -87,8 +87,7 @@ class LazyTensor(torch.Tensor):
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")
 
-    def __dlpack_device__(self) -> Any:
-        return self.__dlpack__()
+    __dlpack_device__ = __dlpack__
 
     def untyped_storage(self) -> RemoteStorage:
         """Which memory the tensor looks into; the bytes are not here."""
@@ -197,10 +196,11 @@ def look_at(tensor: LazyTensor, value: Value) -> None:
             torch_private.set_bits(tensor, meta.conj, meta.neg)
 
 
-def describe(tensor: LazyTensor) -> str:
+def describe(tensor: LazyTensor, contents: str | None) -> str:
     """What is known without a message."""
+    del contents
     return f"LazyTensor(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
 
 
 # How a tensor prints; `sync` appends one that shows the elements.
-printer: list[Callable[[LazyTensor], str]] = [describe]
+printer: list[Callable[[LazyTensor, str | None], str]] = [describe]

@@ -13,7 +13,13 @@ from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, device_type, is_remote, logical_device
 from djinn_core.interception.remote_storage import RemoteStorage, new_on
 from djinn_core.ir.values import contiguous_strides
-from djinn_core.torch_private import StorageConstructor, never_compiled, wrap_storage_constructor
+from djinn_core.torch_private import (
+    StorageConstructor,
+    ToDlpack,
+    never_compiled,
+    wrap_storage_constructor,
+    wrap_to_dlpack,
+)
 
 aten = torch.ops.aten
 _PRIORITY = 15  # before PyTorch's own rule for such devices, which would copy into memory that is not there
@@ -26,6 +32,7 @@ def register() -> None:
     """Have storages made on remote devices, and tensors over them."""
     torch.serialization.register_package(_PRIORITY, lambda _: None, place)
     wrap_storage_constructor(constructor)
+    wrap_to_dlpack(share_nothing)
     _library.impl("set_.source_Tensor_storage_offset", never_compiled(set_to_part), "AutogradPrivateUse1")
 
 
@@ -48,6 +55,16 @@ def constructor(plain: StorageConstructor) -> StorageConstructor:
         return plain(cls, *arguments, **options)
 
     return construct
+
+
+def share_nothing(plain: ToDlpack) -> ToDlpack:
+    """`torch.to_dlpack`, which would hand out the address that a remote tensor does not have."""
+
+    @functools.wraps(plain)
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        return tensor.__dlpack__() if isinstance(tensor, LazyTensor) else plain(tensor)
+
+    return to_dlpack
 
 
 @handles(aten.set_.source_Tensor)

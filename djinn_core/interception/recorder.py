@@ -19,6 +19,7 @@ from djinn_core.interception.storage import Storage, Value, freed, take_freed
 from djinn_core.interception.streaming import Entry, steady_cut
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program, Slot
+from djinn_core.torch_private import without_modes
 
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
 UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
@@ -152,6 +153,7 @@ class Recorder:
         if not self.captures:
             self._send(_runtime(), Ask(), steady_cut)
 
+    @without_modes
     def ask(self, ask: Ask) -> Answer:
         """Send what was recorded so far and wait for what `ask` names."""
         runtime = _runtime()

@@ -17,6 +17,7 @@ from djinn_core.interception.upload import upload_copy, upload_into_new
 aten = torch.ops.aten
 
 
+@torch_private.without_modes
 def fetch(tensor: LazyTensor) -> torch.Tensor:
     """The tensor's elements on the CPU: sends what was recorded and waits, one round trip (more beyond `PART_BYTES`).
 
@@ -109,17 +110,21 @@ def can_share_metadata(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any
     return all(isinstance(a, LazyTensor) for a in args)
 
 
-def show(tensor: Any) -> str:
-    """The tensor as PyTorch prints it; fetches its elements."""
-    if tensor.is_meta or tensor.numel() == 0:
-        contents = "[]"
-    else:
-        contents = torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
+def show(tensor: Any, contents: str | None) -> str:
+    """The tensor as PyTorch prints it, with `contents` for its elements; fetches them where there are none."""
+    if contents is None:
+        contents = _elements(tensor)
     text = torch_private.format_tensor(tensor, contents)
     heading = ""
     if text.startswith("Parameter("):
         heading, text = "Parameter containing:\n", text.removeprefix("Parameter(")[:-1]
-    return heading + "tensor(" + text.removeprefix(f"{type(tensor).__name__}(")
+    return heading + ("tensor(" + text.removeprefix("LazyTensor(") if text.startswith("LazyTensor(") else text)
+
+
+def _elements(tensor: Any) -> str:
+    if tensor.is_meta or tensor.numel() == 0:
+        return "[]"
+    return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
 
 
 lazy_tensor.printer.append(show)

@@ -13,6 +13,7 @@ from djinn_core.ir.values import contiguous_strides, tensor_meta
 _EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
 
+@torch_private.without_modes
 def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     """A new contiguous remote tensor with the elements of `source`."""
     plain = _plain(source).contiguous()
@@ -23,6 +24,7 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     return wrap(value)
 
 
+@torch_private.without_modes
 def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     """Make `source` the content of `target` where `target` was made by the last instruction, in its place.
 
