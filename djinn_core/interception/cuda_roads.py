@@ -1,7 +1,8 @@
 """Ops that PyTorch and libraries use on every device that is not a CPU, made of ops that every executor has.
 
 The fused cells of LSTM and GRU and `histc` of integers exist for CUDA only, and a program must run on a CPU executor,
-too. Packing reads its lengths on the CPU and returns batch sizes there, which no single op on one device can do.
+too. Packing reads its lengths on the CPU and returns batch sizes there, which no single op on one device can do. CTC loss
+takes its lengths from either device.
 """
 
 from __future__ import annotations
@@ -67,6 +68,20 @@ def pack_padded_sequence(
     return padded.flatten(0, 1).index_select(0, rows.to(padded.device)), batch_sizes
 
 
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """`aten::ctc_loss.Tensor`: with lengths as numbers, as for CUDA; what PyTorch does for subclasses mixes devices."""
+    lengths: list[list[int]] = [input_lengths.tolist(), target_lengths.tolist()]
+    return aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)  # type: ignore[no-any-return]
+
+
 @handles(aten.histc.default)
 def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Whole numbers are counted as float64, which is exact up to 2**53."""
@@ -81,6 +96,7 @@ _MADE_OF: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell.default: lstm_cell,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._pack_padded_sequence.default: pack_padded_sequence,
+    aten.ctc_loss.Tensor: ctc_loss,
 }
 
 
