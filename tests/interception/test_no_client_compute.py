@@ -42,13 +42,15 @@ def kernels_here(tmp_path):
             observer.unregister_callback()
         nodes = json.loads(file.read_text())["nodes"]
         assert nodes
-        return {
-            node["name"]
-            for node in nodes
-            if "::" in node["name"] and ("cpu", True) in tensors_of(node) and node["name"] not in TRANSPORT
-        }
+        return {node["name"] for node in nodes if "::" in node["name"] and computes_here(node)} - TRANSPORT
 
     return run
+
+
+def computes_here(node):
+    """Whether an op works on CPU tensors; where one of its tensors is remote, it was recorded."""
+    tensors = tensors_of(node)
+    return ("cpu", True) in tensors and not any(device.startswith("remote") for device, _ in tensors)
 
 
 def tensors_of(node):
