@@ -15,13 +15,14 @@ from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.changing_floats import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
-from djinn_core.interception.infer import UnknownResult, infer, make_elsewhere, order_of
+from djinn_core.interception.infer import Refused, UnknownResult, infer, make_elsewhere, order_of
 from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor, adopt, is_remote, wrap
 from djinn_core.interception.mixed import CpuOperand, upload_operands
 from djinn_core.interception.module_calls import at_node
 from djinn_core.interception.port import port
 from djinn_core.interception.recorder import current
+from djinn_core.interception.refused import settle
 from djinn_core.interception.rules import KERNEL_DECIDES
 from djinn_core.interception.site import user_site
 from djinn_core.interception.storage import Storage, Value
@@ -94,6 +95,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if func in KERNEL_DECIDES:
                 _remember(tuple(key), asked.call)
             return asked.results
+        except Refused as refused:
+            return settle(refused, func, args, kwargs, operands, slots)
         _remember(tuple(key), call)
         if func in TAKE_ANY_FLOAT:
             _remember(without_floats(key), call)

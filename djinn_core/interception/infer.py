@@ -21,7 +21,7 @@ from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor
 from djinn_core.interception.rules import must_ask, rule_for
 from djinn_core.interception.storage import Storage
-from djinn_core.interception.writes import check_cast, check_targets, only_kernels_know
+from djinn_core.interception.writes import check_cast, check_targets, may_refuse_target, only_kernels_know
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
 from djinn_core.torch_private import CGenerator
@@ -29,6 +29,14 @@ from djinn_core.torch_private import CGenerator
 
 class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
     """Only the executor can say what the op returns."""
+
+
+class Refused(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    """The meta kernel refuses the arguments with `error`, or takes what kernels may refuse (None)."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 # What meta kernels say of `item()`, which composite ops may call inside.
@@ -88,11 +96,13 @@ class MetaWorld:
         return view
 
 
+@torch_private.without_modes
 def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call:
     """The call of `func` with these arguments, whose results are on logical device `device`.
 
     Raises:
         UnknownResult: its results depend on data, or it has no meta kernel.
+        Refused: the meta kernel raises, or only kernels know whether they would.
         UnsupportedOperation: it returns what the remote device does not have, such as a sparse tensor.
         Exception: whatever eager PyTorch would raise for these arguments.
     """
@@ -108,13 +118,16 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         with torch.no_grad():
             check_cast(func, meta_args, meta_kwargs)
             check_arguments(func, meta_args, meta_kwargs)
+            doubtful = may_refuse_target(func, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         raise UnknownResult from error
     except RuntimeError as error:
-        if _NEEDS_DATA in str(error):
-            raise UnknownResult from error
-        raise
+        raise (UnknownResult if _NEEDS_DATA in str(error) else Refused(error)) from error
+    except Exception as error:
+        raise Refused(error) from error
+    if doubtful:
+        raise Refused
     call = _build(func, args, kwargs, device, world, before, out)
     if only_kernels_know(func, call):
         raise UnknownResult

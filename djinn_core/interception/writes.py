@@ -76,6 +76,40 @@ def _writes_out(func: Any) -> bool:
     return any(a.alias_info is not None and a.alias_info.is_write for a in torch_private.schema_of(func).arguments)
 
 
+def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an `out=` tensor has another dtype than the result; the arguments are meta tensors.
+
+    Some kernels cast then, some refuse; meta kernels do not always do the same.
+    """
+    names = _targets(func)
+    twin = _returning(func) if names else None
+    if twin is None:
+        return False
+    made = twin(*args, **{name: value for name, value in kwargs.items() if name not in names})
+    results = made if isinstance(made, (list, tuple)) else [made]
+    targets = [kwargs[name] for name in names]
+    flat = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
+    return any(t.dtype != r.dtype for t, r in zip(flat, results, strict=True))
+
+
+@functools.cache
+def _targets(func: Any) -> tuple[str, ...]:
+    """The names of its `out=` arguments."""
+    return tuple(a.name for a in torch_private.schema_of(func).arguments if a.kwarg_only and a.is_out)
+
+
+@functools.cache
+def _returning(func: Any) -> Any:
+    """The op that returns what `func` writes to its `out=` arguments; None where there is none."""
+    packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
+    wanted = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        given = [(a.name, str(a.type)) for a in torch_private.schema_of(overload).arguments]
+        if given == wanted and not _writes_out(overload):
+            return overload
+    return None
+
+
 def only_kernels_know(func: Any, call: Call) -> bool:
     """Whether kernels check or decide what meta kernels do not, so that the executor must be asked.
 
@@ -83,8 +117,9 @@ def only_kernels_know(func: Any, call: Call) -> bool:
     """
     if any(_overlaps_itself(call.operands[w]) for w in call.writes):
         return True
-    resizes_out = call.changes and any(a.kwarg_only and a.is_out for a in torch_private.schema_of(func).arguments)
-    return bool(resizes_out) and not all(m.stride == contiguous_strides(m.shape) for m in call.operands)
+    return bool(call.changes and _targets(func)) and not all(
+        m.stride == contiguous_strides(m.shape) for m in call.operands
+    )
 
 
 def _overlaps_itself(meta: TensorMeta) -> bool:

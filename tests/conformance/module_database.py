@@ -1,4 +1,4 @@
-"""Runs PyTorch's databases of modules and optimizers locally and remotely, and compares."""
+"""PyTorch's databases of modules and optimizers as programs to run here and there."""
 
 from __future__ import annotations
 
@@ -9,54 +9,59 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from op_database import DEVICE, SEED, Move, Verdict, compare
+from comparing import SEED
+from samples import Copies
 from torch.testing._internal.common_device_type import tol
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 from torch.testing._internal.common_optimizers import OptimizerInfo, OptimizerInput, optim_db
 from torch.utils import _pytree as pytree
+from verdicts import Program, Programs, Verdict, judge
 
-# Sums in another order differ in the last bits, and a layer is many sums.
-TOLERANCE = tol(2e-5, 2e-4)
 STEPS = 4
 
 
+def tolerance(dtype: torch.dtype) -> tol:
+    """Sums in another order differ in the last bits, and a layer is many sums."""
+    return tol(2e-5, 2e-4) if dtype == torch.float32 else tol(1e-7, 1e-7)
+
+
 def modules() -> Iterator[ModuleInfo]:
-    """Entries with float32."""
-    return (module for module in module_db if torch.float32 in module.dtypes)
+    """All entries."""
+    return iter(module_db)
 
 
 def check_module(module: ModuleInfo, *, samples: int | None) -> Verdict:
-    """Compare outputs, and gradients of parameters and inputs, in training and in evaluation."""
-    compared = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for training in (True, False):
-            torch.manual_seed(SEED)
-            inputs = module.module_inputs_func(module, "cpu", torch.float32, requires_grad=True, training=training)
-            for sample in itertools.islice(inputs, samples):
-                if sample.forward_input is None:
-                    continue
-                try:
-                    compared += _check_module(module, sample, training)
-                except Exception as error:
-                    return Verdict(module.name, "failed", f"{type(error).__name__}: {error}", error, compared)
-    reason = "" if compared else "no sample runs on the CPU"
-    return Verdict(module.name, "passed" if compared else "left out", reason, samples=compared)
+    """Compare outputs, buffers, gradients of parameters and inputs, in training and in evaluation, and errors."""
+    return judge(module.name, _module_programs(module, samples), tolerance)
 
 
-def _check_module(module: ModuleInfo, sample: ModuleInput, training: bool) -> bool:
-    """Raises what the remote module raises; False where the CPU refuses the sample."""
-    made, given = sample.constructor_input, (sample.forward_input.args, sample.forward_input.kwargs)
-    torch.manual_seed(SEED)
-    try:
-        local = module.module_cls(*made.args, **made.kwargs).train(training)
-        _run(local, *given)  # lazy modules learn their shapes
-        remote = copy.deepcopy(local)
-        expected = _run(local, *given)
-    except Exception:
-        return False
-    compare(expected, _run(remote.to(DEVICE), *pytree.tree_map(Move(lambda _: False).value, given)), TOLERANCE)
-    return True
+def _module_programs(module: ModuleInfo, count: int | None) -> Programs:
+    for dtype, training in itertools.product((torch.float32, torch.float64), (True, False)):
+        torch.manual_seed(SEED)
+        inputs = module.module_inputs_func(module, "cpu", dtype, requires_grad=True, training=training)
+        for number, sample in enumerate(itertools.islice(inputs, count)):
+            if sample.forward_input is not None:
+                which = f"{dtype}, {'training' if training else 'evaluation'}, sample {number}"
+                yield which, _module_program(module, sample, dtype, training)
+    if module.module_error_inputs_func is not None:
+        for number, wrong in enumerate(
+            module.module_error_inputs_func(module, "cpu", torch.float32, requires_grad=False, training=True)
+        ):
+            yield f"error {number}", _module_program(module, wrong.module_error_input, torch.float32, training=True)
+
+
+def _module_program(module: ModuleInfo, sample: ModuleInput, dtype: torch.dtype, training: bool) -> Program:
+    def program(device: str) -> Any:
+        made = sample.constructor_input
+        with torch.device("cpu"):
+            built = module.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
+            given = copy.deepcopy((sample.forward_input.args, sample.forward_input.kwargs))
+            if any(isinstance(p, torch.nn.UninitializedParameter) for p in built.parameters()):
+                built(*given[0], **given[1])  # lazy modules learn their shapes
+        args, kwargs = pytree.tree_map(Copies(device).value, (sample.forward_input.args, sample.forward_input.kwargs))
+        return _run(built.to(device), args, kwargs)
+
+    return program
 
 
 def _run(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
@@ -65,10 +70,11 @@ def _run(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     wanted = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
     inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
     sources = [*module.parameters(), *inputs]
+    results = [*outputs, *module.buffers()]
     if not wanted or not sources:
-        return outputs
+        return results
     seeds = [torch.ones_like(t) for t in wanted]
-    return [*outputs, *torch.autograd.grad(wanted, sources, seeds, allow_unused=True)]
+    return [*results, *torch.autograd.grad(wanted, sources, seeds, allow_unused=True)]
 
 
 def optimizers() -> Iterator[OptimizerInfo]:
@@ -78,38 +84,34 @@ def optimizers() -> Iterator[OptimizerInfo]:
 
 def check_optimizer(optimizer: OptimizerInfo, *, samples: int | None) -> Verdict:
     """Compare parameters and losses after a few steps, with every implementation that PyTorch has."""
-    name, compared = optimizer.optim_cls.__name__, 0
+    return judge(optimizer.optim_cls.__name__, _optimizer_programs(optimizer, samples), tolerance)
+
+
+def _optimizer_programs(optimizer: OptimizerInfo, count: int | None) -> Programs:
+    implementations = [{}, *({kind: True} for kind in optimizer.supported_impls if kind != "differentiable")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in itertools.islice(optimizer.optim_inputs_func("cpu"), samples):
-            for implementation in (
-                {},
-                *({kind: True} for kind in optimizer.supported_impls if kind != "differentiable"),
-            ):
-                options = sample.kwargs | implementation
-                try:
-                    _check_optimizer(optimizer, sample, options)
-                except Exception as error:
-                    reason = f"{sample.desc} {implementation}: {type(error).__name__}: {error}"
-                    return Verdict(name, "failed", reason, error, compared)
-                compared += 1
-    return Verdict(name, "passed" if compared else "left out", samples=compared)
+        inputs = list(itertools.islice(optimizer.optim_inputs_func("cpu"), count))
+    for sample, implementation in itertools.product(inputs, implementations):
+        yield f"{sample.desc} {implementation}", _optimizer_program(optimizer, sample, sample.kwargs | implementation)
 
 
-def _check_optimizer(optimizer: OptimizerInfo, sample: OptimizerInput, options: dict[str, Any]) -> None:
-    torch.manual_seed(SEED)
-    local = torch.nn.Linear(4, 3, bias=optimizer.optim_cls is not torch.optim.Muon)
-    remote = copy.deepcopy(local).to(DEVICE)
-    data = torch.randn(6, 4), torch.randn(6, 3)
-    compare(
-        _optimize(local, data, optimizer, options),
-        _optimize(remote, tuple(t.to(DEVICE) for t in data), optimizer, options),
-        TOLERANCE,
-    )
+def _optimizer_program(optimizer: OptimizerInfo, sample: OptimizerInput, options: dict[str, Any]) -> Program:
+    del sample
+
+    def program(device: str) -> Any:
+        with torch.device("cpu"):
+            model = torch.nn.Linear(4, 3, bias=optimizer.optim_cls is not torch.optim.Muon)
+            data = torch.randn(6, 4), torch.randn(6, 3)
+        moved = pytree.tree_map(lambda o: o.to(device) if isinstance(o, torch.Tensor) and o.dim() else o, options)
+        return _optimize(model.to(device), (data[0].to(device), data[1].to(device)), optimizer, moved)
+
+    return program
 
 
-def _optimize(model: torch.nn.Module, data: Any, info: OptimizerInfo, options: dict[str, Any]) -> list[Any]:
-    options = pytree.tree_map(lambda o: o.to(data[0].device) if isinstance(o, torch.Tensor) and o.dim() else o, options)
+def _optimize(
+    model: torch.nn.Module, data: tuple[torch.Tensor, torch.Tensor], info: OptimizerInfo, options: dict[str, Any]
+) -> list[Any]:
     optimizer = info.optim_cls(model.parameters(), **options)
 
     def closure() -> torch.Tensor:

@@ -1,65 +1,23 @@
-"""Runs PyTorch's own operator database locally and remotely, and compares: values, gradients, layouts."""
+"""PyTorch's own operator database as programs to run here and there, one way of calling ops after the other."""
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import attrs
 import torch
-from torch.testing._internal.common_device_type import tol, toleranceOverride
+from comparing import SEED, tolerance_of
+from samples import copies, lazily_conjugated, lazily_negated, with_gaps
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
-
-DEVICE = "remote_accelerator:0"
-SEED = 7
-
-# Their results are whatever the memory held before: only the metadata can be compared.
-UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
-
-# Arguments that PyTorch wants on the CPU whatever the device, as it does for CUDA.
-ON_THE_CPU: dict[str, Callable[[torch.Tensor], bool]] = {"tensor_split": lambda tensor: not tensor.is_floating_point()}
-
-
-SPARSE = "sparse tensors stay on the CPU: remote_accelerator has strided tensors only"
-JITERATOR = "compiles CUDA source, so there is nothing on the CPU to compare with"
-
-# The entries that are not right, and why. An entry that starts to be right must be taken off.
-LEFT_OUT = {
-    "jiterator_2inputs_2outputs": JITERATOR,
-    "jiterator_4inputs_with_extra_args": JITERATOR,
-    "jiterator_binary": JITERATOR,
-    "jiterator_binary_return_by_ref": JITERATOR,
-    "jiterator_unary": JITERATOR,
-    "sparse.mm.reduce": SPARSE,
-    "sparse.sampled_addmm": SPARSE,
-    "to_sparse": SPARSE,
-}
-
-
-@attrs.frozen
-class Verdict:
-    """What became of one entry: `passed`, `failed` or `left out`, and why.
-
-    Attributes:
-        error: where it failed, the exception.
-        samples, gradients: how many samples were compared, and for how many of them gradients, too.
-    """
-
-    name: str
-    outcome: str
-    reason: str = ""
-    error: Exception | None = attrs.field(default=None, repr=False)
-    samples: int = 0
-    gradients: int = 0
+from verdicts import Program, Programs, Verdict, judge
 
 
 def entries() -> Iterator[OpInfo]:
-    """Entries with float32."""
-    return (op for op in op_db if torch.float32 in op.dtypes)
+    """All entries."""
+    return iter(op_db)
 
 
 def name_of(op: OpInfo) -> str:
@@ -67,158 +25,197 @@ def name_of(op: OpInfo) -> str:
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
-def check(op: OpInfo, *, samples: int | None) -> Verdict:
-    """Compare the first samples of one entry (None: all of them)."""
-    name, compared, gradients = name_of(op), 0, 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for sample in itertools.islice(_samples(op), samples):
-            local = _Local.of(op, sample)
-            if local is None:
-                continue
-            try:
-                local.compare(op, sample)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                return Verdict(name, "failed", reason, error, compared, gradients)
-            compared += 1
-            gradients += local.gradients is not None
-    outcome = "passed" if compared else "left out"
-    return Verdict(name, outcome, "" if compared else "no sample runs on the CPU", None, compared, gradients)
+def first_dtype(op: OpInfo) -> torch.dtype:
+    """float32, or the first that the CPU has for the entry."""
+    known = op.supported_dtypes("cpu") or {torch.float32}
+    return torch.float32 if torch.float32 in known else min(known, key=str)
 
 
-def _samples(op: OpInfo) -> Iterator[SampleInput]:
+def samples_of(
+    op: OpInfo, count: int | None, dtype: torch.dtype | None = None, *, gradients: bool = False
+) -> Iterator[SampleInput]:
+    """The first samples of an entry (None: all of them)."""
     # Not `op.sample_inputs`, which seeds every device before each sample and formats a stack trace for each.
     torch.manual_seed(SEED)
-    return iter(op.sample_inputs_func(op, "cpu", torch.float32, requires_grad=op.supports_autograd))
+    made = op.sample_inputs_func(op, "cpu", dtype or first_dtype(op), requires_grad=gradients)
+    return itertools.islice(iter(made), count)
 
 
-@attrs.frozen
-class _Local:
-    """What the CPU says of a sample; `gradients` is None where it has none."""
-
-    outputs: list[Any]
-    gradients: list[torch.Tensor | None] | None
-
-    @classmethod
-    def of(cls, op: OpInfo, sample: SampleInput) -> _Local | None:
-        """None where the CPU refuses the sample."""
-        torch.manual_seed(SEED)
-        try:
-            outputs = _outputs(op, sample, sample.args)
-        except Exception:
-            return None
-        try:
-            return cls(outputs, _gradients(op, outputs, sample, sample.args))
-        except Exception:
-            return cls(outputs, None)
-
-    def compare(self, op: OpInfo, sample: SampleInput) -> None:
-        """Run the sample remotely and compare.
-
-        Raises:
-            AssertionError: the results differ.
-            Exception: the sample does not run.
-        """
-        remote = Move(ON_THE_CPU.get(op.name, lambda _: False)).sample(sample)
-        torch.manual_seed(SEED)
-        with torch.device(DEVICE):
-            outputs = _outputs(op, remote, remote.args)
-        gradients = _gradients(op, outputs, remote, remote.args) if self.gradients is not None else None
-        expected, actual = [*self.outputs, *(self.gradients or ())], [*outputs, *(gradients or ())]
-        compare(expected, actual, None if op.name in UNINITIALISED else tolerance_of(op))
+# --- programs: what is done with one sample on one device -------------------------------------------------------------
 
 
-def _outputs(op: OpInfo, sample: SampleInput, args: tuple[Any, ...]) -> list[Any]:
-    out = op(sample.input, *args, **sample.kwargs)
-    return pytree.tree_leaves(sample.output_process_fn_grad(out) if op.supports_autograd else out)
+def forward(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = None) -> Program:
+    """The op as it is called."""
+
+    def program(device: str) -> Any:
+        given = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
+        return given.output_process_fn_grad(op(given.input, *given.args, **given.kwargs))
+
+    return program
 
 
-def _gradients(
-    op: OpInfo, outputs: list[Any], sample: SampleInput, args: tuple[Any, ...]
-) -> list[torch.Tensor | None] | None:
-    tensors = [t for t in pytree.tree_leaves((sample.input, args, sample.kwargs)) if isinstance(t, torch.Tensor)]
+def gradient(op: OpInfo, sample: SampleInput, function: Callable[..., Any] | None = None) -> Program:
+    """The op, and what its backward pass makes of ones."""
+
+    def program(device: str) -> Any:
+        given = copies(op, device).sample(sample)
+        out = (function or op)(given.input, *given.args, **given.kwargs)
+        outputs = pytree.tree_leaves(given.output_process_fn_grad(out))
+        return [*outputs, *_gradients(outputs, given)]
+
+    return program
+
+
+def _gradients(outputs: list[Any], sample: SampleInput) -> list[torch.Tensor | None]:
+    tensors = [t for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)]
     inputs = [t for t in tensors if t.requires_grad and t.is_leaf]
     wanted = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not op.supports_autograd or not inputs or not wanted:
-        return None
+    if not inputs or not wanted:
+        return []
     return list(torch.autograd.grad(wanted, inputs, [torch.ones_like(t) for t in wanted], allow_unused=True))
 
 
-@attrs.define
-class Move:
-    """Moves samples to the remote device; tensors that share memory go on sharing it, with the same layout."""
+def in_place(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = None) -> Program:
+    """The in-place variant: what it returns is its input, and nothing else is written."""
 
-    stays: Callable[[torch.Tensor], bool]
-    storages: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
-    tensors: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    def program(device: str) -> Any:
+        given = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
+        out = op.inplace_variant(given.input, *given.args, **given.kwargs)
+        base = given.input._base if given.input._base is not None else given.input
+        whole = torch.as_strided(base, (base.untyped_storage().nbytes() // base.itemsize,), (1,), 0)
+        return [out, out is given.input, whole, given.args, given.kwargs]
 
-    def sample(self, sample: SampleInput) -> SampleInput:
-        """The sample with tensors and devices moved."""
-        given, args, kwargs = pytree.tree_map(self.value, (sample.input, sample.args, sample.kwargs))
-        moved = SampleInput(given, args=args, kwargs=kwargs, output_process_fn_grad=sample.output_process_fn_grad)
-        if "device" in moved.kwargs:
-            moved.kwargs["device"] = DEVICE
-        return moved
-
-    def value(self, value: Any) -> Any:
-        """One argument."""
-        if isinstance(value, torch.Tensor):
-            if id(value) not in self.tensors:
-                self.tensors[id(value)] = value if self.stays(value) else self.tensor(value)
-            return self.tensors[id(value)]
-        if isinstance(value, torch.device) or value == "cpu":
-            return torch.device(DEVICE)
-        return value
-
-    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One tensor: its whole storage moves, once."""
-        plain = tensor.detach()
-        if plain.layout != torch.strided or plain.is_conj() or plain.is_neg():
-            return plain.to(DEVICE).requires_grad_(tensor.requires_grad)
-        storage = plain.untyped_storage()
-        key = (storage.data_ptr(), plain.dtype)
-        base = self.storages.get(key)
-        if base is None or not storage.nbytes():
-            whole = torch.empty(0, dtype=plain.dtype).set_(
-                storage, 0, (storage.nbytes() // plain.element_size(),), (1,)
-            )
-            base = self.storages[key] = whole.to(DEVICE)
-        view = base.as_strided(plain.size(), plain.stride(), plain.storage_offset())
-        return view.detach().requires_grad_(tensor.requires_grad)
+    return program
 
 
-def tolerance_of(op: OpInfo) -> tol:
-    """PyTorch's own for float32: `assert_close`'s, or the wider one that the entry declares for CPUs."""
-    declared = [
-        override.d[torch.float32]
-        for decorator in op.decorators
-        if getattr(decorator, "device_type", None) in {None, "cpu"}
-        for override in getattr(decorator, "decorators", [decorator])
-        if isinstance(override, toleranceOverride) and torch.float32 in override.d
-    ]
-    return tol(max([1e-5, *(t.atol for t in declared)]), max([1.3e-6, *(t.rtol for t in declared)]))
+def in_place_gradient(op: OpInfo, sample: SampleInput) -> Program:
+    """The backward pass through the in-place variant."""
+    return gradient(op, sample, lambda given, *args, **kwargs: op.inplace_variant(given.clone(), *args, **kwargs))
 
 
-def compare(expected: list[Any], actual: list[Any], tolerance: tol | None) -> None:
-    """Compare results; without a tolerance their metadata only.
+def out(op: OpInfo, sample: SampleInput, make: Callable[[torch.Tensor], torch.Tensor]) -> Program:
+    """The op with `out=`, for which `make` makes a tensor after each result."""
 
-    Raises:
-        AssertionError: they differ.
-    """
-    assert len(expected) == len(actual), f"{len(expected)} results expected, {len(actual)} returned"
-    # Detached together: one program and one round trip, where each `.cpu()` by itself would take one of its own.
-    remote = [t.detach() if isinstance(t, torch.Tensor) else t for t in actual]
-    for want, got in zip(expected, remote, strict=True):
-        if not isinstance(want, torch.Tensor):
-            assert type(want) is type(got), f"{type(want)} expected, {type(got)} returned"
-            assert want == got or want != want, f"{want} expected, {got} returned"  # noqa: PLR0124 - nan
-            continue
-        assert got.device.type == "remote_accelerator", f"the result is on {got.device}"
-        assert want.dtype == got.dtype, f"{want.dtype} expected, {got.dtype} returned"
-        assert want.shape == got.shape, f"{want.shape} expected, {got.shape} returned"
-        fetched = got.cpu()
-        if tolerance is not None:
-            torch.testing.assert_close(
-                fetched, want.detach(), atol=tolerance.atol, rtol=tolerance.rtol, equal_nan=True, check_stride=False
-            )
+    def program(device: str) -> Any:
+        given = copies(op, device).sample(sample)
+        expected = op(given.input, *given.args, **given.kwargs)
+        targets = pytree.tree_map(lambda t: make(t) if isinstance(t, torch.Tensor) else t, expected)
+        returned = op(given.input, *given.args, **given.kwargs, out=targets)
+        leaves, wanted = pytree.tree_leaves(returned), pytree.tree_leaves(targets)
+        return [*leaves, [a is b for a, b in zip(leaves, wanted, strict=True)], wanted]
+
+    return program
+
+
+def _same_layout(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(t).fill_(1)
+
+
+def _transposed(t: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(t, memory_format=torch.contiguous_format).mT.contiguous().mT if t.dim() > 1 else with_gaps(t)
+
+
+def _empty(t: torch.Tensor) -> torch.Tensor:
+    return t.new_empty(0)
+
+
+def _too_large(t: torch.Tensor) -> torch.Tensor:
+    return t.new_ones([n + 1 for n in t.shape] or [2])
+
+
+def _too_narrow(t: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(t.shape, dtype=torch.bool if t.dtype != torch.bool else torch.uint8, device=t.device)
+
+
+def _wider(t: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(t.shape, dtype=torch.complex128, device=t.device)
+
+
+OUT_TENSORS = {
+    "right": _same_layout,
+    "other strides": _transposed,
+    "empty": _empty,
+    "wrong shape": _too_large,
+    "narrower dtype": _too_narrow,
+    "wider dtype": _wider,
+}
+
+
+# --- ways of calling: all programs of one entry ----------------------------------------------------------------------
+
+
+def forwards(op: OpInfo, count: int | None) -> Programs:
+    for number, sample in enumerate(samples_of(op, count)):
+        yield f"sample {number}", forward(op, sample)
+
+
+def gradients(op: OpInfo, count: int | None) -> Programs:
+    if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu"):
+        for number, sample in enumerate(samples_of(op, count, gradients=True)):
+            yield f"sample {number}", gradient(op, sample)
+
+
+def in_places(op: OpInfo, count: int | None) -> Programs:
+    if op.inplace_variant is None:
+        return
+    for number, sample in enumerate(samples_of(op, count)):
+        if not sample.broadcasts_input and isinstance(sample.input, torch.Tensor):
+            yield f"sample {number}", in_place(op, sample)
+            yield f"sample {number} as a view", in_place(op, sample, with_gaps)
+    if op.supports_autograd and op.supports_inplace_autograd:
+        for number, sample in enumerate(samples_of(op, count, gradients=True)):
+            if not sample.broadcasts_input:
+                yield f"sample {number} with gradient", in_place_gradient(op, sample)
+
+
+def outs(op: OpInfo, count: int | None) -> Programs:
+    if op.supports_out:
+        for number, sample in enumerate(samples_of(op, count)):
+            for which, make in OUT_TENSORS.items():
+                yield f"sample {number}, {which}", out(op, sample, make)
+
+
+def errors(op: OpInfo, count: int | None) -> Programs:
+    del count
+    if op.error_inputs_func is not None:
+        for number, wrong in enumerate(op.error_inputs("cpu")):
+            yield f"error {number}", forward(op, wrong.sample_input)
+
+
+def dtypes(op: OpInfo, count: int | None) -> Programs:
+    known = sorted(op.supported_dtypes("cpu"), key=str)
+    for dtype in known:
+        if dtype != first_dtype(op):
+            for number, sample in enumerate(samples_of(op, count, dtype)):
+                yield f"{dtype}, sample {number}", forward(op, sample)
+    for dtype in sorted(op.supported_backward_dtypes("cpu"), key=str):
+        if dtype != torch.float32 and op.supports_autograd:
+            for number, sample in enumerate(samples_of(op, count, dtype, gradients=True)):
+                yield f"{dtype}, sample {number} with gradient", gradient(op, sample)
+
+
+def views(op: OpInfo, count: int | None) -> Programs:
+    known = op.supported_dtypes("cpu")
+    complex_ = next((d for d in (torch.complex64, torch.complex128) if d in known), None)
+    if complex_ is not None:
+        for number, sample in enumerate(samples_of(op, count, complex_)):
+            yield f"conj, sample {number}", forward(op, sample, lazily_conjugated)
+            yield f"neg of complex, sample {number}", forward(op, sample, lazily_negated)
+    for number, sample in enumerate(samples_of(op, count)):
+        yield f"neg, sample {number}", forward(op, sample, lazily_negated)
+
+
+WAYS: dict[str, Callable[[OpInfo, int | None], Programs]] = {
+    "op_db forward": forwards,
+    "op_db gradient": gradients,
+    "op_db in-place": in_places,
+    "op_db out=": outs,
+    "op_db errors": errors,
+    "op_db dtypes": dtypes,
+    "op_db conj and neg": views,
+}
+
+
+def check(op: OpInfo, way: str, *, samples: int | None) -> Verdict:
+    """Compare an entry, called in one way."""
+    return judge(name_of(op), WAYS[way](op, samples), tolerance_of(op))

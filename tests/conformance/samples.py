@@ -1,0 +1,96 @@
+"""Copies of samples on a device: here for what the CPU says, there for what is compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils import _pytree as pytree
+
+DEVICE = "remote_accelerator:0"
+
+# Arguments that PyTorch wants on the CPU whatever the device, as it does for CUDA.
+ON_THE_CPU: dict[str, Callable[[torch.Tensor], bool]] = {"tensor_split": lambda tensor: not tensor.is_floating_point()}
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it is."""
+    return tensor
+
+
+def lazily_conjugated(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, with the conj bit set where they are complex."""
+    return tensor.conj().resolve_conj().conj() if tensor.is_complex() and tensor.layout == torch.strided else tensor
+
+
+def lazily_negated(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, with the neg bit set."""
+    if tensor.dtype == torch.bool or tensor.layout != torch.strided:
+        return tensor
+    return torch._neg_view(tensor.neg())
+
+
+def with_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, every second one of a larger tensor."""
+    wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype, device=tensor.device)
+    return wide.select(-1, 0).copy_(tensor)
+
+
+@attrs.define
+class Copies:
+    """Copies samples to a device; tensors that share memory go on sharing it, with the same layout.
+
+    Attributes:
+        dressed: what is done to each copied tensor that is an input of the op.
+        stays: which tensors are copied to the CPU, whatever the device.
+    """
+
+    device: str
+    stays: Callable[[torch.Tensor], bool] = lambda _: False
+    dressed: Callable[[torch.Tensor], torch.Tensor] = plain
+    storages: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
+    tensors: dict[int, torch.Tensor] = attrs.field(factory=dict)
+
+    def sample(self, sample: SampleInput) -> SampleInput:
+        """The sample with tensors and devices copied."""
+        given, args, kwargs = pytree.tree_map(self.value, (sample.input, sample.args, sample.kwargs))
+        copied = SampleInput(given, args=args, kwargs=kwargs, output_process_fn_grad=sample.output_process_fn_grad)
+        if "device" in copied.kwargs:
+            copied.kwargs["device"] = self.device
+        return copied
+
+    def value(self, value: Any) -> Any:
+        """One argument."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self.tensors:
+                device = "cpu" if self.stays(value) else self.device
+                copied = self.tensor(value, device)
+                copied = self.dressed(copied.detach()).detach()
+                self.tensors[id(value)] = copied.requires_grad_(value.requires_grad)
+            return self.tensors[id(value)]
+        if isinstance(value, torch.device) or value == "cpu":
+            return torch.device(self.device)
+        return value
+
+    def tensor(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
+        """One tensor: its whole storage is copied, once."""
+        given = tensor.detach()
+        if given.layout != torch.strided or given.is_quantized or given.is_conj() or given.is_neg():
+            return given.to(device, copy=True)
+        storage = given.untyped_storage()
+        key = (storage.data_ptr(), given.dtype)
+        base = self.storages.get(key)
+        if base is None or not storage.nbytes():
+            whole = torch.empty(0, dtype=given.dtype, device="cpu").set_(
+                storage, 0, (storage.nbytes() // given.element_size(),), (1,)
+            )
+            base = self.storages[key] = whole.to(device, copy=True)
+        return base.as_strided(given.size(), given.stride(), given.storage_offset())
+
+
+def copies(op: Any, device: str, dressed: Callable[[torch.Tensor], torch.Tensor] = plain) -> Copies:
+    """How samples of an entry are copied to a device."""
+    return Copies(device, ON_THE_CPU.get(op.name, lambda _: False), dressed)
