@@ -1,0 +1,92 @@
+"""A long training run holds no more after 200 steps than after a few: values and bytes on the server, plans and memory here."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import djinn
+from djinn_core.interception import dispatch, infer, recorder, storage
+from djinn_core.runtime import client
+from djinn_core.runtime.status import ask_servers
+
+REMOTE = "remote_accelerator:0"
+WARM_UP, STEPS = 40, 200
+
+
+class Training:
+    """A loop that reads its loss now and then, as programs do."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4)).to(REMOTE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.data = torch.randn(64, 16).to(REMOTE)
+        self.labels = torch.randint(4, (64,)).to(REMOTE)
+
+    def run(self, steps):
+        total = 0.0
+        for step in range(steps):
+            self.optimizer.zero_grad()
+            loss = functional.cross_entropy(self.model(self.data), self.labels)
+            loss.backward()
+            self.optimizer.step()
+            if step % 10 == 9:
+                total += loss.item()
+        del loss
+        self.optimizer.zero_grad()
+        gc.collect()
+        djinn.synchronize()
+        djinn.synchronize()  # carries what the first one freed
+        return total
+
+
+def on_the_server():
+    """Values and bytes that this process's session holds there."""
+    (status,) = ask_servers(client.settings()).values()
+    (executor,) = [e for e in status.executors if e.sessions]
+    return executor.sessions[-1].values, executor.sessions[-1].memory
+
+
+def tables():
+    """Sizes of what this process remembers."""
+    session = client._state.session
+    return {
+        "calls": len(dispatch._calls),
+        "signatures": len(infer._signatures),
+        "freed": len(storage.freed),
+        "unsent": sum(len(r.entries) for r in recorder.recorders()),
+        "pending": len(session._pending),
+    }
+
+
+@pytest.fixture
+def training(over_tcp):
+    training = Training()
+    training.run(WARM_UP)
+    return training
+
+
+def test_nothing_grows(training):
+    values, memory = on_the_server()
+    before, stats = tables(), djinn.stats()
+    tracemalloc.start()
+    try:
+        training.run(20)
+        start, _ = tracemalloc.get_traced_memory()
+        training.run(STEPS)
+        end, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert on_the_server() == (values, memory)
+    assert tables() == before
+    after = djinn.stats()
+    for name in ("templates_sent", "plans_made", "bytes_uploaded"):
+        assert after[name] == stats[name], name
+    assert after["instructions_sent"] > stats["instructions_sent"] + 50 * STEPS, "nothing ran: nothing is shown"
+    assert end - start < 64 << 10
