@@ -1,0 +1,236 @@
+"""Which module an op was issued in: in forward, in backward, in what a checkpoint recomputes; and what it must not disturb."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
+
+import djinn
+from djinn_core.interception import site
+from djinn_core.interception.recorder import current
+
+
+class Attention(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.qkv = nn.Linear(4, 4, device=device)
+
+    def forward(self, x):
+        return torch.tanh(self.qkv(x))
+
+
+class Block(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.attn = Attention(device)
+
+    def forward(self, x):
+        return x + self.attn(x)
+
+
+class Model(nn.Module):
+    def __init__(self, device, recompute=False):
+        super().__init__()
+        self.h = nn.ModuleList(Block(device) for _ in range(3))
+        self.recompute = recompute
+
+    def forward(self, x):
+        for block in self.h:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return x.sigmoid()
+
+
+def paths(program, op):
+    """Path and direction of each instruction of an op."""
+    found = [program.module_path(i) for i, call in enumerate(program.calls) if call.op == op]
+    return [(str(p), p.path, p.root) if p is not None else None for p in found]
+
+
+def at(i, where="attn", module="Attention"):
+    path = f"h.{i}.{where}"
+    return f"{path} ({module})", path, "Model"
+
+
+def backward(entry):
+    return f"the backward pass of {entry[0]}", *entry[1:]
+
+
+@pytest.fixture
+def x(embedded):
+    return torch.ones(2, 4, device=embedded)
+
+
+def test_forward_and_backward(x):
+    model = Model(x.device)
+    with djinn.capture() as captured:
+        model(x).sum().backward()
+        x.exp()
+    program = captured.program
+    assert paths(program, "aten::tanh") == [at(i) for i in range(3)]
+    assert paths(program, "aten::sigmoid") == [("Model", "", "Model")]
+    assert paths(program, "aten::tanh_backward") == [backward(at(i)) for i in (2, 1, 0)]
+    assert backward(at(1, "attn.qkv", "Linear")) in paths(program, "aten::mm")
+    assert paths(program, "aten::exp") == [None]
+    assert current().module is None
+
+
+def test_what_a_checkpoint_recomputes(x):
+    model = Model(x.device, recompute=True)
+    x.requires_grad_()
+    with djinn.capture() as captured:
+        model(x).sum().backward()
+    program = captured.program
+    assert paths(program, "aten::tanh_backward") == [backward(at(i)) for i in (2, 1, 0)]
+    assert paths(program, "aten::tanh") == [*(at(i) for i in range(3)), *(backward(at(i)) for i in (2, 1, 0))]
+
+
+def test_modules_that_are_not_where_they_are_called(x):
+    shared = Attention(x.device)
+
+    class User(nn.Module):
+        def forward(self, x):
+            return shared(x)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.user = shared, User()
+
+        def forward(self, x):
+            return self.user(x)
+
+    with djinn.capture() as captured:
+        models = [Outer(), User()]
+        for model in models:
+            model(x)
+    names = [str(captured.program.module_path(i)) for i, c in enumerate(captured.program.calls) if c.op == "aten::tanh"]
+    assert names == ["shared (Attention)", "<Attention> (Attention)"]
+
+
+def test_an_exception_leaves_no_trace_and_no_module_is_kept_alive(x):
+    model = Model(x.device)
+    with pytest.raises(RuntimeError):
+        model(x.new_ones(3, 3))
+    assert current().module is None
+    model(x)
+    gone = weakref.ref(model.h[0])
+    del model
+    gc.collect()
+    assert gone() is None
+    x.sum().item()
+
+
+def test_threads_do_not_share_where_they_are(x):
+    inside, other = threading.Event(), threading.Event()
+    seen = []
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            inside.set()
+            assert other.wait(30)
+            return x
+
+    def look():
+        assert inside.wait(30)
+        seen.append(current().module)
+        other.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    Waits()(x)
+    thread.join()
+    assert seen == [None]
+
+
+def test_a_failure_names_the_module(x):
+    class Looks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(3, 4, device=x.device)
+
+        def forward(self, i):
+            return self.table(i)
+
+    model = nn.Sequential(nn.Sequential(Looks()))
+    with pytest.raises(IndexError) as caught:
+        model(torch.tensor([7], device=x.device)).sum().item()
+    assert caught.value.module_path == "0.0.table"
+    assert "in 0.0.table (Embedding)" in str(caught.value)
+
+
+def test_a_failure_in_backward_names_the_module(x):
+    class Gathers(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient[torch.tensor([9, 9], device=gradient.device)]
+
+    class Head(nn.Module):
+        def forward(self, x):
+            return Gathers.apply(x)
+
+    model = nn.Sequential(nn.Linear(4, 4, device=x.device), Head())
+    model(x).sum().backward()
+    with pytest.raises(djinn.RemoteIndexError, match=r"in the backward pass of 1 \(Head\)") as caught:
+        model[0].weight.grad.cpu()
+    assert caught.value.module_path == "1"
+    model(x).sum().item()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_copies_pickles_and_transformations_of_modules_are_as_ever():
+    model = Model("cpu")
+    x = torch.ones(2, 4)
+    expected = model(x)
+    assert set(vars(model)) == set(vars(copy.deepcopy(model)))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), expected)
+    assert torch.allclose(torch.jit.trace(model, x)(x), expected)
+    assert torch.allclose(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))(x), torch.zeros(2, 4), atol=9)
+    assert torch.allclose(torch.fx.symbolic_trace(nn.Sequential(model.h[0]))(x), model.h[0](x))
+    exported = torch.export.export(model, (x,))
+    assert torch.allclose(exported.module()(x), expected)
+    stacks = [n.meta["nn_module_stack"] for n in exported.graph.nodes if n.op == "call_function" and "tanh" in n.name]
+    assert [list(s.values())[-1][0].removeprefix("L['self'].") for s in stacks] == [f"h.{i}.attn" for i in range(3)]
+
+
+def test_compiled_modules_are_one_graph():
+    model = Model("cpu")
+    x = torch.ones(2, 4)
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    assert torch.allclose(compiled(x), model(x))
+    assert counter.frame_count == 1, "no graph break"
+    seen = []
+
+    class Breaks(nn.Module):
+        def forward(self, x):
+            x = model.h[0](x)
+            torch._dynamo.graph_break()
+            seen.append(current().module)
+            return model.h[1](x)
+
+    with torch.no_grad():
+        assert torch.allclose(torch.compile(Breaks(), backend="eager")(x), model.h[1](model.h[0](x)))
+    assert len(seen) == 1
+
+
+def test_code_made_in_a_loop_is_not_remembered_for_ever(x, monkeypatch):
+    monkeypatch.setattr(site, "CODES_LIMIT", 50)
+    for i in range(200):
+        exec(compile("x + 1", f"<cell {i}>", "exec"), {"x": x})
+    assert len(site._inside) <= 50
+    with djinn.capture() as captured:
+        exec(compile("\n\nx + 1", "<cell>", "exec"), {"x": x})
+    assert captured.program.site(0) == "<cell>:3 in <module>"
