@@ -214,9 +214,17 @@ def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[t
 
 
 def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Positions, among the operands, of those that the op writes: as the schema says, and the state of a generator."""
+    """Positions, among the operands, of those that the op writes: as the schema says, statistics, a generator's state."""
     generators = [p for p, a in _operands(func, args, kwargs) if isinstance(a, CGenerator)]
-    return (*written_tensors(func, args, kwargs), *generators)
+    return (*written_tensors(func, args, kwargs), *_statistics(func, args), *generators)
+
+
+def _statistics(func: Any, args: Sequence[Any]) -> range:
+    """Positions of the running statistics, which batch normalisation updates although its schema does not say so."""
+    if func is not torch.ops.aten.native_batch_norm.default or not args[5]:
+        return range(0)
+    before, after = (len(list(_operands(func, args[:end], {}))) for end in (3, 5))
+    return range(before, after)
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
