@@ -18,7 +18,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench conformance zoo clean FORCE
+.PHONY: help venv demo test pytest lint format bench conformance zoo curves clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,6 +52,9 @@ conformance: $(READY) ## every sample of PyTorch's own databases of ops, modules
 
 zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--json FILE" writes the results
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_zoo.py $(ARGS)
+
+curves: $(READY) ## training runs of 200 steps with every optimizer, here and on a server; takes minutes
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_curves.py $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

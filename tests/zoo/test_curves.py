@@ -1,0 +1,44 @@
+"""Training follows the same loss curve here and on a server; all optimizers, and longer: `make curves`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comparing import REMOTE
+from curves import OPTIMIZERS, compare_runs, digits, prose, train
+
+import djinn
+
+
+@pytest.fixture(scope="module")
+def cnn():
+    return digits()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd with momentum", "adamw, foreach"])
+def test_a_cnn_in_200_steps(over_tcp, cnn, optimizer):
+    found = compare_runs(cnn, optimizer, 200)
+    assert found.equal, found
+    assert found.bitwise, found  # the same kernels here and there
+
+
+def test_a_cnn_under_autocast(over_tcp, cnn):
+    found = compare_runs(cnn, "adamw, fused", 40, bf16=True)
+    assert found.equal, found
+    assert found.bitwise, found  # both policies cast the same ops of this network
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_gpt(over_tcp, attention):
+    found = compare_runs(prose(attention), "adamw, fused", 30)
+    assert found.equal, found
+    assert found.bitwise or attention == "sdpa", found  # which is fused here, and taken apart there
+
+
+def test_training_needs_no_answers_from_the_server(over_tcp, cnn):
+    for _ in range(2):
+        djinn.synchronize()
+        djinn.reset_stats()
+        train(cnn, OPTIMIZERS["adam"], 30, REMOTE, torch.enable_grad())
+    parameters = len(cnn.model.state_dict())
+    assert djinn.stats()["round_trips"] == 1 + parameters, "one for the losses, one for each parameter"
