@@ -17,7 +17,6 @@ from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
 from djinn_core.interception import ending, recorder, sync
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.dispatch import forget_calls
-from djinn_core.interception.dispatch import forget_calls
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.ir.program import Program
@@ -26,8 +25,7 @@ from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
-from djinn_core.runtime.client_fallback import ClientFallback
-from djinn_core.runtime.connect import Opened, open_connection
+from djinn_core.runtime.connect import Opened, open_connection, start_executor
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_program
@@ -104,9 +102,6 @@ def _apply(settings: Settings, registry: Registry) -> None:
     port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
     if settings.client_fallback:
         forget_calls()
-    port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
-    if settings.client_fallback:
-        forget_calls()
     if settings.debug:
         set_debug_level(settings.debug)
 
@@ -171,12 +166,23 @@ def _session() -> Session:
 def _open() -> Session:
     if _state.session is not None:
         _end_session()
-    opened = open_connection(settings(), registry())
+    opened = _connect()
     session = Session(opened.connection, Planner(_plan, _state.stats), _state.stats, opened.url, _state.observers)
     _state.opened, _state.session = opened, session
     log.info("connected", server=opened.url, session=opened.attached.session)
     _state.observers.tell("connected", server=opened.url, fallbacks=opened.fallbacks)
     return session
+
+
+def _connect() -> Opened:
+    # The executor starts while plugins are loaded.
+    executor = start_executor(_state.settings or resolve(_state.overrides).settings)
+    try:
+        return open_connection(settings(), registry(), executor)
+    except BaseException:
+        if executor is not None:
+            executor.close(0.0)
+        raise
 
 
 def _runtime() -> Runtime:

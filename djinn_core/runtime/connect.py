@@ -52,8 +52,35 @@ class Servers:
     token: str = attrs.field(repr=False)
 
 
-def open_connection(settings: Settings, registry: Registry) -> Opened:
+def start_executor(settings: Settings) -> ExecutorProcess | None:
+    """Start the executor that `open_connection` will need; None where a server is configured, or it will be a thread.
+
+    Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
+
+    Raises:
+        ConfigurationError: as `open_connection`.
+        StartupError: the process cannot be started.
+    """
+    if settings.executor == "inline" or find_servers(settings) is not None:
+        return None
+    return ExecutorProcess(
+        ExecutorOptions(
+            device=settings.device,
+            threads=settings.threads,
+            plugins=_plugin_names(settings.plugins),
+            disable=settings.disable,
+            debug=settings.debug,
+        )
+    )
+
+
+def open_connection(settings: Settings, registry: Registry, executor: ExecutorProcess | None = None) -> Opened:
     """Begin a session with a configured server; where none is configured, with an executor that is started for it.
+
+    Args:
+        settings: what is configured.
+        registry: has the transports.
+        executor: what `start_executor` started for the same settings; it is closed if this raises.
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
@@ -68,7 +95,7 @@ def open_connection(settings: Settings, registry: Registry) -> Opened:
     elif settings.executor == "inline":
         opened = _open_inline(settings)
     else:
-        opened = _open_embedded(settings, registry)
+        opened = _open_embedded(settings, registry, executor or start_executor(settings))
     for given_up in opened.fallbacks:
         _log.warning(f"fell back from {given_up}", to=opened.url)
     _compare_torch(opened)
@@ -113,17 +140,10 @@ def _open_remote(settings: Settings, registry: Registry, servers: Servers) -> Op
     return _opened(reached)
 
 
-def _open_embedded(settings: Settings, registry: Registry) -> Opened:
-    executor = ExecutorProcess(
-        ExecutorOptions(
-            device=settings.device,
-            threads=settings.threads,
-            plugins=_plugin_names(settings.plugins),
-            disable=settings.disable,
-            debug=settings.debug,
-        )
-    )
+def _open_embedded(settings: Settings, registry: Registry, executor: ExecutorProcess | None) -> Opened:
+    assert executor is not None
     try:
+        _load_meanwhile()
         url = executor.wait_ready(settings.start_timeout).urls[0]
         connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
         attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
@@ -131,6 +151,12 @@ def _open_embedded(settings: Settings, registry: Registry) -> Opened:
         executor.close(0.0)
         raise
     return Opened(connection, attached, url, executor=executor)
+
+
+def _load_meanwhile() -> None:
+    """Import what PyTorch imports at the first op on a tensor subclass, to see whether it is a DTensor: half a second."""
+    if torch.distributed.is_available():
+        importlib.import_module("torch.distributed.tensor")
 
 
 def _open_inline(settings: Settings) -> Opened:

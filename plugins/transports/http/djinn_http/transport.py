@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from djinn.transports import Connection, Limits, Listener, TransportCapabilities, TransportError
 from djinn_http.client import HttpConnection
 from djinn_http.exchange import Endpoint
-from djinn_http.server import HttpListener
 
 
 class HttpTransport:
@@ -30,6 +29,9 @@ class HttpTransport:
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
         """As `Transport.listen`."""
+        # Imported here because clients and most executors never listen, and the server's library takes long to import.
+        from djinn_http.server import HttpListener
+
         endpoint = _endpoint_of(url)
         sock: socket.socket | None = None
         try:
