@@ -506,6 +506,17 @@ def read_storage(nbytes: int, *arguments: Any) -> torch.UntypedStorage:
     return storage
 
 
+def held_by_script(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """The parameters that C++ holds for `module`, where it is a compiled script."""
+    return dict(module._parameters.items()) if isinstance(module, torch.jit.ScriptModule) else {}
+
+
+def hold_in_script(module: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None]) -> None:
+    """Have C++ hold what these parameters have become."""
+    for name, parameter in parameters.items():
+        module._parameters[name] = parameter
+
+
 def wrap_swap_tensors(wrap: Callable[[SwapTensors], SwapTensors]) -> None:
     """Replace `torch.utils.swap_tensors`, with which modules keep their parameters when these are converted."""
     torch.utils.swap_tensors = wrap(torch.utils.swap_tensors)
@@ -544,3 +555,13 @@ def swap_contents(first: torch.Tensor, second: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(first, second)
     first._backward_hooks = hooks
     first._post_accumulate_grad_hooks = accumulated
+
+
+def load_early() -> None:
+    """Import what PyTorch itself imports at the first op on a tensor subclass and at its first meta kernel.
+
+    The one asks whether the tensor is a DTensor, the other whether dynamo is off. Together they take a second.
+    """
+    if torch.distributed.is_available():
+        importlib.import_module("torch.distributed.tensor")
+    importlib.import_module("torch._dynamo")

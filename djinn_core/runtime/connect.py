@@ -18,6 +18,7 @@ from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.dialling import Dialled, attach, client_name, reach_executor, reach_gateway
+from djinn_core.torch_private import load_early
 from djinn_core.wire.messages import Attached
 
 _log = get_logger("djinn.runtime")
@@ -143,7 +144,7 @@ def _open_remote(settings: Settings, registry: Registry, servers: Servers) -> Op
 def _open_embedded(settings: Settings, registry: Registry, executor: ExecutorProcess | None) -> Opened:
     assert executor is not None
     try:
-        _load_meanwhile()
+        load_early()  # while the executor starts
         url = executor.wait_ready(settings.start_timeout).urls[0]
         connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
         attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
@@ -151,12 +152,6 @@ def _open_embedded(settings: Settings, registry: Registry, executor: ExecutorPro
         executor.close(0.0)
         raise
     return Opened(connection, attached, url, executor=executor)
-
-
-def _load_meanwhile() -> None:
-    """Import what PyTorch imports at the first op on a tensor subclass, to see whether it is a DTensor: half a second."""
-    if torch.distributed.is_available():
-        importlib.import_module("torch.distributed.tensor")
 
 
 def _open_inline(settings: Settings) -> Opened:
