@@ -13,18 +13,22 @@ import click
 from djinn_core.cli.script import Script, end_by_interrupt, interrupted
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--server", metavar="URL", help="The server to use, in place of those configured.")
 @click.option("--stats", is_flag=True, help="At the end, print what was sent and waited for to standard error.")
 @click.option("--verbose", is_flag=True, help="Say on standard error what `cuda` stands for.")
-@click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
+@click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module, as with `python -m`.")
+@click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(arguments: tuple[str, ...], server: str | None, stats: bool, verbose: bool, module: str | None) -> None:
+def command(
+    script: str, arguments: tuple[str, ...], server: str | None, stats: bool, verbose: bool, as_module: bool
+) -> None:
     """Run SCRIPT with its ARGUMENTS as Python would, with the device `cuda` being the remote one.
 
     Options stand before the script; all that follows it is the script's.
     """
-    script = _script(module, arguments)
+    if not as_module and not Path(script).exists():
+        raise click.UsageError(f"There is no file '{script}'.")
     end_by_interrupt()
     if server is not None:
         os.environ["DJINN_SERVERS"] = server  # for processes that the script starts, too
@@ -35,20 +39,10 @@ def command(arguments: tuple[str, ...], server: str | None, stats: bool, verbose
         _say_what_cuda_is()
     with _counting(stats):
         try:
-            script.run()
+            Script(script, arguments, as_module).run()
         except KeyboardInterrupt:
             interrupted()
             raise SystemExit(130) from None
-
-
-def _script(module: str | None, arguments: tuple[str, ...]) -> Script:
-    if module is not None:
-        return Script(module, arguments, is_module=True)
-    if not arguments:
-        raise click.UsageError("Name a script, such as `djinn run train.py`, or a module with -m.")
-    if not Path(arguments[0]).exists():
-        raise click.UsageError(f"There is no file '{arguments[0]}'.")
-    return Script(arguments[0], arguments[1:])
 
 
 def _say_what_cuda_is() -> None:

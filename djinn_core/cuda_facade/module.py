@@ -52,7 +52,16 @@ REFUSED_BECAUSE = {
     "graph": "graph",
     "graph_pool_handle": "graph",
     "CUDAPluggableAllocator": "memory",
+    "GreenContext": "driver",
+    "ExternalStream": "driver",
     "MemPool": "memory",
+    "caching_allocator_disabled": "memory",
+    "get_stream_from_external": "driver",
+    "host_memory_stats": "memory",
+    "host_memory_stats_as_nested_dict": "memory",
+    "memory_stats_as_nested_dict": "memory",
+    "reset_accumulated_host_memory_stats": "memory",
+    "reset_peak_host_memory_stats": "memory",
     "caching_allocator_alloc": "memory",
     "caching_allocator_delete": "memory",
     "change_current_allocator": "memory",
@@ -134,15 +143,13 @@ _runtime = CudaRuntime()
 
 OWN: dict[str, Any] = {
     "caching_allocator_enable": nothing,
-    "can_device_access_peer": no,
     "check_error": nothing,
     "cudart": lambda: _runtime,
+    "get_allocator_backend": lambda: "native",
     "get_device_properties": get_device_properties,
     "get_per_process_memory_fraction": memory_fraction,
     "get_sync_debug_mode": lambda: 0,
     "ipc_collect": nothing,
-    "is_bf16_supported": yes,
-    "is_current_stream_capturing": no,
     "make_graphed_callables": make_graphed_callables,
     "set_per_process_memory_fraction": nothing,
     "set_sync_debug_mode": set_sync_debug_mode,
@@ -155,7 +162,7 @@ _INTERNAL: dict[str, Any] = {
     "_lazy_init": nothing,
     "_maybe_exchange_device": exchange_device,
 }
-_INTERNAL_OF_DEVICE = ("_is_in_bad_fork",)
+_OF_DEVICE = ("_is_in_bad_fork", "default_generators")
 
 
 def replace() -> None:
@@ -166,7 +173,7 @@ def replace() -> None:
             _put(name, OWN.get(name) or getattr(remote, name, None) or _refusal(name))
     for name, member in _INTERNAL.items():
         _put(name, member)
-    for name in _INTERNAL_OF_DEVICE:
+    for name in _OF_DEVICE:
         _put(name, getattr(remote, name))
     for name, member in nvtx.FUNCTIONS.items():
         setattr(torch.cuda.nvtx, name, member)

@@ -5,26 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import torch
 
-from djinn_core.interception.current_device import existing_index
-from djinn_core.interception.lazy_tensor import DEVICE_NAME
-from djinn_core.runtime import client
+from djinn_core.interception import properties
 
 
 @attrs.frozen
-class DeviceProperties:
-    """What programs ask of a GPU; sizes in bytes.
+class CudaProperties:
+    """What programs ask of a GPU; sizes in bytes. Numbers that an executor does not tell are those of an A100.
 
-    The compute capability is that of the first GPUs with bfloat16 and TF32: a server does not say its own, and programs
-    ask to know whether they may use the two. Numbers that nobody told are those of one small multiprocessor.
+    A CPU has no compute capability; programs get the first that has bfloat16 and TF32, since they ask in order to know
+    whether they may use the two.
     """
 
     name: str
     total_memory: int
-    major: int = 8
-    minor: int = 0
-    multi_processor_count: int = 1
+    multi_processor_count: int
+    major: int
+    minor: int
     warp_size: int = 32
     max_threads_per_multi_processor: int = 2048
     max_threads_per_block: int = 1024
@@ -44,16 +41,15 @@ class DeviceProperties:
     uuid: str = ""
 
 
-def get_device_properties(device: Any = None) -> DeviceProperties:
+_CAPABILITY_OF_CPUS = (8, 0)
+
+
+def get_device_properties(device: Any = None) -> CudaProperties:
     """The properties of a device; connects at first use.
 
     Raises:
         RuntimeError: there is no such device.
     """
-    if device is None or isinstance(device, int):
-        device = torch.device(DEVICE_NAME, device) if device is not None else torch.device(DEVICE_NAME)
-    existing_index(torch.device(device))
-    client.init()
-    info = client.device()
-    assert info is not None
-    return DeviceProperties(name=info.name or info.id, total_memory=info.memory)
+    found = properties.get_device_properties(device)
+    major, minor = (found.major, found.minor) if found.major else _CAPABILITY_OF_CPUS
+    return CudaProperties(found.name, found.total_memory, max(1, found.multi_processor_count), major, minor)

@@ -120,7 +120,8 @@ def main():
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         scheduler.load_state_dict(checkpoint["scheduler"])
-        scaler.load_state_dict(checkpoint["scaler"])
+        if checkpoint["scaler"]:
+            scaler.load_state_dict(checkpoint["scaler"])
         start_epoch = checkpoint["epoch"]
 
     start = time.time()

@@ -1,0 +1,165 @@
+"""`djinn run`: scripts as people write them for CUDA, in processes of their own, against the same scripts on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parent / "scripts"
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+SECONDS = 100.0
+
+
+@pytest.fixture
+def start(plain_environment, tmp_path):
+    """Starts a command in an empty folder of its own; `runner` is `djinn run` or Python alone."""
+
+    started = contextlib.ExitStack()
+
+    def start(runner, *arguments):
+        remote = [sys.executable, "-m", "djinn_core.cli", "run"]
+        process = subprocess.Popen(
+            [*(remote if runner == "remote" else [sys.executable]), *map(str, arguments)],
+            cwd=tmp_path,
+            env=plain_environment | {"CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.enter_context(process)
+        started.callback(process.kill)
+        return process
+
+    with started:
+        yield start
+
+
+def end(process, status=0):
+    """What it said, once it has ended as it should."""
+    said, complaints = process.communicate(timeout=SECONDS)
+    assert process.returncode == status, complaints
+    return said, complaints
+
+
+@pytest.fixture
+def on_both(start):
+    """The results that a script prints, remote and on the CPU; lines that tell of the machine begin with `#`."""
+
+    def on_both(script, *arguments, remote=(), local=()):
+        processes = [start("remote", SCRIPTS / script, *arguments, *remote)]
+        processes.append(start("local", SCRIPTS / script, *arguments, *local))
+        return [[line for line in end(p)[0].splitlines() if not line.startswith("#")] for p in processes]
+
+    return on_both
+
+
+def assert_alike(remote, local, tolerance):
+    assert len(remote) == len(local) > 1
+    for ours, theirs in zip(remote, local, strict=True):
+        assert NUMBER.sub("_", ours) == NUMBER.sub("_", theirs)
+        assert [float(n) for n in NUMBER.findall(ours)] == pytest.approx(
+            [float(n) for n in NUMBER.findall(theirs)], rel=tolerance, abs=tolerance
+        )
+
+
+def test_training_and_its_checkpoints(on_both):
+    mine, theirs = ("--checkpoint", "remote.pt"), ("--checkpoint", "local.pt")
+    assert_alike(*on_both("train_cnn.py", "--epochs", "1", remote=mine, local=theirs), 1e-4)
+    # Each goes on from what the other has saved, now in mixed precision.
+    again = on_both("train_cnn.py", "--epochs", "1", "--resume", "--amp", remote=theirs, local=mine)
+    assert_alike(*again, 0.03)
+
+
+def test_generation(on_both):
+    remote, local = on_both("generate_gpt2.py")
+    assert remote == local
+
+
+def test_a_benchmark_with_events_and_streams(on_both):
+    assert_alike(*on_both("benchmark_matmul.py"), 1e-5)
+
+
+def test_what_programs_ask_of_cuda(start):
+    report = json.loads(end(start("remote", SCRIPTS / "cuda_calls.py"))[0].splitlines()[-1])
+    assert report["checked"] >= 29
+    assert not report["wrong"], "\n".join(f"{name}: {trace}" for name, trace in report["wrong"].items())
+
+
+def test_the_script_is_run_as_python_runs_it(start, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import atexit, json, sys, time
+            atexit.register(print, "tidied")
+            def fail():
+                raise ValueError("mine")
+            main = sys.modules["__main__"]
+            print(json.dumps([__name__, __file__, sys.argv, sys.path[0], main.fail is fail, __spec__ is None]), flush=True)
+            if "--exit" in sys.argv:
+                sys.exit(7)
+            if "--wait" in sys.argv:
+                time.sleep(60)
+            fail()
+        """)
+    )
+    runs = {
+        how: [start(runner, "script.py", how, "--stats") for runner in ("remote", "local")]
+        for how in ("--exit", "--fail", "--wait")
+    }
+    for process in runs["--wait"]:
+        process.first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    for how, status in (("--exit", 7), ("--fail", 1), ("--wait", -signal.SIGINT)):
+        remote, local = (end(process, status) for process in runs[how])
+        assert remote == local
+        assert "script.py" in remote[1] or how == "--exit"
+    assert [p.first for p in runs["--wait"]] == [runs["--wait"][0].first] * 2
+    assert "tidied" in remote[0]
+
+
+def test_modules_options_and_mistakes(start, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(
+        "import sys, torch\nprint(__name__, __spec__.name, sys.argv[1:], torch.ones(3).cuda().sum().item())\n"
+    )
+    module = start("remote", "--stats", "--verbose", "-m", "package", "-m", "--stats")
+    nowhere = start("remote", "--server", "tcp://127.0.0.1:9", "-m", "package")
+    missing = start("remote", "nothing.py")
+    said, told = end(module)
+    assert said == "__main__ package.__main__ ['-m', '--stats'] 3.0\n"
+    assert re.match(r"djinn: cuda:0 is cpu:0 of the executor \(.*\)\ndjinn: ", told)
+    assert re.search(r"^djinn: round_trips [1-9]", told, re.MULTILINE)
+    assert "tcp://127.0.0.1:9" in end(nowhere, 1)[1]
+    assert "There is no file 'nothing.py'" in end(missing, 2)[1]
+
+
+def test_every_function_of_torch_cuda_is_accounted_for():
+    import djinn  # noqa: F401 - registers the device
+    from djinn_core.cuda_facade import module
+
+    offered = {name for name in module.functions() if hasattr(torch.remote_accelerator, name)}
+    groups = {"own": set(module.OWN), "kept": module.KEPT, "refused": set(module.REFUSED_BECAUSE), "remote": offered}
+    homes = {name: [group for group, names in groups.items() if name in names] for name in module.functions()}
+    # What we answer ourselves, and what PyTorch does, goes before what the remote device offers.
+    clear = [["own"], ["kept"], ["refused"], ["remote"], ["own", "remote"], ["kept", "remote"]]
+    assert {name: home for name, home in homes.items() if home not in clear} == {}
+
+
+def test_other_processes_have_no_cuda():
+    import djinn  # noqa: F401 - registers the device
+
+    if torch.cuda.device_count():
+        pytest.skip("this machine has a GPU")
+    assert not torch.cuda.is_available()
+    assert str(torch.ones(1, device="remote_accelerator").device) == "remote_accelerator:0"
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
+        torch.ones(1, device="cuda")
