@@ -140,12 +140,12 @@ def train(model: nn.Module, inputs: Inputs) -> Tensors:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss that the model gives, or the mean square of all that it gives."""
+    """The loss that the model gives, or the mean squares of all that it gives, the large ones scaled to 1."""
     loss = output.get("loss") if isinstance(output, Mapping) else None
     if loss is not None:
         return loss
     parts = [t.square().mean() for _, t in tensors(output) if t.requires_grad]
-    return torch.stack(parts).sum()
+    return torch.stack([part / (1 + part.detach()) for part in parts]).sum()
 
 
 def tensors(output: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:

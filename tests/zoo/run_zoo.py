@@ -120,8 +120,16 @@ loss, every gradient, and every parameter and buffer after the step are compared
 units of the tolerance. Ops and round trips are those of the forward pass. Times are of both passes on one thread,
 remotely with shape inference and planning for a model never seen before.
 
-Bits differ where the remote device takes another kernel than a local CPU does: attention under autograd is taken apart,
-for example, where the CPU has a fused kernel.
+Bits differ where a kernel of another kind computes the same:
+
+- In the training step, attention. A local CPU has a fused kernel for it (where there is no dropout); the remote device takes
+  it apart under autograd. Whoever asks for `attn_implementation="eager"` gets the same bits.
+- In the forward pass, products with a parameter that wants gradients: locally PyTorch folds them for its sake even where
+  nothing is differentiated, and the executor's tensors never want gradients.
+- LSTM, GRU and `nn.MultiheadAttention` in evaluation, which are one kernel locally.
+
+Layer drop is off, because it draws from the CPU's random state: one and the same with dropout's on a local CPU, and another
+one on every accelerator. All parameters have noise added, so that none begins as zeros and hides what it multiplies.
 """
 
 if __name__ == "__main__":

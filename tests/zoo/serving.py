@@ -23,13 +23,15 @@ START_SECONDS = 60.0
 def serving() -> Iterator[None]:
     """`remote_accelerator` is a server's, one thread on either side, as long as the context lasts."""
     torch.set_num_threads(1)
-    os.environ["DJINN_CONFIG"] = os.devnull
+    os.environ |= {"DJINN_CONFIG": os.devnull, "TRANSFORMERS_VERBOSITY": "error"}
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "connection.json"
+        file, log = Path(folder) / "connection.json", Path(folder) / "log"
         command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
-        process = subprocess.Popen([*command, "--threads", "1", "--drain-seconds", "1"], stdout=subprocess.DEVNULL)
+        with log.open("wb") as output:
+            command += ["--threads", "1", "--drain-seconds", "1"]
+            process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            _wait_for(file, process)
+            _wait_for(file, process, log)
             connection = read_connection_file(file)
             url = next(url for url in connection.urls if url.startswith("tcp://"))
             # On one machine the built-in transport `local` would be faster, and taken.
@@ -42,9 +44,9 @@ def serving() -> Iterator[None]:
             process.wait(START_SECONDS)
 
 
-def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(file: Path, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError("the server did not start; run `djinn serve` to see why")
+            raise RuntimeError(f"the server did not start:\n{log.read_text()}")
         time.sleep(0.02)
