@@ -87,16 +87,21 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return make_elsewhere(func, args, kwargs)
         if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
             return port.fallback.compute(func, args, kwargs)
+        refused: Refused | None = None
         try:
             with collect_later:  # meta kernels import modules, in the middle of which nothing else may
                 call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
         except UnknownResult:
+            pass  # what the executor raises then does not come from this
+        except Refused as signal:
+            refused = signal
+        if refused is not None:
+            return settle(refused, func, args, kwargs, operands, slots)
+        if call is None:
             asked = ask_executor(func, args, kwargs, operands, slots)
             if func in KERNEL_DECIDES:
                 _remember(tuple(key), asked.call)
             return asked.results
-        except Refused as refused:
-            return settle(refused, func, args, kwargs, operands, slots)
         _remember(tuple(key), call)
         if func in TAKE_ANY_FLOAT:
             _remember(without_floats(key), call)

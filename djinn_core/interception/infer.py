@@ -16,6 +16,7 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.argument_checks import check_arguments
 from djinn_core.interception.current_device import existing_index
+from djinn_core.interception.doubts import may_lack_kernel
 from djinn_core.interception.encode import encode_form
 from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor
@@ -118,7 +119,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         with torch.no_grad():
             check_cast(func, meta_args, meta_kwargs)
             check_arguments(func, meta_args, meta_kwargs)
-            doubtful = may_refuse_target(func, meta_args, meta_kwargs)
+            doubtful = may_lack_kernel(func, before) or may_refuse_target(func, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         raise UnknownResult from error

@@ -13,6 +13,7 @@ import torch
 
 from djinn_core.errors import DjinnError, RemoteError
 from djinn_core.interception.ask import ask_executor
+from djinn_core.interception.doubts import note_taken
 from djinn_core.interception.infer import Refused, written_tensors
 from djinn_core.interception.lazy_tensor import LazyTensor
 from djinn_core.interception.port import port
@@ -55,16 +56,18 @@ def settle(
         if written and torch.Tag.nondeterministic_seeded not in func.tags:
             # What fails may have written half of its operand, so it is tried where nothing depends on it.
             ask_executor(func, args, kwargs, _with_copies(operands, written), slots)
-        return ask_executor(func, args, kwargs, operands, slots).results
+        results = ask_executor(func, args, kwargs, operands, slots).results
     except RemoteError as answer:
         if refused.error is not None and (answer.op != func.name() or _kinds(answer) == _kinds(refused.error)):
             raise refused.error from None
-        raise
+        raise answer from None
     except DjinnError as error:
         if refused.error is None:
-            raise
+            raise error from None
         log.debug("the executor cannot be asked about an op", op=func.name(), reason=str(error))
         raise refused.error from None
+    note_taken(func, operands)
+    return results
 
 
 def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:

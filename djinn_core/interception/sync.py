@@ -50,6 +50,12 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     return fetch(args[0]).item()
 
 
+@handles(aten._linalg_check_errors.default)
+def check_errors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What `torch.linalg.inv` and its like end with: they wait and raise where a matrix is singular, as on CUDA."""
+    func(fetch(args[0]), *args[1:], **kwargs)
+
+
 @handles(aten._to_copy.default)
 def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`tensor.to(...)`: recorded where it stays remote; converted remotely, then fetched, where it goes to the CPU."""

@@ -60,6 +60,16 @@ class Failures:
         operands = ", ".join(_describe(meta) for meta in program.calls[node].operands)
         return _Origin(program.site(node), operands, module, found.path if found is not None else "")
 
+    def take_check(self) -> DjinnError | None:
+        """A failure that no fetch will ever report, because its op makes nothing: it only checks, such as an assertion."""
+        for failure in self._unseen.values():
+            program, nodes = self._programs.get(failure.sequence, (None, ()))
+            if program is not None and 0 <= failure.instruction < len(nodes):
+                call = program.calls[nodes[failure.instruction]]
+                if not call.new_count and not call.writes:
+                    return self.error(failure)
+        return None
+
     def take_unseen(self) -> DjinnError | None:
         """The first failure since the last call that no fetch has reported, with the others as notes."""
         if not self._unseen:

@@ -203,10 +203,9 @@ class Session:
         completed, body, synchronize = self._answers.pop(number)
         tensors = self._tensors(completed, body)
         described = tuple([self._described(d) for d in completed.described])
-        if synchronize:
-            unseen = self._failures.take_unseen()
-            if unseen is not None:
-                raise unseen
+        unseen = self._failures.take_unseen() if synchronize else self._failures.take_check()
+        if unseen is not None:
+            raise unseen
         return Answer(tensors, described)
 
     def _receive_until(self, number: int) -> None:

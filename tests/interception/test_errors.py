@@ -1,0 +1,74 @@
+"""Mistakes that eager PyTorch refuses are refused at the op: the same kind of error, on the user's line."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+
+import pytest
+import torch
+from mistakes import MISTAKES, make
+
+import djinn
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PyTorch warns of before it refuses
+        yield
+
+
+# The same error, with a type of our own that derives from it: only the executor could tell.
+ASKED = {"shape: mask", "dtype: bitwise", "dtype: softmax of ints", "dtype: normal of ints"}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_at_the_op(embedded, name):
+    expected, got = make(name, "cpu"), make(name, embedded)
+    assert expected is not None
+    assert isinstance(got, type(expected)), f"{got!r} where the CPU says {expected!r}"
+    assert (type(got) is not type(expected)) == (name in ASKED)
+    mistake = MISTAKES[name].__code__
+    lines = [(f.filename, f.lineno) for f in traceback.extract_tb(got.__traceback__)]
+    assert (mistake.co_filename, mistake.co_firstlineno) in lines, "the traceback shows the user's line"
+    assert "Refused" not in "".join(traceback.format_exception(got)), "and not how we found out"
+    djinn.synchronize()
+
+
+def test_nothing_is_harmed_by_a_mistake(embedded):
+    x = torch.arange(6.0, device=embedded).reshape(2, 3)
+    for write in (
+        lambda: x.add_(x.new_ones(4)),
+        lambda: x.index_add_(0, torch.tensor([0], device=embedded), x[:1].double()),
+        lambda: x.bitwise_and_(1),
+        lambda: x.copy_(x.new_ones(5)),
+    ):
+        with pytest.raises(Exception):  # noqa: B017 - whatever it is
+            write()
+    assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_tensors_of_two_devices_do_not_mix(embedded):
+    """In the words that CUDA has for it."""
+    x, local = torch.ones(2, 3, device=embedded), torch.ones(2, 3)
+    mixed = [
+        lambda: x + local,
+        lambda: local * x,
+        lambda: torch.nn.functional.linear(x, local),
+        lambda: torch.nn.Linear(3, 3)(x),
+        lambda: torch.nn.Linear(3, 3, device=embedded)(local),
+        lambda: torch.cat([x, local]),
+        lambda: torch.where(x > 0, x, local),
+        lambda: torch.nn.functional.cross_entropy(x, torch.tensor([0, 1])),
+        lambda: torch.nn.functional.embedding(torch.tensor([0, 1]), x),
+        lambda: x.add_(local),
+        lambda: torch.add(local, local, out=x),
+    ]
+    for mix in mixed:
+        with pytest.raises(RuntimeError, match=r"Expected all tensors to be on the same device.*cpu"):
+            mix()
+    local[0] = x[0]
+    assert (x + torch.tensor(2.0)).sum().item() == 18, "a number in a CPU tensor is a number"
+    assert x[torch.tensor([1])].shape == (1, 3)
+
