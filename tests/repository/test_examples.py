@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+DJINN_RUN = ["-m", "djinn_core.cli", "run", "--stats"]  # for scripts that know of CUDA only
 # transformers touches a deprecated alias in torch while it is imported.
 WARNINGS = ["-W", "error", "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning"]
 
@@ -18,7 +19,8 @@ WARNINGS = ["-W", "error", "-W", "ignore::FutureWarning", "-W", "ignore::Depreca
 def test_it_runs(path, tmp_path):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
     environ |= {"XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, *WARNINGS, str(path)]
+    cuda = path.stem.startswith("cuda_")
+    command = [sys.executable, *WARNINGS, *(DJINN_RUN if cuda else []), str(path)]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "round trips" in done.stdout
+    assert ("round_trips" in done.stderr and "cuda:0" in done.stdout) if cuda else "round trips" in done.stdout
