@@ -33,10 +33,12 @@ def deep_copy(tensor: LazyTensor, memo: dict[int, Any]) -> LazyTensor:
     parameter = isinstance(tensor, torch.nn.Parameter)
     with torch.no_grad():
         copied: Any = _copy_elements(tensor, memo, alone=parameter)
-    if parameter:
-        copied = torch.nn.Parameter(copied, tensor.requires_grad)
-    else:
-        copied.requires_grad_(tensor.requires_grad)
+        if type(copied) is not type(tensor):
+            copied = copied.as_subclass(type(tensor))
+        elif parameter:
+            copied = torch.nn.Parameter(copied)
+    copied.requires_grad_(tensor.requires_grad)
+    if not parameter:  # as PyTorch: copies of parameters have no gradient and no attributes
         if tensor.grad is not None:
             copied.grad = copy.deepcopy(tensor.grad, memo)
         for name, attribute in _attributes(tensor).items():
@@ -74,6 +76,10 @@ def reduce(tensor: LazyTensor) -> tuple[Any, ...]:
     state = _attributes(tensor)
     if isinstance(tensor, torch.nn.Parameter):
         return torch_private.rebuild_parameter(tensor.detach(), tensor.requires_grad, state)
-    plain = tensor.detach().resolve_conj().resolve_neg()
+    cls = getattr(type(tensor), "of_user", torch.Tensor)
+    with torch_private.no_torch_functions():
+        plain = tensor.detach().resolve_conj().resolve_neg()
     rebuild, arguments = torch_private.rebuild_tensor(plain, tensor.requires_grad)
-    return torch_private.rebuild_with_state(rebuild, torch.Tensor, arguments, state) if state else (rebuild, arguments)
+    if not state and cls is torch.Tensor:
+        return rebuild, arguments
+    return torch_private.rebuild_with_state(rebuild, cls, arguments, state)

@@ -32,15 +32,13 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
 
     @functools.wraps(apply)
     def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        # The parameters of a compiled script are held by C++ as well, which follows when they are replaced.
-        compiled = isinstance(module, torch.jit.ScriptModule)
-        outer, conversion.active = conversion.active, not compiled
+        held = torch_private.held_by_script(module)
+        outer, conversion.active = conversion.active, True
         try:
-            return (
-                apply(module, fn, *args, **kwargs) if compiled else _apply_swapping(apply, module, fn, *args, **kwargs)
-            )
+            return _apply_swapping(apply, module, fn, *args, **kwargs)
         finally:
             conversion.active = outer
+            torch_private.hold_in_script(module, held)
 
     return applied
 
