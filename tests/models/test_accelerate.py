@@ -1,0 +1,129 @@
+"""accelerate finds the device by itself, trains on it, and splits and offloads models between it and this machine."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+REMOTE = "remote_accelerator:0"
+ROWS = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(0, 4, (32,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def _remote(embedded):
+    assert embedded == REMOTE
+
+
+@pytest.fixture
+def make():
+    """A new `Accelerator`, as in a program that has none yet."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    def make(**options):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        return Accelerator(**options)
+
+    yield make
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 4))
+
+
+def train(accelerator):
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    data = DataLoader(TensorDataset(ROWS, LABELS), batch_size=8)
+    model, optimizer, data, schedule = accelerator.prepare(model, optimizer, data, schedule)
+    losses = []
+    for rows, labels in data:
+        assert rows.device == accelerator.device
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(rows), labels)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+    with torch.no_grad():
+        answers = accelerator.gather_for_metrics(model(ROWS.to(accelerator.device)))
+    return torch.stack(losses).cpu(), answers.float().cpu(), model
+
+
+@pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}])
+def test_a_training_loop(make, options):
+    expected, answered, _ = train(make(cpu=True, **options))
+    accelerator = make(**options)
+    assert accelerator.device == torch.device(REMOTE)
+    losses, answers, _ = train(accelerator)
+    tolerance = 2e-2 if "mixed_precision" in options else 1e-4
+    torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(answers, answered, rtol=tolerance, atol=tolerance)
+
+
+def test_a_state_that_is_saved_and_loaded_includes_random_numbers(make, tmp_path):
+    accelerator = make()
+    _, _, model = train(accelerator)
+    accelerator.save_state(tmp_path)
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    drawn = torch.rand(3, device=REMOTE).tolist()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    accelerator.load_state(tmp_path)
+    torch.testing.assert_close({name: value.cpu() for name, value in model.state_dict().items()}, weights)
+    assert torch.rand(3, device=REMOTE).tolist() == drawn
+
+
+def test_memory_of_the_device_is_what_maps_are_made_of():
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_max_memory
+
+    found = get_max_memory()
+    assert list(found) == [0, "cpu"]
+    assert found[0] > 0
+    assert infer_auto_device_map(network()) == {"": 0}
+    assert get_max_memory({"cpu": "1KB", 0: "2KB"}) == {0: 2000, "cpu": 1000}
+
+
+def same_as_here(model):
+    with torch.no_grad():
+        torch.testing.assert_close(model(ROWS.to(REMOTE)).cpu(), network()(ROWS), rtol=1e-4, atol=1e-5)
+
+
+def test_models_are_split(tmp_path):
+    from accelerate import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
+    from safetensors.torch import save_file
+
+    same_as_here(dispatch_model(network(), {"0": 0, "1": 0, "2": 0, "3": "cpu"}, main_device=0))
+    save_file(network().state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for where in ("auto", {"": REMOTE}, {"0": REMOTE, "1": REMOTE, "2": REMOTE, "3": "disk"}):
+        with init_empty_weights():
+            model = network()
+        options = {"device_map": where, "offload_folder": tmp_path / "offloaded"}
+        same_as_here(load_checkpoint_and_dispatch(model, str(tmp_path / "model.safetensors"), **options))
+
+
+def test_models_are_offloaded():
+    from accelerate import cpu_offload, cpu_offload_with_hook
+
+    same_as_here(cpu_offload(network(), execution_device=REMOTE))
+    model, hook = cpu_offload_with_hook(network(), execution_device=REMOTE)
+    same_as_here(model)
+    assert next(model.parameters()).device == torch.device(REMOTE)
+    hook.offload()
+    assert next(model.parameters()).device == torch.device("cpu")
+    assert copy.deepcopy(model)(ROWS).device == torch.device(REMOTE), "the hook moves it again"
