@@ -1,0 +1,142 @@
+"""diffusers: UNets, VAEs, schedulers and whole pipelines give the local images, with generators of either device."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch.nn import functional
+
+REMOTE = "remote_accelerator:0"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning:diffusers.*"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _remote(embedded):
+    assert embedded == REMOTE
+
+
+def seeded(device="cpu"):
+    return torch.Generator(device=device).manual_seed(0)
+
+
+def unet():
+    from diffusers import UNet2DModel
+
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+    sizes = {"block_out_channels": (8, 16), "norm_num_groups": 4, "attention_head_dim": 4, "layers_per_block": 1}
+    return UNet2DModel(sample_size=8, in_channels=3, out_channels=3, **blocks, **sizes).eval()
+
+
+@functools.cache
+def stable_diffusion():
+    from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate("[PAD] [BOS] [EOS] a cat on mat".split())}, "[PAD]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "unk_token": "[PAD]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=8, **special)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokens = {"vocab_size": 10, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+    text = CLIPTextModel(CLIPTextConfig(**sizes, **tokens)).eval()
+    blocks = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
+    ends = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    vae = AutoencoderKL(latent_channels=4, sample_size=16, **ends, **blocks).eval()
+    ends = {
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    }
+    unet = UNet2DConditionModel(8, cross_attention_dim=16, attention_head_dim=4, **ends, **blocks).eval()
+    rest = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    pipeline = StableDiffusionPipeline(vae, text, tokenizer, unet, EulerDiscreteScheduler(steps_offset=1), **rest)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def images(pipeline, device="cpu"):
+    size = {"height": 16, "width": 16, "num_inference_steps": 2}
+    return torch.tensor(pipeline("a cat", generator=seeded(device), output_type="np", **size).images)
+
+
+def fresh():
+    """A pipeline of its own."""
+    shared = stable_diffusion()
+    parts = {name: copy.deepcopy(part) for name, part in shared.components.items()}
+    made = type(shared)(**parts, requires_safety_checker=False)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@pytest.mark.parametrize("generator", ["cpu", REMOTE])
+def test_a_pipeline_with_a_generator_of_either_device(generator):
+    expected = images(fresh())
+    pipeline = fresh().to(REMOTE)
+    pipeline.enable_attention_slicing()
+    pipeline.vae.enable_slicing()
+    assert pipeline.device == torch.device(REMOTE)
+    torch.testing.assert_close(images(pipeline, generator), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_pipeline_whose_models_are_on_the_device_while_they_are_used():
+    expected, pipeline = images(fresh()), fresh()
+    pipeline.enable_model_cpu_offload()
+    assert pipeline._execution_device == torch.device(REMOTE)
+    torch.testing.assert_close(images(pipeline), expected, rtol=1e-3, atol=1e-3)
+    pipeline.maybe_free_model_hooks()
+    assert pipeline.unet.device == torch.device("cpu")
+
+
+def test_a_pipeline_saved_and_loaded_onto_the_device(tmp_path):
+    from diffusers import StableDiffusionPipeline
+
+    pipeline = fresh().to(REMOTE)
+    pipeline.save_pretrained(tmp_path)
+    loaded = StableDiffusionPipeline.from_pretrained(tmp_path, device_map="balanced")
+    loaded.set_progress_bar_config(disable=True)
+    assert loaded.unet.device == torch.device(REMOTE)
+    torch.testing.assert_close(images(loaded), images(pipeline))
+
+
+@pytest.mark.parametrize("name", ["DDPMScheduler", "DDIMScheduler", "DPMSolverMultistepScheduler"])
+def test_schedulers(name):
+    import diffusers
+
+    found = []
+    for device in ("cpu", REMOTE):
+        scheduler = getattr(diffusers, name)()
+        scheduler.set_timesteps(3, device=device)
+        noise, model = torch.randn(1, 3, 8, 8, generator=seeded()).to(device), unet().to(device)
+        with torch.no_grad():
+            for step in scheduler.timesteps:
+                noise = scheduler.step(model(noise, step).sample, step, noise, generator=seeded()).prev_sample
+        found.append(noise.cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+
+
+def test_training_with_an_average_of_the_weights():
+    from diffusers import DDPMScheduler
+    from diffusers.training_utils import EMAModel
+
+    found = []
+    for device in ("cpu", REMOTE):
+        model, scheduler = unet().train().to(device), DDPMScheduler(100)
+        optimizer, average = torch.optim.AdamW(model.parameters(), lr=1e-3), EMAModel(model.parameters())
+        clean, noise = (torch.randn(2, 3, 8, 8, generator=seeded()).to(device) * scale for scale in (1, 0.5))
+        for step in (10, 50):
+            steps = torch.tensor([step, step + 1], device=device)
+            loss = functional.mse_loss(model(scheduler.add_noise(clean, noise, steps), steps).sample, noise)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            average.step(model.parameters())
+        found.append([loss.detach().cpu(), *(p.cpu() for p in average.shadow_params)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
