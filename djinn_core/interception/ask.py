@@ -89,7 +89,7 @@ def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opera
     form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
     metas = tuple(o.remote.meta for o in operands)
     signature = signature_of(form, metas)
-    signature.layout_trusted = True  # nothing was predicted
+    signature.layout_trusted, signature.predicts = True, False
     return Call(
         signature=signature,
         operands=metas,

@@ -17,7 +17,7 @@ from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.lazy_tensor import DEVICE_NAME
 from djinn_core.interception.port import port
-from djinn_core.ir.operators import allowed_operators
+from djinn_core.ir.operators import allowed_operators, needs_other_layout
 
 aten = torch.ops.aten
 
@@ -28,12 +28,21 @@ KEPT_WHOLE = (
     aten.scaled_dot_product_attention.default,
 )
 
+# PyTorch takes these apart for every backend that has no kernel of its own, as the CPU and CUDA have. Their parts round
+# in other places, so they are ours.
+WITH_KERNELS = (
+    aten.mish_backward.default,
+    aten.native_channel_shuffle.default,
+    aten.silu_backward.default,
+)
+_RECORDED = frozenset({*KEPT_WHOLE, *WITH_KERNELS})
+
 
 def is_taken_apart(func: Any) -> bool:
     """Whether `func` is recorded as the ops that it is made of."""
     if func.name() not in allowed_operators():
         return True
-    return func not in KEPT_WHOLE and torch_private.is_composite(func)
+    return func not in _RECORDED and torch_private.is_composite(func)
 
 
 def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,6 +51,11 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Raises:
         UnsupportedOperation: programs may not contain it, and it is not made of other ops.
     """
+    if needs_other_layout(func.name()) and port.fallback is None:
+        raise UnsupportedOperation(
+            f"{func.name()} cannot run on {DEVICE_NAME}, which has strided tensors only: no sparse, quantized, nested or "
+            "MKL-DNN ones. Move its inputs to the CPU first"
+        )
     kernel = torch_private.composite_kernel(func)
     if kernel is not None:
         return kernel(*args, **kwargs)
@@ -58,7 +72,17 @@ def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
     library = torch.library.Library("aten", "IMPL")
     for func in KEPT_WHOLE:
         library.impl(func, _whole_unless_differentiated(func, record), "AutogradPrivateUse1")
+    for func in WITH_KERNELS:
+        library.impl(func, _kernel(func, record), "PrivateUse1")
     return library
+
+
+def _kernel(func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
+    @torch_private.never_compiled
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return record(func, args, kwargs)
+
+    return kernel
 
 
 def _whole_unless_differentiated(

@@ -92,11 +92,25 @@ def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return counts.to(values.dtype)
 
 
+def _into(returning: Any) -> Callable[..., torch.Tensor]:
+    """An op with `out=` for whole numbers. PyTorch's own forgets to write to it where tensors are of a subclass."""
+
+    def made_of(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return torch.add(returning(*args, **kwargs), 0, out=out)
+
+    return made_of
+
+
+_rank = aten.linalg_matrix_rank
 _MADE_OF: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell.default: lstm_cell,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._pack_padded_sequence.default: pack_padded_sequence,
     aten.ctc_loss.Tensor: ctc_loss,
+    _rank.out: _into(_rank.default),
+    _rank.out_tol_tensor: _into(_rank.tol_tensor),
+    _rank.atol_rtol_float_out: _into(_rank.atol_rtol_float),
+    _rank.atol_rtol_tensor_out: _into(_rank.atol_rtol_tensor),
 }
 
 

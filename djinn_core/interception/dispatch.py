@@ -15,7 +15,15 @@ from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.changing_floats import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
-from djinn_core.interception.infer import Refused, UnknownResult, infer, make_elsewhere, order_of
+from djinn_core.interception.infer import (
+    Refused,
+    UnknownResult,
+    forget_signatures,
+    infer,
+    learn_dtypes,
+    make_elsewhere,
+    order_of,
+)
 from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor, adopt, is_remote, wrap
 from djinn_core.interception.mixed import CpuOperand, upload_operands
@@ -23,7 +31,7 @@ from djinn_core.interception.module_calls import at_node
 from djinn_core.interception.port import port
 from djinn_core.interception.recorder import current
 from djinn_core.interception.refused import settle
-from djinn_core.interception.rules import KERNEL_DECIDES
+from djinn_core.interception.rules import KERNEL_DECIDES, WITH_STATISTICS
 from djinn_core.interception.site import user_site
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.interception.writes import check_overlap
@@ -101,6 +109,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             asked = ask_executor(func, args, kwargs, operands, slots)
             if func in KERNEL_DECIDES:
                 _remember(tuple(key), asked.call)
+            elif func in WITH_STATISTICS:
+                learn_dtypes(asked.call)
             return asked.results
         _remember(tuple(key), call)
         if func in TAKE_ANY_FLOAT:
@@ -173,6 +183,12 @@ def _remember(key: tuple[Any, ...], call: Call) -> None:
 def forget_calls() -> None:
     """Find out anew what calls return, and whether the executor can do them."""
     _calls.clear()
+
+
+def forget_what_was_learnt() -> None:
+    """What calls return was found with the devices of a session that has ended; others may lay results out otherwise."""
+    _calls.clear()
+    forget_signatures()
 
 
 def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.bounded import keep
 from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor, is_remote
 from djinn_core.ir.form import (
@@ -25,6 +26,7 @@ from djinn_core.ir.form import (
 )
 from djinn_core.torch_private import CGenerator
 
+FORMS_LIMIT = 16384  # remembered forms; one that was forgotten and comes again is another object, and equal
 _forms: dict[Form, Form] = {}
 
 
@@ -41,7 +43,7 @@ def encode_form(func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Seq
         results=tuple("new" if n else "none" for n in new),
         sequence=sequence,
     )
-    return _forms.setdefault(form, form)
+    return keep(_forms, form, form, FORMS_LIMIT)
 
 
 def _encode(a: Any, func: Any) -> Argument:

@@ -15,12 +15,13 @@ import torch
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.argument_checks import check_arguments
+from djinn_core.interception.bounded import keep
 from djinn_core.interception.current_device import existing_index
 from djinn_core.interception.doubts import may_lack_kernel
 from djinn_core.interception.encode import encode_form
 from djinn_core.interception.known_generators import operand_of
 from djinn_core.interception.lazy_tensor import LazyTensor
-from djinn_core.interception.rules import must_ask, rule_for
+from djinn_core.interception.rules import may_be_of_other_dtypes, must_ask, rule_for
 from djinn_core.interception.storage import Storage
 from djinn_core.interception.writes import check_cast, check_targets, may_refuse_target, only_kernels_know
 from djinn_core.ir.program import Call, Signature
@@ -42,6 +43,7 @@ class Refused(Exception):  # noqa: N818 - a signal between two functions, never 
 
 # What meta kernels say of `item()`, which composite ops may call inside.
 _NEEDS_DATA = "cannot be called on meta tensors"
+SIGNATURES_LIMIT = 16384  # remembered signatures; one that was forgotten and comes again has another id
 _signatures: dict[object, Signature] = {}
 
 
@@ -130,7 +132,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     if doubtful:
         raise Refused
     call = _build(func, args, kwargs, device, world, before, out)
-    if only_kernels_know(func, call):
+    if only_kernels_know(func, call) or (may_be_of_other_dtypes(func, before) and call.signature.dtypes is None):
         raise UnknownResult
     return call
 
@@ -174,6 +176,8 @@ def _build(
     signature = signature_of(form, tuple(before))
     for index, order in signature.orders.items():
         metas[index] = laid_out(metas[index], order)
+    for index, dtype in (signature.dtypes or {}).items():
+        metas[index] = _of_dtype(metas[index], dtype)
     return Call(
         signature=signature,
         operands=tuple(before),
@@ -186,8 +190,18 @@ def _build(
         slot_count=form.slot_count,
         new_count=form.new_count,
         changes=_changes(world, before, device),
-        nbytes=tuple(r.untyped_storage().nbytes() if isinstance(r, torch.Tensor) else 0 for r in results),
+        nbytes=tuple(_storage_bytes(r, m) for r, m in zip(results, metas, strict=True)),
     )
+
+
+def _of_dtype(meta: TensorMeta | None, dtype: torch.dtype) -> TensorMeta | None:
+    return meta and tensor_meta(meta.shape, meta.stride, meta.offset, dtype, meta.device, meta.conj, meta.neg)
+
+
+def _storage_bytes(result: torch.Tensor | None, meta: TensorMeta | None) -> int:
+    if result is None or meta is None:
+        return 0
+    return result.untyped_storage().nbytes() * meta.dtype.itemsize // result.dtype.itemsize
 
 
 def _check_layout(func: Any, result: Any) -> None:
@@ -277,9 +291,25 @@ def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
     classes = tuple(_operand_class(m) for m in operands)
     key = (form, classes)
     found = _signatures.get(key)
-    if found is None:
-        found = _signatures[key] = Signature(form, classes)
-    return found
+    return keep(_signatures, key, Signature(form, classes), SIGNATURES_LIMIT) if found is None else found
+
+
+def learn_dtypes(call: Call) -> None:
+    """From now on expect these dtypes of the results of calls like `call`, which the executor described."""
+    signature = call.signature
+    signature.dtypes = {index: meta.dtype for index, meta in enumerate(call.results) if meta is not None}
+    signature.layout_trusted, signature.predicts = False, True  # calls to come are predictions again
+
+
+def forget_signatures() -> None:
+    """Another device may compute from now on: what was learnt of layouts and dtypes need not hold there.
+
+    Calls that somebody keeps, as a capture does, are verified anew.
+    """
+    for signature in list(_signatures.values()):
+        if signature.predicts and not signature.form.op.startswith("djinn::"):
+            signature.layout_trusted = False
+    _signatures.clear()
 
 
 def _operand_class(meta: TensorMeta) -> object:

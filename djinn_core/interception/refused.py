@@ -32,7 +32,7 @@ _KINDS = (
     TypeError,
     AttributeError,
     AssertionError,
-    torch.linalg.LinAlgError,
+    torch.linalg.LinAlgError,  # type: ignore[attr-defined]
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from djinn_core import torch_private
+from djinn_core.ir.values import TensorMeta
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -95,8 +96,29 @@ _RULES: dict[Any, Rule] = {
 KERNEL_DECIDES = frozenset({
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
+    # Laid out by the library that computes them, for some dimensions one way, for some another.
+    aten._fft_c2c.default,
+    aten._fft_c2r.default,
+    aten._fft_r2c.default,
+    aten._linalg_svd.default,
+    aten.linalg_eig.default,
     aten.multilabel_margin_loss_forward.default,  # a single sample's loss has no dimension, the meta kernel's has one
 })  # fmt: skip
+
+
+# Ops whose statistics have the dtype of the input on some devices and are wider on others, where the input is narrow.
+WITH_STATISTICS = frozenset({
+    aten.native_layer_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._batch_norm_with_update.default,
+})  # fmt: skip
+
+
+def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
+    """Whether the dtypes of the results follow from the kernel: asked once for each signature, then remembered."""
+    return func in WITH_STATISTICS and operands[0].dtype in {torch.bfloat16, torch.float16}
 
 
 def must_ask(func: Any) -> bool:

@@ -117,9 +117,16 @@ def only_kernels_know(func: Any, call: Call) -> bool:
     """
     if any(_overlaps_itself(call.operands[w]) for w in call.writes):
         return True
-    return bool(call.changes and _targets(func)) and not all(
-        m.stride == contiguous_strides(m.shape) for m in call.operands
-    )
+    if not call.changes or not _targets(func):
+        return False
+    return _is_lapack(func) or not all(m.stride == contiguous_strides(m.shape) for m in call.operands)
+
+
+@functools.cache
+def _is_lapack(func: Any) -> bool:
+    """Whether LAPACK computes it, which lays matrices out by columns."""
+    packet = func.name().removeprefix("aten::").partition(".")[0]
+    return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
 
 
 def _overlaps_itself(meta: TensorMeta) -> bool:

@@ -73,6 +73,12 @@ _EXCLUDED = frozenset({
     "save",
     "set_data",
 })  # fmt: skip
+# Ops that make, take or look into tensors that are not strided: sparse, quantized, nested and MKL-DNN ones.
+_OTHER_LAYOUTS = re.compile(
+    r"sparse|mkldnn|nested|coalesce|cslt|^_?(indices|values)(_copy)?$|^(c?col|c?row|crow|ccol)_indices(_copy)?$|^_nnz$"
+    r"|^(quantize_per|empty_quantized|_empty_(affine|per_channel_affine)_quantized|_make_per_(channel|tensor)_quantized)"
+    r"|^(dequantize|int_repr|q_(scale|zero_point|per_channel_\w+)|qscheme)$|^quantized_|^_wrapped_quantized"
+)
 _TYPES = re.compile(
     r"^(Optional\[)?(List\[)?(Optional\[)?(Tensor|int|bool|float|number|complex|str|Device|Generator)(\])*$"
 )
@@ -93,10 +99,15 @@ def allowed_operators() -> frozenset[str]:
 
 def _expressible(name: str) -> bool:
     packet, overload = split_name(name)
-    if packet in _EXCLUDED:
+    if packet in _EXCLUDED or _OTHER_LAYOUTS.search(packet):
         return False
     schema = torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
     return all(_TYPES.match(str(a.type)) for a in (*schema.arguments, *schema.returns))
+
+
+def needs_other_layout(name: str) -> bool:
+    """Whether an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
+    return bool(_OTHER_LAYOUTS.search(split_name(name)[0]))
 
 
 @functools.cache

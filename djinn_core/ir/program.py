@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import CodeType
 
 import attrs
+import torch
 
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, module_path
@@ -26,13 +27,16 @@ class Signature:
 
     Calls of one signature differ in sizes and scalars only. Analysis is cached by signature; whether the executor lays
     results out as the client predicted (`layout_trusted`), and in which order of dimensions it lays them out where it does
-    not (`orders`, by result), is learnt by signature.
+    not (`orders`, by result), is learnt by signature; so are the dtypes of results (`dtypes`, by result) that kernels choose.
+    Where nothing is predicted (`predicts`), because the executor was asked, there is nothing to confirm.
     """
 
     form: Form
     operand_classes: tuple[object, ...]
     layout_trusted: bool = False
     orders: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    dtypes: dict[int, torch.dtype] | None = None
+    predicts: bool = True
     id: int = attrs.field(init=False, factory=lambda: next(_signature_ids))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 import weakref
 from typing import Final
 
@@ -69,6 +71,7 @@ class TensorMeta:
         return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
 
 
+_interning = threading.RLock()  # reentrant: finalizers run anywhere
 _interned: weakref.WeakValueDictionary[tuple[object, ...], TensorMeta] = weakref.WeakValueDictionary()
 
 
@@ -85,8 +88,18 @@ def tensor_meta(
     key = (shape, stride, offset, dtype, device, conj, neg)
     meta = _interned.get(key)
     if meta is None:
-        meta = _interned.setdefault(key, TensorMeta(*key))
+        with _interning:  # a weak dictionary's `setdefault` is several steps
+            meta = _interned.setdefault(key, TensorMeta(*key))
     return meta
+
+
+def _restart_interning() -> None:
+    """In a forked child: a thread that stayed in the parent may have held the lock."""
+    global _interning
+    _interning = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_restart_interning)
 
 
 def meta_of(tensor: torch.Tensor, device: int = 0) -> TensorMeta:

@@ -16,7 +16,7 @@ from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
 from djinn_core.interception import ending, recorder, sync
 from djinn_core.interception.collecting import collect_later
-from djinn_core.interception.dispatch import forget_calls
+from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.ir.program import Program
@@ -225,6 +225,7 @@ def _end_session() -> None:
     assert session is not None
     session.close()
     recorder.drop_everything()
+    forget_what_was_learnt()
     _state.observers.tell("disconnected", server=session.server)
     if opened is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,14 +73,23 @@ def outcome_of(program: Callable[[str], Any], device: str) -> Outcome:
                     t.detach() if isinstance(t, torch.Tensor) else t for t in pytree.tree_leaves(program(device))
                 )
         except Exception as error:
+            _forget_failures(device)
             return Outcome(error=error)
         try:
             fetched = tuple(t.cpu() if isinstance(t, torch.Tensor) else t for t in results)
             if device == DEVICE:
                 djinn.synchronize()
         except Exception as error:
+            _forget_failures(device)
             return Outcome(error=error, late=True)
     return Outcome(fetched, tuple(map(layout_of, results)))
+
+
+def _forget_failures(device: str) -> None:
+    """Whatever else failed belongs to this program, not to the next."""
+    if device == DEVICE:
+        with contextlib.suppress(Exception):
+            djinn.synchronize()
 
 
 def layout_of(result: Any) -> Any:
