@@ -6,6 +6,13 @@ from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
 from djinn_cleanup.dead import dead_nodes
 from djinn_cleanup.equal import merge
 
+_MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
+_TIMED = "the program records events: what is timed runs as it was written"
+
+
+def _is_timed(context: OptimizationContext) -> bool:
+    return any(node.op == _MARK for node in context.graph.nodes)
+
 
 class CommonSubexpressions:
     """Computes once what is computed twice."""
@@ -17,6 +24,8 @@ class CommonSubexpressions:
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Replace each repeated computation by the first."""
+        if _is_timed(context):
+            return OptimizationResult(self.name, applied=False, reason=_TIMED)
         merged = merge(context.graph, context.plan, context.kept)
         if not merged.drop:
             return OptimizationResult(self.name, applied=False, reason="no op repeats another")
@@ -35,6 +44,8 @@ class DeadCode:
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Drop every op that neither leads to a kept value nor has an effect."""
+        if _is_timed(context):
+            return OptimizationResult(self.name, applied=False, reason=_TIMED)
         dead = dead_nodes(context.graph, context.plan, context.kept)
         if not dead:
             return OptimizationResult(self.name, applied=False, reason="every op leads to something that is kept")

@@ -96,6 +96,17 @@ def test_a_repetition_is_computed_once_and_the_scalars_it_relied_on_are_named():
     assert rewrite.equal_slots == ((0, 1),)
 
 
+def test_what_is_timed_runs_as_it_was_written():
+    builder, _, values = repeated()
+    builder.drop(*values)
+    assert DeadCode().optimize(optimization_context(builder.graph())).applied
+    builder.op("djinn::mark", shape=(0,), dtype=torch.uint8, random=True)
+    for optimization in (CommonSubexpressions(), DeadCode()):
+        result = optimization.optimize(optimization_context(builder.graph()))
+        assert not result.applied
+        assert "events" in result.reason
+
+
 @pytest.mark.parametrize("slot", [3.0, 2, float("nan")])
 def test_other_scalars_are_other_computations(slot):
     builder, _, values = repeated(slots=(slot,))
