@@ -29,6 +29,8 @@ def register() -> None:
         ) from error
     with warnings.catch_warnings():
         # Builds of PyTorch for CUDA have kernels there, which find no GPU.
-        warnings.filterwarnings("ignore", category=UserWarning, message=".*Overriding a previously registered kernel")
+        warnings.filterwarnings(
+            "ignore", category=UserWarning, message="(?s).*Overriding a previously registered kernel"
+        )
         _libraries.append(factories.register("CUDA"))
     lazy_tensor.go_by("cuda")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.cuda_facade import autocast, backend, backends, legacy, module, parallel, pinning, tensors
+from djinn_core.cuda_facade import autocast, backend, backends, legacy, module, parallel, pinning, profiling, tensors
 from djinn_core.cuda_facade.spawning import call_in_new_processes
 
 
@@ -28,5 +28,6 @@ def install() -> None:
     legacy.replace()
     parallel.replace()
     pinning.replace()
+    profiling.replace()
     call_in_new_processes(install)
     _Installed.done = True

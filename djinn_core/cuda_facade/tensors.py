@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -74,6 +74,10 @@ def _record_stream(self: LazyTensor, stream: Any) -> None:
     del self, stream
 
 
+def _array_interface(self: LazyTensor) -> NoReturn:
+    raise AttributeError(f"a tensor on {self.device} has no address on a GPU of this machine: use Tensor.cpu()")
+
+
 def _generator_device(self: RemoteGenerator) -> torch.device:
     return shown(self._device.index)
 
@@ -84,6 +88,7 @@ _MEMBERS: dict[str, Any] = {
     "to": _to,
     "cuda": _cuda,
     "record_stream": _record_stream,
+    "__cuda_array_interface__": property(_array_interface),
 }
 
 

@@ -331,6 +331,16 @@ def marks_and_graphs():
 
 
 @check
+def profilers():
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        with torch.profiler.record_function("step"):
+            torch.ones(3, device="cuda").mul(2)
+    assert "step" in profile.key_averages().table(sort_by="cuda_time_total", row_limit=10)
+    assert not hasattr(torch.ones(1, device="cuda"), "__cuda_array_interface__")
+
+
+@check
 def legacy_types():
     x = torch.cuda.FloatTensor(2, 3).fill_(1)
     assert x.is_cuda and x.shape == (2, 3) and isinstance(x, torch.cuda.FloatTensor)
