@@ -46,6 +46,21 @@ def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torc
     return indexed
 
 
+def _index_put(func: Any) -> Rule:
+    """The meta kernel takes values that cannot be written."""
+
+    def rule(
+        target: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if target.dtype != values.dtype:
+            raise RuntimeError("Index put requires the source and destination dtypes match")
+        if not any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
+            values.expand(aten.index.Tensor(target, indices).shape)
+        return func(target, indices, values, *args, **kwargs)
+
+    return rule
+
+
 def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
     if output_size is None:
         raise NotImplementedError("the sum of the repeats depends on data")
@@ -87,6 +102,8 @@ _RULES: dict[Any, Rule] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
+    aten.index_put.default: _index_put(aten.index_put.default),
+    aten.index_put_.default: _index_put(aten.index_put_.default),
     aten.scaled_dot_product_attention.default: _attention,
     aten.repeat_interleave.Tensor: _repeat_interleave,
 }
