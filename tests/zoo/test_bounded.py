@@ -26,6 +26,8 @@ class Training:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4)).to(REMOTE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        # Its learning rate is another one in every step, and so are AdamW's corrections.
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999)
         self.data = torch.randn(64, 16).to(REMOTE)
         self.labels = torch.randint(4, (64,)).to(REMOTE)
 
@@ -36,6 +38,7 @@ class Training:
             loss = functional.cross_entropy(self.model(self.data), self.labels)
             loss.backward()
             self.optimizer.step()
+            self.schedule.step()
             if step % 10 == 9:
                 total += loss.item()
         del loss
