@@ -71,7 +71,7 @@ class ClientFallback:
         self._tell(func, "it is not on the allow-list of ops")
         self._stats.client_fallbacks += 1
         here = _Here(func)
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("cpu"):
             out = func(*here.bring(args), **{name: here.bring(value) for name, value in kwargs.items()})
             for written in _written(func, args, kwargs):
                 record(aten.copy_.default, (written, upload_copy(here.bring(written))), {})

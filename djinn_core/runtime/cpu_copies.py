@@ -66,7 +66,9 @@ class CpuCopies:
 def view_of(copy: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     """The tensor with this metadata over a copy."""
     with torch.inference_mode():
-        view = torch.empty(0, dtype=meta.dtype).set_(copy.untyped_storage(), meta.offset, meta.shape, meta.stride)
+        view = torch.empty(0, dtype=meta.dtype, device="cpu").set_(
+            copy.untyped_storage(), meta.offset, meta.shape, meta.stride
+        )
         if meta.conj:
             view = torch.conj(view)
         return _neg_view(view) if meta.neg else view

@@ -57,4 +57,4 @@ def _value(argument: Argument, operands: Iterator[torch.Tensor], slots: Iterator
 
 def _scalar(dtype: torch.dtype, slots: Iterator[Slot]) -> torch.Tensor:
     number = complex(next(slots), next(slots)) if dtype.is_complex else next(slots)
-    return torch.tensor(number, dtype=dtype)
+    return torch.tensor(number, dtype=dtype, device="cpu")

@@ -129,17 +129,19 @@ class _Checker:
         self._before = {}
         if not call.writes:
             return
-        written = [operands[i].remote for i in call.writes]
-        if any(value.storage.id in self._used for value in written):
+        written = {operands[i].remote.storage.id for i in call.writes}
+        if not written.isdisjoint(self._used):
             self.check()
-        if not _reason_to_skip(call) and not _named(call.op, _OVERWRITE):
+        used = [(o.remote, o.remote.meta) for o in operands if o.remote.storage.id in written]
+        if not _reason_to_skip(call) and not (len(used) == 1 and _named(call.op, _OVERWRITE)):
             with _unwatched():
-                self._copies.load((value, value.meta) for value in written)
-        for value in written:
-            copy = self._copies.take(value.storage.id)
-            if copy is None or copy.nbytes < value.meta.extent * value.meta.dtype.itemsize:
-                copy = torch.zeros(value.meta.extent, dtype=value.meta.dtype)  # all of it is written
-            self._before.setdefault(value.storage.id, copy)
+                self._copies.load(used)
+        for value, meta in used:
+            if value.storage.id not in self._before:
+                copy = self._copies.take(value.storage.id)
+                if copy is None:  # all of it is written, or nobody looks
+                    copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
+                self._before[value.storage.id] = copy
 
     def after(self, entry: Entry, operands: Sequence[LazyTensor], results: Sequence[torch.Tensor | None]) -> None:
         """As `Watcher.after`."""
@@ -222,7 +224,7 @@ class _Checker:
         if isinstance(error, Exception):
             try:
                 self.check()
-            except DjinnError as failed:
+            except Exception as failed:
                 log.debug("what was gathered cannot be checked", reason=str(failed))
         if self.report.differing:
             error.add_note(f"djinn.verify(): {in_words(self.report.differences, self.report.differing)}")

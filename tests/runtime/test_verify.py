@@ -67,6 +67,8 @@ def test_views_writes_aliases_and_shapes_that_depend_on_data_pass(embedded):
         chosen = torch.nonzero(before)
         before.add_(before)
         before[:, 1:].copy_(before[:, :-1].clone())
+        before[0].copy_(before[1])
+        before[0, 0].add_(before[1, 2])
         (rows * 1j).conj().add_(1j)
         torch.add(before, 1, out=torch.empty(2, 3, 4, device=embedded))
         square = torch.arange(6, device=embedded).reshape(2, 3)
@@ -77,6 +79,26 @@ def test_views_writes_aliases_and_shapes_that_depend_on_data_pass(embedded):
         assert chosen.shape[1] == 3
     assert report.checked > 12
     assert report.unchecked["random"] == 1
+
+
+@pytest.mark.parametrize("block", [torch.inference_mode, lambda: torch.device("remote_accelerator"), torch.no_grad])
+def test_inside_other_blocks(embedded, block):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4).to(embedded)
+    with djinn.verify() as report, block():
+        x = torch.ones(3, 4, device=embedded)
+        x.add_(model(x)).mul_(torch.tensor(2.0, device="cpu"))
+        assert x.shape == (3, 4)
+    assert report.checked >= 3
+
+
+def test_transforms_of_functions_pass(embedded):
+    w, x = torch.randn(4, device=embedded), torch.randn(5, 4, device=embedded)
+    with djinn.verify() as report:
+        per_sample = torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sum().tanh()), in_dims=(None, 0))(w, x)
+        torch.func.hessian(lambda x: x.sin().sum())(w)
+    assert per_sample.shape == (5, 4)
+    assert report.checked > 5
 
 
 def test_what_is_recorded_outside_is_not_looked_at(embedded):
