@@ -1,4 +1,4 @@
-"""What remote tensors and generators say of their device, and where they may be moved: `cuda`."""
+"""What remote tensors, generators, streams and events say of their device, and where they may be moved: `cuda`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from djinn_core.interception.current_device import current_device
 from djinn_core.interception.generators import RemoteGenerator
 from djinn_core.interception.lazy_tensor import LazyTensor, is_remote, logical_device
+from djinn_core.interception.streams import RemoteEvent, RemoteStream
 
 _devices: dict[int, torch.device] = {}
 
@@ -78,8 +79,11 @@ def _array_interface(self: LazyTensor) -> NoReturn:
     raise AttributeError(f"a tensor on {self.device} has no address on a GPU of this machine: use Tensor.cpu()")
 
 
-def _generator_device(self: RemoteGenerator) -> torch.device:
-    return shown(self._device.index)
+def _renamed(device: property) -> property:
+    """A device that remote tensors are not asked for: that of a generator, a stream or an event."""
+    assert device.fget is not None
+    known: Callable[[Any], torch.device] = device.fget
+    return property(lambda self: shown(known(self).index))
 
 
 _MEMBERS: dict[str, Any] = {
@@ -93,8 +97,9 @@ _MEMBERS: dict[str, Any] = {
 
 
 def rename() -> None:
-    """Have remote tensors and generators say `cuda`."""
+    """Have remote tensors, generators, streams and events say `cuda`."""
     for name, member in _MEMBERS.items():
         setattr(LazyTensor, name, member)
     torch.Tensor.cuda = _to_cuda(torch.Tensor.cuda)  # type: ignore[method-assign]
-    RemoteGenerator.device = property(_generator_device)  # type: ignore[assignment]
+    for cls in (RemoteGenerator, RemoteStream, RemoteEvent):
+        cls.device = _renamed(vars(cls)["device"])  # type: ignore[assignment]

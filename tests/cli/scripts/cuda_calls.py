@@ -272,6 +272,7 @@ def streams_and_events():
     stream = torch.cuda.Stream()
     assert torch.cuda.current_stream() == torch.cuda.default_stream() != stream
     assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+    assert stream.device == torch.device("cuda:0") == torch.cuda.Event().device
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.stream(stream):
         assert torch.cuda.current_stream() == stream
@@ -455,7 +456,7 @@ def spawned_processes():
 
 @check
 def compiled():
-    model = torch.compile(nn.Linear(3, 3).cuda())
+    model = torch.compile(nn.Linear(3, 3).cuda(), backend="eager")
     assert model(torch.ones(2, 3, device="cuda")).is_cuda
 
 
