@@ -92,6 +92,7 @@ def test_inside_other_blocks(embedded, block):
     assert report.checked >= 3
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of forward mode in PyTorch itself
 def test_transforms_of_functions_pass(embedded):
     w, x = torch.randn(4, device=embedded), torch.randn(5, 4, device=embedded)
     with djinn.verify() as report:
