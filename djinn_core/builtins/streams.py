@@ -90,7 +90,8 @@ class StreamConnection(ABC):
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+        free = self._receiving.acquire(blocking=False)
+        if not free and not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
         try:
             return self._next_frame(deadline)

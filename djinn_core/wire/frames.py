@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import attrs
@@ -26,6 +26,7 @@ _LENGTH: Final = struct.Struct("<Q")
 _SCRATCH_BYTES: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
 _ALIGNMENT: Final = 64
+_SMALL_BYTES: Final = 1024
 
 
 @attrs.frozen
@@ -88,6 +89,12 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
     prefix = _PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(frame.head), len(body), total)
     opening = b"".join((prefix, frame.head, struct.pack(f"<{len(body)}Q", *lengths)))
     return [opening, *(view for view in body if len(view))]
+
+
+def _check_lengths(lengths: Iterable[int], body: int) -> None:
+    total = sum(lengths)
+    if total != body:
+        raise ProtocolError(f"buffers of {total:,} bytes in a frame that says {body:,}")
 
 
 class FrameDecoder:
@@ -166,16 +173,34 @@ class FrameDecoder:
             self._fill(count)
 
     def _take_small(self, data: memoryview) -> int:
-        """Take frames without buffers that lie whole in `data` by the shortest way; return the bytes that they took."""
+        """Take frames that lie whole in `data` by the shortest way; return the bytes that they took."""
         position = 0
         while len(data) - position >= _PREFIX.size:
-            head, buffers, _ = self._read_prefix(data, position)
+            head, buffers, body = self._read_prefix(data, position)
             start = position + _PREFIX.size
-            if buffers or start + head > len(data):
+            lengths = start + head
+            if lengths + _LENGTH.size * buffers + body > len(data):
                 break
-            position = start + head
-            self.frames.append(Frame(bytes(data[start:position])))
+            position = lengths + _LENGTH.size * buffers + body
+            cut = self._cut_body(data, lengths, buffers, body) if buffers else ()
+            self.frames.append(Frame(bytes(data[start:lengths]), cut))
         return position
+
+    def _cut_body(self, data: memoryview, position: int, buffers: int, body: int) -> list[memoryview]:
+        """The buffers of a frame whose lengths begin at `position`, in memory of their own; small ones are not aligned."""
+        lengths = struct.unpack_from(f"<{buffers}Q", data, position)
+        _check_lengths(lengths, body)
+        position += _LENGTH.size * buffers
+        cut = []
+        for length in lengths:
+            part = data[position : position + length]
+            position += length
+            if length < _SMALL_BYTES:
+                cut.append(memoryview(bytearray(part)))
+            else:
+                cut.append(self._reserve(length))
+                cut[-1][:] = part
+        return cut
 
     def _fill(self, count: int) -> None:
         self._filled += count
@@ -217,8 +242,7 @@ class FrameDecoder:
     def _finish_opening(self) -> None:
         lengths = self._opening[self._head_length :]
         self._pending = deque(struct.unpack(f"<{len(lengths) // _LENGTH.size}Q", lengths))
-        if sum(self._pending) != self._body_length:
-            raise ProtocolError(f"buffers of {sum(self._pending):,} bytes in a frame that says {self._body_length:,}")
+        _check_lengths(self._pending, self._body_length)
         self._body = []
         self._next_buffer()
 
