@@ -71,6 +71,8 @@ NEEDED: Final = (
     "torch.jit._builtins._register_builtin",
     "torch.nn.Module._apply",
     "torch.utils._device._device_constructors",
+    "torch._C._set_default_dtype",
+    "torch._C._set_default_tensor_type",
     "torch._C._swap_tensor_impl",
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
 )
@@ -434,6 +436,20 @@ def _place_of_device() -> int | None:
 StorageReference: TypeAlias = torch.multiprocessing.reductions.StorageWeakRef
 
 
+Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def wrap_fork_rng(wrap: Wrap) -> None:
+    """Replace `torch.random.fork_rng`."""
+    torch.random.fork_rng = wrap(torch.random.fork_rng)
+
+
+def wrap_device_states(wrap: Wrap) -> None:
+    """Replace the function by which activation checkpointing asks for the random states of devices."""
+    checkpointing: Any = importlib.import_module("torch.utils.checkpoint")
+    checkpointing.get_device_states = wrap(checkpointing.get_device_states)
+
+
 def pass_through(library: torch.library.Library, key: str) -> None:
     """Have ops without a kernel for the dispatch key `key` go on to the next; `library` is of the namespace `_`."""
     library.fallback(torch.library.fallthrough_kernel, key)
@@ -504,6 +520,16 @@ def read_storage(nbytes: int, *arguments: Any) -> torch.UntypedStorage:
     storage = torch.UntypedStorage(nbytes)
     storage._set_from_file(*arguments)
     return storage
+
+
+SetDefault = Callable[..., None]
+
+
+def wrap_set_default_dtype(wrap: Callable[[SetDefault], SetDefault]) -> None:
+    """Replace what sets the default dtype, by either of PyTorch's functions."""
+    core: Any = torch._C
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        setattr(core, name, wrap(getattr(core, name)))
 
 
 def held_by_script(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:

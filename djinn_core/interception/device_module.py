@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception import memory, properties, streams, sync
+from djinn_core.interception import memory, properties, random_state, streams, sync
 from djinn_core.interception.current_device import current_device, index_of, set_current_device
 from djinn_core.interception.generators import DefaultGenerator
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, logical_device
 from djinn_core.interception.port import port
+from djinn_core.interception.random_forks import keeping
 
 
 class device:  # noqa: N801 - PyTorch calls it so
@@ -81,7 +82,8 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """The random state, as a CPU tensor of bytes; one round trip."""
-    return default_generator(device).get_state()
+    generator = default_generator(device)
+    return random_state.keep_state() if keeping.active else generator.get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -91,7 +93,11 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Go on from `new_state`."""
-    default_generator(device).set_state(new_state)
+    generator = default_generator(device)
+    if isinstance(new_state, LazyTensor):
+        random_state.set_state(new_state)
+    else:
+        generator.set_state(new_state)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:

@@ -13,6 +13,7 @@ from djinn_core.interception import (
     loading,
     pinning,
     processes,
+    random_forks,
     storage_methods,
     subclasses,
 )
@@ -20,7 +21,9 @@ from djinn_core.interception import normalise as _normalise  # noqa: F401 - its 
 from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
 from djinn_core.interception.device_module import make_module
-from djinn_core.interception.dispatch import dispatch
+from djinn_core.interception.default_dtype import noting_changes
+from djinn_core.interception.device_module import make_module
+from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.generators import Generator
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.module_calls import follow_modules
@@ -33,6 +36,7 @@ from djinn_core.torch_private import (
     wrap_engine,
     wrap_module_apply,
     wrap_module_call,
+    wrap_set_default_dtype,
     wrap_swap_tensors,
 )
 
@@ -54,8 +58,10 @@ def install() -> None:
     subclasses.register()
     storage_methods.install()
     processes.share_nothing()
+    random_forks.install()
     wrap_engine(guard_engine)
     wrap_module_apply(keep_parameters)
     wrap_swap_tensors(swap_in_conversions)
+    wrap_set_default_dtype(noting_changes(forget_calls))
     wrap_module_call(follow_modules)
     adapt_libraries()

@@ -38,9 +38,14 @@ def get_state() -> torch.Tensor:
     return fetch(append(_GET, [], []))
 
 
+def keep_state() -> LazyTensor:
+    """Record a copy of the remote random state that stays on the executor."""
+    return append(_GET, [], [])  # type: ignore[no-any-return]
+
+
 def set_state(state: torch.Tensor) -> None:
-    """Record that the remote random state goes on from `state`, a CPU tensor of bytes."""
-    remote = upload_copy(state)
+    """Record that the remote random state goes on from `state`, a CPU tensor of bytes or a kept state."""
+    remote = state if isinstance(state, LazyTensor) else upload_copy(state)
     append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], [])
 
 

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import djinn
 from djinn_core.interception import memory
@@ -217,3 +218,28 @@ def test_default_generators_are_the_device_state():
     assert torch.rand(3, device=TYPE).tolist() == wanted
     module.seed()
     assert module.initial_seed() != 8
+
+
+def test_checkpointing_keeps_the_random_state_without_asking_for_it():
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8)).to(TYPE)
+
+    def gradients(call):
+        torch.manual_seed(2)
+        layers.zero_grad()
+        x = torch.ones(4, 8, device=TYPE).requires_grad_()
+        call(call(x)).sum().backward()
+        return [p.grad.clone() for p in layers.parameters()]
+
+    wanted = gradients(layers)
+    module = torch.remote_accelerator
+    after = module.get_rng_state()
+    for reentrant in (False, True):
+        before = djinn.stats()["round_trips"]
+        got = gradients(lambda x, reentrant=reentrant: checkpoint(layers, x, use_reentrant=reentrant))
+        assert djinn.stats()["round_trips"] == before
+        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(got, wanted, strict=True))
+        assert torch.equal(module.get_rng_state(), after)
+    with pytest.raises(KeyError), torch.random.fork_rng(device_type=TYPE):
+        torch.rand(3, device=TYPE)
+        raise KeyError
+    assert torch.equal(module.get_rng_state(), after)

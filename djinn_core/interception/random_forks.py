@@ -1,0 +1,63 @@
+"""Random state that PyTorch itself keeps for a while: it stays on the executor, so keeping it costs no round trip.
+
+`torch.random.fork_rng` and activation checkpointing ask the device module for the state and give it back later; nobody
+looks into it in between.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from djinn_core.torch_private import wrap_device_states, wrap_fork_rng
+
+
+class _Keeping(threading.local):
+    """Whether this thread is asked for a state that nobody looks into."""
+
+    active = False
+
+
+keeping = _Keeping()
+
+
+@contextmanager
+def _kept_there() -> Iterator[None]:
+    before, keeping.active = keeping.active, True
+    try:
+        yield
+    finally:
+        keeping.active = before
+
+
+def _states_kept_there(get_states: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get_states)
+    def get_device_states(*args: Any) -> Any:
+        with _kept_there():
+            return get_states(*args)
+
+    return get_device_states
+
+
+def _fork_kept_there(fork: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fork)
+    @contextmanager
+    def fork_rng(*args: Any, **kwargs: Any) -> Iterator[None]:
+        forked = fork(*args, **kwargs)
+        with _kept_there():
+            forked.__enter__()
+        try:
+            yield
+        finally:
+            forked.__exit__(None, None, None)  # it gives the states back, whatever happened
+
+    return fork_rng
+
+
+def install() -> None:
+    """Have PyTorch's own keeping of states done there."""
+    wrap_fork_rng(_fork_kept_there)
+    wrap_device_states(_states_kept_there)
