@@ -15,6 +15,7 @@ from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.changing_floats import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
+from djinn_core.interception.default_dtype import as_floats
 from djinn_core.interception.infer import (
     Refused,
     UnknownResult,
@@ -112,6 +113,9 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             elif func in WITH_STATISTICS:
                 learn_dtypes(asked.call)
             return asked.results
+        floats = as_floats(func, args, call)
+        if floats is not None:
+            return record(func, floats, kwargs)
         _remember(tuple(key), call)
         if func in TAKE_ANY_FLOAT:
             _remember(without_floats(key), call)

@@ -20,7 +20,6 @@ from djinn_core.interception import (
 from djinn_core.interception import normalise as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.backward import guard_engine, keep_error
 from djinn_core.interception.composite import register_whole
-from djinn_core.interception.device_module import make_module
 from djinn_core.interception.default_dtype import noting_changes
 from djinn_core.interception.device_module import make_module
 from djinn_core.interception.dispatch import dispatch, forget_calls

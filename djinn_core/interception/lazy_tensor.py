@@ -84,6 +84,9 @@ class LazyTensor(torch.Tensor):
             f"can't convert a {self.device} tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.numpy()
+
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")
 
