@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.libraries import accelerate, checkpoints, defaults, inductor, lightning, safetensors
+from djinn_core.interception.libraries import accelerate, checkpoints, compiling, defaults, lightning, safetensors
 from djinn_core.interception.libraries.on_import import Adapt, adapt_on_import
 
 _ADAPTED: dict[str, Adapt] = {
@@ -19,7 +19,8 @@ _ADAPTED: dict[str, Adapt] = {
     "pytorch_lightning.trainer.connectors.accelerator_connector": lightning.adapt_trainer,
     "safetensors": safetensors.adapt,
     "sentence_transformers.util": defaults.adapt_sentence_transformers,
-    "torch._inductor.compile_fx": inductor.adapt,
+    "torch._dynamo.eval_frame": compiling.adapt_tracing,
+    "torch._inductor.compile_fx": compiling.adapt_compiling,
     "transformers.pipelines.base": defaults.adapt_pipeline,
     "transformers.trainer": checkpoints.adapt_trainer,
     "transformers.training_args": accelerate.adapt_training_arguments,
