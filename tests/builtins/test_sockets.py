@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from djinn_core.builtins.sockets import SocketConnection, SocketListener, send_buffers
+from djinn_core.builtins.sockets import AcceptedConnection, SocketConnection, SocketListener, send_buffers
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.wire.frames import Frame, Limits, encode_frame
 
@@ -109,6 +109,44 @@ def test_garbage_closes_the_connection(raw_and_ours):
     assert not isinstance(caught.value, TimeoutError)
     with pytest.raises(TransportError):
         connection.receive(1)
+
+
+def test_frames_before_the_first_wrong_byte_are_delivered(raw_and_ours):
+    raw, connection = raw_and_ours
+    raw.sendall(encoded(Frame(b"the reason", [b"why"])) + bytes(100))
+    assert connection.receive(1).head == b"the reason"
+    with pytest.raises(ProtocolError, match="not a frame"):
+        connection.receive(1)
+
+
+def test_an_accepted_connection_reads_on_after_its_last_word():
+    raw, ours = socket.socketpair()
+    connection = AcceptedConnection(ours, LIMITS, "the client")
+    connection.send(Frame(b"the reason"))
+    with raw, ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(connection.close)
+        raw.settimeout(10)
+        raw.sendall(bytes(8 << 20))  # more than fits between the two: it would break off if nobody read it
+        assert b"the reason" in raw.recv(1000)
+        assert raw.recv(1000) == b""
+        raw.shutdown(socket.SHUT_WR)
+        closing.result(10)
+    with pytest.raises(TransportError):
+        connection.receive(1)
+
+
+@pytest.mark.parametrize("bound", ["_LINGER_SECONDS", "_LINGER_BYTES"])
+def test_an_accepted_connection_does_not_read_on_for_ever(monkeypatch, bound):
+    monkeypatch.setattr(f"djinn_core.builtins.sockets.{bound}", 0)
+    raw, ours = socket.socketpair()
+    connection = AcceptedConnection(ours, LIMITS, "the client")
+    with raw:
+        raw.settimeout(10)
+        with ThreadPoolExecutor(1) as pool:
+            closing = pool.submit(connection.close)
+            with pytest.raises(ConnectionError):
+                raw.sendall(bytes(64 << 20))
+            closing.result(10)
 
 
 def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours, interruptible):
