@@ -14,6 +14,15 @@ from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.wire.messages import Claim, Failure, Relaid, Submit
 
+# Ops after which nothing is left of what their first operand was.
+_OVERWRITES = frozenset({
+    "aten::zero_",
+    "aten::fill_.Scalar",
+    "aten::fill_.Tensor",
+    "aten::copy_",
+    "aten::_foreach_zero_",
+    "aten::_foreach_copy_",
+})  # fmt: skip
 MESSAGE_LIMIT = 4000  # characters of an error message that travel
 
 
@@ -43,7 +52,8 @@ def run_template(template: CompiledTemplate, submit: Submit, slots: Sequence[Any
                 step = _advance(template.steps, step, env, claims, run)
             except _Stopped as stop:
                 step = stop.step
-                if not _made_resizable(template.steps[step], stop.error, env, values):
+                failed = template.steps[step]
+                if not (_made_resizable(failed, stop.error, env, values) or _restored(failed, env, values)):
                     _poison(template, stop, submit, env, values, run)
                     step += 1
     for handle, place in zip(submit.outputs, template.outputs, strict=True):
@@ -105,6 +115,25 @@ def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
         tensor.set_(copy, metas[key].offset, metas[key].shape, metas[key].stride)
 
 
+def _restored(step: CompiledStep, env: Environment, values: ValueTable) -> bool:
+    """Whether all that was wrong with `step` is poison that it overwrites whole, which now has its memory again."""
+    poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
+    if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
+        return False
+    memories = [env[place].memory for place in poisoned]
+    if not all(memory is not None and _is_all_of_its_storage(memory) for memory in memories):
+        return False
+    for address in {memory.untyped_storage().data_ptr() for memory in memories}:
+        env[:] = [value.again(address) if isinstance(value, Poison) else value for value in env]
+        values.restore(address)
+    return True
+
+
+def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether writing every element writes every byte; only then is nothing of a failed write left."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
 def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
     found: dict[int, list[Claim]] = {}
     for claim in claims:
@@ -147,7 +176,7 @@ def _poison(
     step = template.steps[stop.step]
     inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)
     if inherited is not None:
-        poison = inherited
+        poison = Poison(inherited.failure)  # without the memory, which is another value's
     else:
         kind = type(stop.error).__name__
         failure = Failure(submit.sequence, stop.step, step.op, kind, str(stop.error)[:MESSAGE_LIMIT])
@@ -179,5 +208,6 @@ def _poison_written(env: Environment, written: int, address: int, poison: Poison
             if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == address
         ]
     for place in places:
-        env[place] = poison
+        value = env[place]
+        env[place] = value if isinstance(value, Poison) else Poison(poison.failure, value)
     return places

@@ -13,9 +13,19 @@ from djinn_core.wire.messages import Failure
 
 @attrs.frozen
 class Poison:
-    """Stands where a value would be that could not be computed; whatever uses it becomes poison, too."""
+    """Stands where a value would be that could not be computed; whatever uses it becomes poison, too.
+
+    Attributes:
+        memory: the tensor that it was before a write to it failed, with content that nobody may see; None where it never
+            was one. Whoever overwrites all of it makes it a value again.
+    """
 
     failure: Failure
+    memory: torch.Tensor | None = None
+
+    def again(self, address: int) -> torch.Tensor | Poison:
+        """The tensor that it was, where its memory is at `address`; itself elsewhere."""
+        return self.memory if self.memory is not None and _address(self.memory) == address else self
 
 
 def no_such_value(sequence: int, handle: int) -> Failure:
@@ -111,7 +121,14 @@ class ValueTable:
         storage = storage_of(handle)
         for other, value in list(self._values.items()):
             if storage_of(other) == storage or (address and _address(value) == address):
-                self._values[other] = Poison(failure)
+                memory = value if isinstance(value, torch.Tensor) else None
+                self._values[other] = value if isinstance(value, Poison) else Poison(failure, memory)
+
+    def restore(self, address: int) -> None:
+        """Values that were poisoned together with the memory at `address` are values again: all of it was overwritten."""
+        for handle, value in list(self._values.items()):
+            if isinstance(value, Poison):
+                self._values[handle] = value.again(address)
 
     def tensors(self) -> list[torch.Tensor]:
         """The values that are tensors."""

@@ -218,6 +218,46 @@ def test_a_failure_reaches_the_thread_that_wants_the_result(x):
         assert pool.submit((x + 1).tolist).result(60) == [[1, 2, 3], [4, 5, 6]]
 
 
+def test_what_is_overwritten_whole_is_a_value_again(x):
+    """A cache that is reset, gradients that are set to zero: nothing of the failed write is left in them."""
+    for overwrite in (
+        lambda t: t.zero_(),
+        lambda t: t.fill_(0.0),
+        lambda t: t.copy_(torch.zeros(2, 3)),
+        lambda t: torch._foreach_zero_([t, torch.ones(2, device=x.device)]),
+    ):
+        for sent in (True, False):
+            cache = x.clone()
+            view = cache[1]
+            if sent:
+                assert view.tolist() == [3, 4, 5]  # the executor has both before the write
+            cache[beyond(x)] = 1.0
+            overwrite(cache)
+            assert cache.tolist() == [[0, 0, 0], [0, 0, 0]]
+            view.add_(1)
+            assert cache.tolist() == [[0, 0, 0], [1, 1, 1]], "the view looks into it as before"
+    with pytest.raises(djinn.RemoteIndexError):
+        djinn.synchronize()
+    partly = x.clone()
+    partly[beyond(x)] = 1.0
+    partly[0].zero_()
+    with pytest.raises(djinn.RemoteIndexError):
+        partly.cpu()
+
+
+def test_gradients_that_are_set_to_zero_forget_a_failed_step(x):
+    weight = torch.ones(2, 3, device=x.device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    (weight * x).sum().backward()
+    (weight * x)[beyond(x)].sum().backward()
+    with pytest.raises(djinn.RemoteIndexError):
+        weight.grad.cpu()
+    optimizer.zero_grad(set_to_none=False)
+    (weight * x).sum().backward()
+    optimizer.step()
+    assert weight.tolist() == (1 - x).tolist()
+
+
 def test_a_training_step_that_fails_harms_no_other(x):
     """The loss is looked at before the step, as in most loops: what failed leaves with the gradients."""
     torch.manual_seed(0)
