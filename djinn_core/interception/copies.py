@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import warn_if_has_hooks
 
-from djinn_core import torch_private
+from djinn_core import torch_objects, torch_private
 
 if TYPE_CHECKING:
     from djinn_core.interception.lazy_tensor import LazyTensor
@@ -75,11 +75,11 @@ def reduce(tensor: LazyTensor) -> tuple[Any, ...]:
     warn_if_has_hooks(tensor)
     state = _attributes(tensor)
     if isinstance(tensor, torch.nn.Parameter):
-        return torch_private.rebuild_parameter(tensor.detach(), tensor.requires_grad, state)
+        return torch_objects.rebuild_parameter(tensor.detach(), tensor.requires_grad, state)
     cls = getattr(type(tensor), "of_user", torch.Tensor)
     with torch_private.no_torch_functions():
         plain = tensor.detach().resolve_conj().resolve_neg()
-    rebuild, arguments = torch_private.rebuild_tensor(plain, tensor.requires_grad)
+    rebuild, arguments = torch_objects.rebuild_tensor(plain, tensor.requires_grad)
     if not state and cls is torch.Tensor:
         return rebuild, arguments
-    return torch_private.rebuild_with_state(rebuild, cls, arguments, state)
+    return torch_objects.rebuild_with_state(rebuild, cls, arguments, state)

@@ -28,6 +28,7 @@ from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.module_calls import follow_modules
 from djinn_core.interception.modules import keep_parameters, swap_in_conversions
 from djinn_core.interception.streams import Event, Stream
+from djinn_core.torch_objects import wrap_set_default_dtype, wrap_swap_tensors
 from djinn_core.torch_private import (
     register_backend,
     replace_accelerator_functions,
@@ -35,8 +36,6 @@ from djinn_core.torch_private import (
     wrap_engine,
     wrap_module_apply,
     wrap_module_call,
-    wrap_set_default_dtype,
-    wrap_swap_tensors,
 )
 
 _libraries: list[torch.library.Library] = []

@@ -13,12 +13,9 @@ from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor, device_type, is_remote, logical_device
 from djinn_core.interception.remote_storage import RemoteStorage, new_on
 from djinn_core.ir.values import contiguous_strides
+from djinn_core.torch_objects import StorageConstructor, ToDlpack, wrap_storage_constructor, wrap_to_dlpack
 from djinn_core.torch_private import (
-    StorageConstructor,
-    ToDlpack,
     never_compiled,
-    wrap_storage_constructor,
-    wrap_to_dlpack,
 )
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_objects
 from djinn_core.interception.lazy_tensor import LazyTensor, conversion
 from djinn_core.interception.subclasses import class_of_user, remote_class
 from djinn_core.torch_private import ModuleApply
@@ -32,13 +32,13 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
 
     @functools.wraps(apply)
     def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        held = torch_private.held_by_script(module)
+        held = torch_objects.held_by_script(module)
         outer, conversion.active = conversion.active, True
         try:
             return _apply_swapping(apply, module, fn, *args, **kwargs)
         finally:
             conversion.active = outer
-            torch_private.hold_in_script(module, held)
+            torch_objects.hold_in_script(module, held)
 
     return applied
 
@@ -71,7 +71,7 @@ def swap_in_conversions(swap: Swap) -> Swap:
 
 def _take_over(kept: torch.Tensor, made: torch.Tensor) -> None:
     """Make `kept` what `made` is; `made` becomes what `kept` was, and is not needed any more."""
-    torch_private.poison_gradient_node(kept, _moved)
+    torch_objects.poison_gradient_node(kept, _moved)
     mine, other = vars(kept), vars(made)
     for name in _OF_THE_VALUE:
         swapped = {id(d): d.pop(name) for d in (mine, other) if name in d}
@@ -80,7 +80,7 @@ def _take_over(kept: torch.Tensor, made: torch.Tensor) -> None:
         if id(other) in swapped:
             mine[name] = swapped[id(other)]
     kept.__class__, made.__class__ = _class_after(kept, made), type(kept)
-    torch_private.swap_contents(kept, made)
+    torch_objects.swap_contents(kept, made)
 
 
 def _class_after(kept: torch.Tensor, made: torch.Tensor) -> type[torch.Tensor]:

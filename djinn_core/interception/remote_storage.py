@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_objects, torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.values import new_storage
 
@@ -213,11 +213,11 @@ class RemoteStorage(torch.UntypedStorage):
         return _remake, (self.cpu(), str(self._device))
 
     def _write_file(self, *arguments: Any) -> None:
-        torch_private.write_storage(self.cpu(), *arguments)
+        torch_objects.write_storage(self.cpu(), *arguments)
 
     def _set_from_file(self, *arguments: Any) -> RemoteStorage:
         # What `torch.save` wrote in its old format: tensors are made first, and their storages filled afterwards.
-        read = torch_private.read_storage(self.nbytes(), *arguments)
+        read = torch_objects.read_storage(self.nbytes(), *arguments)
         if self.base is None:
             self.source = read
             return self

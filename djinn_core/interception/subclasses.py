@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_objects, torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.lazy_tensor import LazyTensor, wrap
 
@@ -44,7 +44,7 @@ class _OfUser(LazyTensor):
             return NotImplemented
         with torch_private.no_torch_functions():
             out = func(*args, **(kwargs or {}))
-        return torch_private.convert_results(func, out, cls.of_user)
+        return torch_objects.convert_results(func, out, cls.of_user)
 
 
 @functools.cache
@@ -106,5 +106,5 @@ def make_subclass(plain: MakeSubclass) -> MakeSubclass:
 
 def register() -> None:
     """Have PyTorch make remote tensors of the user's classes."""
-    torch_private.wrap_make_subclass(make_subclass)
+    torch_objects.wrap_make_subclass(make_subclass)
     LazyTensor.as_subclass = as_subclass  # type: ignore[method-assign,assignment]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_objects, torch_private
 from djinn_core.interception.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.recorder import current
 from djinn_core.interception.storage import Storage, Value
@@ -31,7 +31,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
     """
     meta = target.remote.meta
-    source = torch_private.of_own_class(source)
+    source = torch_objects.of_own_class(source)
     if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes or not current().take_back(target.remote, _EMPTY):
@@ -45,4 +45,4 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 
 def _plain(source: torch.Tensor) -> torch.Tensor:
     """`source` on the CPU, with nothing left to do when it is read."""
-    return torch_private.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()
+    return torch_objects.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()
