@@ -446,10 +446,10 @@ def in_a_child(queue):
 @check
 def spawned_processes():
     context = torch.multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
+    queue = context.Queue()
     child = context.Process(target=in_a_child, args=(queue,))
     child.start()
-    assert queue.get() == (True, "cuda:0", 2)
+    assert queue.get(timeout=90) == (True, "cuda:0", 2)
     child.join()
     assert child.exitcode == 0
 

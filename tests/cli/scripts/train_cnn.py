@@ -144,6 +144,9 @@ def main():
         },
         args.checkpoint,
     )
+    best = Net().to(device)
+    best.load_state_dict(torch.load(args.checkpoint, map_location=device, weights_only=True)["model"])
+    test(best, device, test_loader)
 
 
 if __name__ == "__main__":
