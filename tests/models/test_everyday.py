@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import warnings
 
 import numpy as np
 import pytest
@@ -140,10 +139,19 @@ def test_transformers_save_a_remote_model(remote, tmp_path):
     torch.testing.assert_close(again.state_dict(), model.state_dict())
 
 
-def test_a_compiled_model_runs(remote, model):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        both(lambda model, data: torch.compile(model, backend="eager")(data), model.eval())
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_runs_as_it_is_and_says_so(remote, model, caplog):
+    from djinn_core.interception.libraries import compiling
+
+    def work(model, data):
+        if data.device.type == "cpu":
+            return model(data), data.sin().cos()
+        whole = torch.compile(lambda data: data.sin().cos(), fullgraph=True)
+        return torch.compile(model)(data), whole(data)
+
+    compiling._say_once.cache_clear()
+    both(work, model.eval())
+    assert caplog.text.count("torch.compile does nothing for remote tensors") == 1
 
 
 def test_numbers_print_and_format(remote):
@@ -187,3 +195,94 @@ def test_a_learning_rate_schedule_and_the_optimizers_state(remote, model):
         return list(model.parameters()), [s["exp_avg"] for s in state["state"].values()]
 
     both(work, model)
+
+
+def test_statistics_are_updated_by_a_forward_pass_whose_result_nobody_wants(remote):
+    def work(_, data):
+        torch.manual_seed(3)
+        layer = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)).to(data.device)
+        average = torch.optim.swa_utils.AveragedModel(layer)
+        average.update_parameters(layer)
+        torch.optim.swa_utils.update_bn([data], average)
+        return average.state_dict()
+
+    both(work, nn.Identity())
+
+
+@pytest.mark.parametrize("lengths", ["cpu", REMOTE])
+def test_lengths_of_a_ctc_loss_on_either_device(remote, lengths):
+    def work(_, data):
+        place = lengths if data.device.type != "cpu" else "cpu"
+        scores = data.view(5, 2, 4).log_softmax(2)
+        targets = torch.tensor([[1, 2], [3, 1]], device=data.device)
+        sizes = [torch.tensor(given, device=place) for given in ([5, 4], [2, 1])]
+        return nn.functional.ctc_loss(scores, targets, *sizes)
+
+    both(work, nn.Identity())
+
+
+OPTIMIZERS = {
+    "lbfgs": lambda given: torch.optim.LBFGS(given, lr=0.1, line_search_fn="strong_wolfe"),
+    "adamw fused": lambda given: torch.optim.AdamW(given, lr=1e-2, fused=True),
+    "nadam with a tensor as rate": lambda given: torch.optim.NAdam(given, lr=torch.tensor(1e-2)),
+    "sgd foreach": lambda given: torch.optim.SGD(given, lr=1e-2, momentum=0.9, nesterov=True, foreach=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(remote, model, name):
+    def work(model, data):
+        optimizer = OPTIMIZERS[name](model.parameters())
+
+        def loss():
+            optimizer.zero_grad()
+            found = functional.mse_loss(model(data), data)
+            found.backward()
+            return found
+
+        return [optimizer.step(loss).detach() for _ in range(3)], list(model.parameters())
+
+    both(work, model.eval())
+
+
+def test_distributions(remote):
+    def work(_, data):
+        scale = data[:, :2].exp()
+        kinds = [
+            torch.distributions.Normal(data[:, :2], scale),
+            torch.distributions.Categorical(logits=data),
+            torch.distributions.Gamma(scale, scale),
+            torch.distributions.Bernoulli(logits=data),
+        ]
+        samples = [kind.sample((2,)) for kind in kinds]
+        return samples, [kind.log_prob(sample) for kind, sample in zip(kinds, samples, strict=True)]
+
+    both(work, nn.Identity())
+
+
+def test_a_recurrent_net_on_packed_sequences(remote):
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+    def work(_, data):
+        torch.manual_seed(3)
+        net = nn.LSTM(4, 3, num_layers=2, dropout=0.3, bidirectional=True, proj_size=2, batch_first=True).to(
+            data.device
+        )
+        torch.manual_seed(4)
+        packed = pack_padded_sequence(data.view(2, 5, 4), torch.tensor([3, 5]), batch_first=True, enforce_sorted=False)
+        out, state = net(packed)
+        out, lengths = pad_packed_sequence(out, batch_first=True)
+        out.sum().backward()
+        return out, lengths, state, gradients(net)
+
+    both(work, nn.Identity())
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"pin_memory": True}])
+def test_batches_that_other_processes_and_threads_make(remote, options):
+    from torch.utils.data import DataLoader, TensorDataset
+
+    total = torch.zeros((), device=REMOTE)
+    for (batch,) in DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2, **options):
+        total += batch.to(REMOTE, non_blocking=True).sum()
+    assert total.item() == 15
