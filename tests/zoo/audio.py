@@ -45,13 +45,13 @@ SPEECH = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_source_positions": 32,
     "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
 }  # fmt: skip
-row("audio", "whisper", "Whisper", "ForConditionalGeneration",
-    lambda: {"input_features": numbers(2, 16, 64), "labels": words(1)}, **SPEECH, num_mel_bins=16)  # fmt: skip
-row("audio", "speech_to_text", "Speech2Text", "ForConditionalGeneration",
-    lambda: {"input_features": numbers(2, 32, 16), "labels": words(1)}, **SPEECH, input_feat_per_channel=16, conv_channels=16,
+row("audio", "whisper", "Whisper", "ForConditionalGeneration", writes=True,
+    inputs=lambda: {"input_features": numbers(2, 16, 64), "labels": words(1)}, **SPEECH, num_mel_bins=16)  # fmt: skip
+row("audio", "speech_to_text", "Speech2Text", "ForConditionalGeneration", writes=True,
+    inputs=lambda: {"input_features": numbers(2, 32, 16), "labels": words(1)}, **SPEECH, input_feat_per_channel=16, conv_channels=16,
     num_conv_layers=1, conv_kernel_sizes=[3])  # fmt: skip
-row("audio", "moonshine", "Moonshine", "ForConditionalGeneration",
-    lambda: {"input_values": numbers(2, 2000), "labels": words(1)},
+row("audio", "moonshine", "Moonshine", "ForConditionalGeneration", writes=True,
+    inputs=lambda: {"input_values": numbers(2, 2000), "labels": words(1)},
     hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2, vocab_size=99,
     encoder_num_attention_heads=4, decoder_num_attention_heads=4, decoder_start_token_id=1, pad_token_id=0, bos_token_id=1,
     eos_token_id=2)  # fmt: skip

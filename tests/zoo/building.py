@@ -26,21 +26,27 @@ VISION = SIZES | {"image_size": 32, "patch_size": 8}
 
 @attrs.frozen
 class Architecture:
-    """One entry of the zoo. `make` builds the model and its inputs from the random state as it is."""
+    """One entry of the zoo.
+
+    Attributes:
+        make: builds the model and its inputs from the random state as it is.
+        writes: whether the model has a `generate()` that goes on from these inputs.
+    """
 
     name: str
     kind: str
     make: Make
+    writes: bool = False
 
 
 ZOO: dict[str, Architecture] = {}
 
 
-def architecture(kind: str) -> Callable[[Make], Make]:
+def architecture(kind: str, writes: bool = False) -> Callable[[Make], Make]:
     """Decorator: the function, by its name, is an entry of the zoo."""
 
     def register(make: Make) -> Make:
-        ZOO[make.__name__] = Architecture(make.__name__, kind, make)
+        ZOO[make.__name__] = Architecture(make.__name__, kind, make, writes)
         return make
 
     return register
@@ -54,14 +60,21 @@ def pretrained(module: str, model: str, config: str, **settings: Any) -> nn.Modu
 
 
 def row(
-    kind: str, module: str, prefix: str, head: str, inputs: Callable[[], Inputs], config: str = "", **settings: Any
+    kind: str,
+    module: str,
+    prefix: str,
+    head: str,
+    inputs: Callable[[], Inputs],
+    config: str = "",
+    writes: bool = False,
+    **settings: Any,
 ) -> None:
     """An entry of the zoo whose classes are named as most are: `{prefix}{head}` and `{prefix}Config` (or `config`)."""
 
     def make() -> tuple[nn.Module, Inputs]:
         return pretrained(module, f"{prefix}{head}", config or f"{prefix}Config", **settings), inputs()
 
-    ZOO[module] = Architecture(module, kind, make)
+    ZOO[module] = Architecture(module, kind, make, writes)
 
 
 def words(seed: int = 0, length: int = 10) -> torch.Tensor:

@@ -43,7 +43,13 @@ class Likeness:
 
 @attrs.frozen
 class Verdict:
-    """What became of one architecture; `ops` and `round_trips` are those of the forward pass, times are in seconds."""
+    """What became of one architecture.
+
+    Attributes:
+        ops: recorded in the forward pass. round_trips: likewise.
+        tokens: whether `generate()` wrote the same; None for models that do not write.
+        here: seconds of forward pass and training step. remote: likewise.
+    """
 
     name: str
     kind: str
@@ -52,6 +58,7 @@ class Verdict:
     round_trips: int = 0
     forward: Likeness = Likeness()
     step: Likeness = Likeness()
+    tokens: bool | None = None
     here: float = 0.0
     remote: float = 0.0
     error: str = ""
@@ -59,7 +66,7 @@ class Verdict:
     @property
     def equal(self) -> bool:
         """Whether it ran and is within the tolerances."""
-        return not self.error and self.forward.close and self.step.close
+        return not self.error and self.forward.close and self.step.close and self.tokens is not False
 
 
 @attrs.frozen
@@ -89,6 +96,7 @@ def compare(architecture: Architecture) -> Verdict:
         round_trips=remote.round_trips,
         forward=likeness(remote.forward, local.forward),
         step=likeness(remote.step, local.step),
+        tokens=same_tokens(theirs, sent, model, inputs) if architecture.writes else None,
         here=local.seconds,
         remote=remote.seconds,
     )
@@ -137,6 +145,18 @@ def train(model: nn.Module, inputs: Inputs) -> Tensors:
     gradients = {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
     return {"loss": loss} | gradients | dict(model.state_dict())
+
+
+def same_tokens(theirs: nn.Module, sent: Inputs, model: nn.Module, inputs: Inputs) -> bool:
+    """Whether both write the same, token by token, with the caches that their kind of model has."""
+    return generate(theirs, sent) == generate(model, inputs)
+
+
+def generate(model: nn.Module, inputs: Inputs) -> list[list[int]]:
+    """Seven tokens, greedily."""
+    given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
+    options = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
+    return model.eval().generate(**given, **options).tolist()
 
 
 def loss_of(output: Any) -> torch.Tensor:

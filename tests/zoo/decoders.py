@@ -15,12 +15,12 @@ ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_grou
 
 def decoder(module: str, prefix: str, head: str = "ForCausalLM", **settings: Any) -> None:
     """An entry that is sized like most."""
-    row("decoder", module, prefix, head, text, **(TEXT | settings))
+    row("decoder", module, prefix, head, text, writes=True, **(TEXT | settings))
 
 
 def older(module: str, prefix: str, head: str = "ForCausalLM", **settings: Any) -> None:
     """An entry whose configuration has names of its own for its sizes."""
-    row("decoder", module, prefix, head, text, **(NARROW | settings))
+    row("decoder", module, prefix, head, text, writes=True, **(NARROW | settings))
 
 
 older("gpt2", "GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=4, n_positions=32)

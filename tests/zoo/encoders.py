@@ -22,7 +22,7 @@ def encoder(module: str, prefix: str, head: str = "ForMaskedLM", **settings: Any
 
 def translator(module: str, prefix: str, head: str = "ForConditionalGeneration", **settings: Any) -> None:
     """An entry with an encoder and a decoder."""
-    row("encoder-decoder", module, prefix, head, padded_text, **(TRANSLATOR | settings))
+    row("encoder-decoder", module, prefix, head, padded_text, writes=True, **(TRANSLATOR | settings))
 
 
 encoder("bert", "Bert")
@@ -74,10 +74,19 @@ T5 = {
     "num_heads": 4,
     "decoder_start_token_id": 0,
 }
-row("encoder-decoder", "t5", "T5", "ForConditionalGeneration", padded_text, **T5)
-row("encoder-decoder", "mt5", "MT5", "ForConditionalGeneration", padded_text, **T5, feed_forward_proj="gated-gelu")
-row("encoder-decoder", "umt5", "UMT5", "ForConditionalGeneration", padded_text, **T5)
-row("encoder-decoder", "longt5", "LongT5", "ForConditionalGeneration", padded_text, **T5, local_radius=3,
+row("encoder-decoder", "t5", "T5", "ForConditionalGeneration", padded_text, writes=True, **T5)
+row(
+    "encoder-decoder",
+    "mt5",
+    "MT5",
+    "ForConditionalGeneration",
+    padded_text,
+    writes=True,
+    **T5,
+    feed_forward_proj="gated-gelu",
+)
+row("encoder-decoder", "umt5", "UMT5", "ForConditionalGeneration", padded_text, writes=True, **T5)
+row("encoder-decoder", "longt5", "LongT5", "ForConditionalGeneration", padded_text, writes=True, **T5, local_radius=3,
     encoder_attention_type="transient-global", global_block_size=4)  # fmt: skip
 row("encoder-decoder", "switch_transformers", "SwitchTransformers", "ForConditionalGeneration", padded_text, **T5,
     num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, expert_capacity=8)  # fmt: skip

@@ -58,7 +58,7 @@ def blip_2() -> tuple[nn.Module, Inputs]:
     return model, illustrated(4)
 
 
-@architecture("multimodal")
+@architecture("multimodal", writes=True)
 def llava() -> tuple[nn.Module, Inputs]:
     """Patches take the place of tokens."""
     towers = {
@@ -72,7 +72,7 @@ def llava() -> tuple[nn.Module, Inputs]:
     return model, illustrated(16)
 
 
-@architecture("multimodal")
+@architecture("multimodal", writes=True)
 def paligemma() -> tuple[nn.Module, Inputs]:
     """SigLIP before Gemma."""
     towers = {
@@ -87,7 +87,7 @@ def paligemma() -> tuple[nn.Module, Inputs]:
     return model, inputs | {"token_type_ids": (inputs["input_ids"] != PICTURE).long()}
 
 
-@architecture("multimodal")
+@architecture("multimodal", writes=True)
 def idefics3() -> tuple[nn.Module, Inputs]:
     """Pixel shuffle before Llama."""
     model = pretrained(
@@ -112,7 +112,7 @@ def qwen_inputs() -> Inputs:
     }  # fmt: skip
 
 
-@architecture("multimodal")
+@architecture("multimodal", writes=True)
 def qwen2_vl() -> tuple[nn.Module, Inputs]:
     """Positions in time, height and width."""
     tower = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 8,
@@ -124,7 +124,7 @@ def qwen2_vl() -> tuple[nn.Module, Inputs]:
     return model, qwen_inputs()
 
 
-@architecture("multimodal")
+@architecture("multimodal", writes=True)
 def qwen2_5_vl() -> tuple[nn.Module, Inputs]:
     """Windows of patches attend to themselves."""
     tower = {"depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": 32, "patch_size": 8,
@@ -145,7 +145,7 @@ def vilt() -> tuple[nn.Module, Inputs]:
     return model, {"input_ids": words(), "pixel_values": numbers(2, 3, 32, 32), **marks, "labels": answers}
 
 
-@architecture("multimodal")
+@architecture("multimodal", writes=True)
 def git() -> tuple[nn.Module, Inputs]:
     """Text that goes on from a picture."""
     model = pretrained("git", "GitForCausalLM", "GitConfig", **TEXT, vision_config=VISION)

@@ -22,7 +22,18 @@ from rich.progress import track
 from rich.table import Table
 from serving import serving
 
-COLUMNS = ("architecture", "kind", "parameters", "ops", "round trips", "forward", "step", "here (s)", "remote (s)")
+COLUMNS = (
+    "architecture",
+    "kind",
+    "parameters",
+    "ops",
+    "round trips",
+    "forward",
+    "step",
+    "tokens",
+    "here (s)",
+    "remote (s)",
+)
 
 
 def main() -> int:
@@ -57,8 +68,9 @@ def judge(name: str) -> Verdict:
 def cells(verdict: Verdict) -> tuple[str, ...]:
     """One row of the table."""
     counts = (f"{verdict.parameters:,}", str(verdict.ops), str(verdict.round_trips))
+    tokens = {None: "", True: "same", False: "DIFFER"}[verdict.tokens]
     times = (f"{verdict.here:.2f}", f"{verdict.remote:.2f}")
-    return (verdict.name, verdict.kind, *counts, word(verdict.forward), word(verdict.step), *times)
+    return (verdict.name, verdict.kind, *counts, word(verdict.forward), word(verdict.step), tokens, *times)
 
 
 def word(likeness: Likeness) -> str:
@@ -74,6 +86,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     step, trips = sum(v.step.bitwise for v in verdicts), sum(v.round_trips == 0 for v in verdicts)
     return (
         f"{len(verdicts)} architectures: {equal} equal. Bitwise: {forward} forward, {step} training step. "
+        f"{sum(v.tokens is True for v in verdicts)} of {sum(v.tokens is not None for v in verdicts)} write the same tokens. "
         f"{trips} need no answer from the server in the forward pass."
     )
 
@@ -86,7 +99,10 @@ def show(verdicts: Sequence[Verdict], console: Console) -> None:
     console.print(table)
     for verdict in verdicts:
         if not verdict.equal:
-            reason = verdict.error or f"{verdict.forward.worst} (forward), {verdict.step.worst} (step)"
+            reason = (
+                verdict.error
+                or f"{verdict.forward.worst} (forward), {verdict.step.worst} (step), tokens: {verdict.tokens}"
+            )
             console.print(f"{verdict.name}: {reason}", markup=False)
     console.print(summary(verdicts))
 
@@ -116,7 +132,7 @@ INTRODUCTION = """# The zoo
 Models of transformers and diffusers, built small from their configurations: a forward pass in evaluation mode and one
 training step (dropout included; SGD with momentum and weight decay), here and on a server in a process of its own. Outputs,
 loss, every gradient, and every parameter and buffer after the step are compared with the tolerances of
-`torch.testing.assert_close`. "bitwise" means that no bit differs; otherwise the largest difference stands there in
+`torch.testing.assert_close`. Models that write text then write seven tokens greedily. "bitwise" means that no bit differs; otherwise the largest difference stands there in
 units of the tolerance. Ops and round trips are those of the forward pass. Times are of both passes on one thread,
 remotely with shape inference and planning for a model never seen before.
 

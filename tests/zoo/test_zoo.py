@@ -20,3 +20,5 @@ def test_inference_and_a_training_step(over_tcp, name):
     assert verdict.ops > 20, "nothing was recorded: nothing is shown"
     assert verdict.forward.close, verdict.forward
     assert verdict.step.close, verdict.step
+    assert verdict.tokens is not False, "generate() writes something else"
+    assert verdict.tokens is not None or not ZOO[name].writes
