@@ -71,4 +71,3 @@ def test_tensors_of_two_devices_do_not_mix(embedded):
     local[0] = x[0]
     assert (x + torch.tensor(2.0)).sum().item() == 18, "a number in a CPU tensor is a number"
     assert x[torch.tensor([1])].shape == (1, 3)
-
