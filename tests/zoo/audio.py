@@ -48,8 +48,8 @@ SPEECH = {
 row("audio", "whisper", "Whisper", "ForConditionalGeneration", writes=True,
     inputs=lambda: {"input_features": numbers(2, 16, 64), "labels": words(1)}, **SPEECH, num_mel_bins=16)  # fmt: skip
 row("audio", "speech_to_text", "Speech2Text", "ForConditionalGeneration", writes=True,
-    inputs=lambda: {"input_features": numbers(2, 32, 16), "labels": words(1)}, **SPEECH, input_feat_per_channel=16, conv_channels=16,
-    num_conv_layers=1, conv_kernel_sizes=[3])  # fmt: skip
+    inputs=lambda: {"input_features": numbers(2, 32, 16), "labels": words(1)}, **SPEECH, input_feat_per_channel=16,
+    conv_channels=16, num_conv_layers=1, conv_kernel_sizes=[3])  # fmt: skip
 row("audio", "moonshine", "Moonshine", "ForConditionalGeneration", writes=True,
     inputs=lambda: {"input_values": numbers(2, 2000), "labels": words(1)},
     hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2, vocab_size=99,
