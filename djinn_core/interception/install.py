@@ -27,6 +27,7 @@ from djinn_core.interception.generators import Generator
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.module_calls import follow_modules
 from djinn_core.interception.modules import keep_parameters, swap_in_conversions
+from djinn_core.interception.padding import pad_with_zeros
 from djinn_core.interception.streams import Event, Stream
 from djinn_core.torch_objects import wrap_set_default_dtype, wrap_swap_tensors
 from djinn_core.torch_private import (
@@ -62,4 +63,5 @@ def install() -> None:
     wrap_swap_tensors(swap_in_conversions)
     wrap_set_default_dtype(noting_changes(forget_calls))
     wrap_module_call(follow_modules)
+    torch.nn.TransformerEncoder.forward = pad_with_zeros(torch.nn.TransformerEncoder.forward)  # type: ignore[method-assign]
     adapt_libraries()

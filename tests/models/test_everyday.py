@@ -209,6 +209,26 @@ def test_statistics_are_updated_by_a_forward_pass_whose_result_nobody_wants(remo
     both(work, nn.Identity())
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("norm", [None, nn.LayerNorm(4)], ids=["plain", "norm"])
+@pytest.mark.parametrize("rows", [[4, 2], [2, 2]], ids=["one row", "all rows"])
+def test_an_encoder_returns_zeros_for_padding_where_pytorch_does(remote, norm, rows):
+    def work(_, data):
+        torch.manual_seed(3)
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 2, norm=copy.deepcopy(norm)).to(data.device).eval()
+        if norm is not None:
+            nn.init.constant_(encoder.norm.bias, 0.5)
+        padding = (torch.arange(4) >= torch.tensor(rows).unsqueeze(1)).to(data.device)
+        words = data.flatten()[:32].view(2, 4, 4)
+        with torch.no_grad():
+            dropped = encoder(words, src_key_padding_mask=padding)
+            scattered = encoder(words, src_key_padding_mask=padding.flip(1))
+        return dropped, scattered, encoder(words, src_key_padding_mask=padding), encoder.train()(words)
+
+    both(work, nn.Identity())
+
+
 @pytest.mark.parametrize("lengths", ["cpu", REMOTE])
 def test_lengths_of_a_ctc_loss_on_either_device(remote, lengths):
     def work(_, data):
