@@ -80,6 +80,12 @@ def _check_layout(layout: torch.layout | None) -> None:
         raise NotImplementedError(f"layout {layout} is not supported on remote_accelerator; use a strided tensor")
 
 
+def kaiser_window(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> torch.Tensor:
+    """`aten::kaiser_window`, which has a kernel of its own for each backend."""
+    device = options.get("device")
+    return _make(aten.kaiser_window.beta, (length, periodic, beta), options.get("dtype"), device)  # type: ignore[no-any-return]
+
+
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """`aten::_copy_from`: copies that PyTorch makes below the dispatch of subclasses, as `torch.tensor` does."""
     return copy(aten.copy_.default, (target, source), {})  # type: ignore[no-any-return]
@@ -96,6 +102,9 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "arange": lambda end, **options: arange(0, end, 1, **options),
     "arange.start": lambda start, end, **options: arange(start, end, 1, **options),
     "arange.start_step": arange,
+    "kaiser_window": kaiser_window,
+    "kaiser_window.periodic": kaiser_window,
+    "kaiser_window.beta": kaiser_window,
     "_copy_from": copy_from,
     "_efficientzerotensor": zeros,
     "tril_indices": _indices(aten.tril_indices.default),

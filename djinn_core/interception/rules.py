@@ -61,6 +61,10 @@ def _index_put(func: Any) -> Rule:
     return rule
 
 
+def _window(length: int, *_: Any, **options: Any) -> torch.Tensor:
+    return torch.empty(length, **options)
+
+
 def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
     if output_size is None:
         raise NotImplementedError("the sum of the repeats depends on data")
@@ -105,6 +109,7 @@ _RULES: dict[Any, Rule] = {
     aten.index_put.default: _index_put(aten.index_put.default),
     aten.index_put_.default: _index_put(aten.index_put_.default),
     aten.scaled_dot_product_attention.default: _attention,
+    aten.kaiser_window.beta: _window,
     aten.repeat_interleave.Tensor: _repeat_interleave,
 }
 

@@ -73,7 +73,8 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _stand_in(source: LazyTensor) -> torch.Tensor:
-    return torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+    meta = source.remote.meta  # classes that the user derived may say other things of themselves
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
 
 
 def _laid_out(fetched: torch.Tensor, source: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:

@@ -346,7 +346,9 @@ def lazy_modules(d):
     loaded.load_state_dict(linear("cpu").state_dict())
     shapes = [m(waves(d, 2, 3)).shape for m in (moved, made, loaded)]
     after = [(type(m).__name__, m.weight.shape, m.weight.device) for m in (*moved, made, loaded)]
-    return before, shapes, after, loaded.weight, isinstance(made.weight, nn.Parameter)
+    back = copy.deepcopy(nn.LazyLinear(2).to(d)).cpu()
+    there_and_back = back(waves("cpu", 2, 3)).shape, type(back.weight).__name__
+    return before, shapes, after, loaded.weight, isinstance(made.weight, nn.Parameter), there_and_back
 
 
 @case

@@ -227,6 +227,7 @@ def made_of_nothing(d):
         outs,
         grids,
         torch.hann_window(4, device=d),
+        torch.kaiser_window(5, False, beta=3.0, device=d),
         torch.empty_permuted((2, 3), (1, 0), device=d).stride(),
     )
 
