@@ -188,7 +188,9 @@ def test_an_event_orders_what_threads_do():
     thread = threading.Thread(target=write)
     thread.start()
     thread.join()
+    before = djinn.stats()["submissions"]
     event.wait()
+    assert djinn.stats()["submissions"] == before + 1  # what the other thread recorded
     assert event.query()
     assert target.tolist() == [1, 1, 1]
 
