@@ -111,8 +111,10 @@ def _looks_up_tokens(graph: Graph, node: Node) -> bool:
     makers = (maker for _, maker in ancestors(graph, indices, limit=32))
     if any(maker is not None and maker.operation in _COUNTING for maker in makers):
         return False
-    rows, looked_up = graph.meta(node.inputs[0]).shape[0], graph.meta(indices).shape[-1:]
-    return rows > _TOKENS_PER_POSITION * (looked_up[0] if looked_up else 1)
+    table, looked_up = graph.meta(node.inputs[0]).shape, graph.meta(indices).shape[-1:]
+    if not table:
+        return False  # the executor will refuse the op, and say why
+    return table[0] > _TOKENS_PER_POSITION * (looked_up[0] if looked_up else 1)
 
 
 def _modalities(graph: Graph, sources: dict[int, Modality]) -> tuple[Modality, ...]:
