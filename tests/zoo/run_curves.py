@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 from curves import OPTIMIZERS, Comparison, compare_runs, digits, prose
+from reporting import made_by, markdown
 from rich.console import Console
 from rich.table import Table
 from serving import serving
@@ -37,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
     parser.add_argument("--json", type=Path, help="write the results to this file as well")
+    parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
     options = parser.parse_args()
     console = Console(width=170)
     found = []
@@ -45,12 +47,15 @@ def main() -> int:
         for one in runs(options.steps):
             found.append(one)
             console.print(f"{one.task}, {one.optimizer}: {'equal' if one.equal else 'DIFFERS'}", highlight=False)
-    table = Table(*COLUMNS, title=f"{options.steps} steps")
+    shown = Table(*COLUMNS, title=f"{options.steps} steps")
     for one in found:
-        table.add_row(*cells(one))
-    console.print(table)
+        shown.add_row(*cells(one))
+    console.print(shown)
     if options.json:
         options.json.write_text(json.dumps([attrs.asdict(one) for one in found], indent=1) + "\n")
+    if options.markdown:
+        table = markdown(COLUMNS, map(cells, found))
+        options.markdown.write_text("\n".join([INTRODUCTION, made_by("make curves"), "", table, ""]))
     return int(not all(one.equal for one in found))
 
 
@@ -58,10 +63,20 @@ def cells(one: Comparison) -> tuple[str, ...]:
     """One row of the table."""
     losses = (f"{one.first_loss:.4f}", f"{one.last_loss:.4f}")
     differences = (
-        ("bitwise", "bitwise", "") if one.bitwise else (f"{one.largest:.1e}", f"{one.last:.1e}", str(one.apart))
+        ("bitwise", "bitwise", "")
+        if one.bitwise
+        else (f"{one.largest:.1e}", f"{one.last:.1e}", "" if one.apart is None else str(one.apart))
     )
     return (one.task, one.optimizer, *losses, *differences, f"{one.here:.1f}", f"{one.remote:.1f}")
 
+
+INTRODUCTION = f"""# Training runs
+
+A CNN with batch norm and dropout on scikit-learn's handwritten digits, and a small GPT on Python's own documentation,
+{STEPS} steps each, here and on a server in a process of its own. Each loss is compared, and every parameter and buffer at the
+end. "first apart" is the first step whose losses differ; "bitwise" means that none does. What is tolerated, and why, is in
+[decision 15](decisions/0015-what-equal-means.md).
+"""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,13 +10,12 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import attrs
 from catalogue import SHORT_FORM, ZOO
 from comparing import Likeness, Verdict, compare
+from reporting import made_by, markdown, versions
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -107,13 +106,6 @@ def show(verdicts: Sequence[Verdict], console: Console) -> None:
     console.print(summary(verdicts))
 
 
-def versions() -> dict[str, str]:
-    """What the run was made with."""
-    return {"date": f"{datetime.now(UTC):%Y-%m-%d}"} | {
-        name: version(name) for name in ("torch", "transformers", "diffusers")
-    }
-
-
 def report(verdicts: Sequence[Verdict]) -> dict[str, object]:
     """All results, for `--json`."""
     return {"made with": versions(), "summary": summary(verdicts), "results": [attrs.asdict(v) for v in verdicts]}
@@ -121,10 +113,8 @@ def report(verdicts: Sequence[Verdict]) -> dict[str, object]:
 
 def page(verdicts: Sequence[Verdict]) -> str:
     """The table as a page of the documentation."""
-    made = ", ".join(f"{name} {number}" for name, number in versions().items())
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(cells, verdicts)]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([INTRODUCTION, f"Made by `make zoo`: {made}.", "", summary(verdicts), "", *lines, ""])
+    table = markdown(COLUMNS, map(cells, verdicts))
+    return "\n".join([INTRODUCTION, made_by("make zoo"), "", summary(verdicts), "", table, ""])
 
 
 INTRODUCTION = """# The zoo
