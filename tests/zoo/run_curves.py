@@ -62,11 +62,8 @@ def main() -> int:
 def cells(one: Comparison) -> tuple[str, ...]:
     """One row of the table."""
     losses = (f"{one.first_loss:.4f}", f"{one.last_loss:.4f}")
-    differences = (
-        ("bitwise", "bitwise", "")
-        if one.bitwise
-        else (f"{one.largest:.1e}", f"{one.last:.1e}", "" if one.apart is None else str(one.apart))
-    )
+    apart = "" if one.apart is None else str(one.apart)
+    differences = ("bitwise", "bitwise", "") if one.bitwise else (f"{one.largest:.1e}", f"{one.last:.1e}", apart)
     return (one.task, one.optimizer, *losses, *differences, f"{one.here:.1f}", f"{one.remote:.1f}")
 
 
