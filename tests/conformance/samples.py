@@ -27,8 +27,9 @@ def lazily_conjugated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def lazily_negated(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, with the neg bit set."""
-    if tensor.dtype == torch.bool or tensor.layout != torch.strided:
+    """The same elements, with the neg bit set where they are of a float or complex dtype that can be negated."""
+    negatable = tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)
+    if not negatable or tensor.layout != torch.strided:
         return tensor
     return torch._neg_view(tensor.neg())
 

@@ -1,0 +1,112 @@
+"""What is learnt of calls keeps its size, and is verified anew where another device computes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.interception import encode, infer
+from djinn_core.interception.bounded import keep
+from djinn_core.interception.dispatch import learn_layout
+from djinn_core.ir import values
+from djinn_core.ir.form import Form
+from djinn_core.ir.values import tensor_meta
+
+
+def test_tables_keep_their_size():
+    known = {}
+    for number in range(100):
+        assert keep(known, number, -number, 10) == -number
+    assert len(known) <= 10
+    assert keep(known, 99, "another", 10) == -99
+
+
+def test_signatures_and_forms_are_bounded(monkeypatch):
+    monkeypatch.setattr(infer, "_signatures", {})
+    monkeypatch.setattr(encode, "_forms", {})
+    monkeypatch.setattr(infer, "SIGNATURES_LIMIT", 8)
+    meta = tensor_meta((2,), (1,), 0, torch.float32)
+    made = [infer.signature_of(Form(f"aten::op{n}", (), (), (), False), (meta,)) for n in range(50)]
+    assert len(infer._signatures) <= 8
+    again = infer.signature_of(made[0].form, (meta,))
+    # Forgotten, so it is another one, and nothing that was planned by the id of the first is taken for it.
+    assert again is not made[0]
+    assert len({s.id for s in [*made, again]}) == 51
+
+
+def test_metadata_is_interned_once_whichever_thread_asks():
+    barrier, found = threading.Barrier(8), [[] for _ in range(8)]
+
+    def ask(mine):
+        barrier.wait()
+        mine.extend(tensor_meta((7, n), (n, 1), 0, torch.float32) for n in range(300))
+
+    threads = [threading.Thread(target=ask, args=(mine,)) for mine in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len({id(mine[n]) for mine in found}) == 1 for n in range(300))
+    assert isinstance(values._interning, type(threading.RLock()))
+
+
+def recorded(program):
+    """The only call that `program` records."""
+    with djinn.capture() as captured:
+        program()
+    (call,) = captured.program.calls
+    return call
+
+
+@pytest.fixture
+def another_session(embedded):
+    """Ends the session and begins another, as with a server of another kind."""
+
+    def begin():
+        djinn.configure(threads=1)
+        djinn.init()
+
+    return begin
+
+
+def test_a_layout_that_was_learnt_is_not_believed_of_another_device(embedded, another_session):
+    # The kernel of another kind of device is only told of: `learn_layout` is what the answer of one would have called.
+    x = torch.ones(3, 5, device=embedded)
+    call = recorded(lambda: x.add(1.5))
+    learn_layout(call, 0, (1, 3))
+    assert recorded(lambda: x.add(1.5)).results[0].stride == (1, 3)
+    another_session()
+    x = torch.ones(3, 5, device=embedded)
+    assert recorded(lambda: x.add(1.5)).results[0].stride == (5, 1)
+    assert x.add(1.5).stride() == (5, 1)
+
+
+def test_a_layout_that_was_confirmed_is_verified_anew_on_another_device(embedded, another_session):
+    x = torch.ones(3, 5, device=embedded)
+    call = recorded(lambda: x.mul(2.5))
+    x.mul(2.5).cpu()
+    assert call.signature.layout_trusted
+    another_session()
+    assert not call.signature.layout_trusted, "a call that a capture keeps would go unverified"
+    x = torch.ones(3, 5, device=embedded)
+    x.mul(2.5).cpu()
+    assert recorded(lambda: x.mul(2.5)).signature.layout_trusted
+
+
+def test_dtypes_of_statistics_are_asked_once_for_all_sizes(embedded):
+    weight = torch.ones(4, device=embedded, dtype=torch.bfloat16)
+    normalised = [
+        torch.native_layer_norm(torch.ones(n, 4, device=embedded, dtype=torch.bfloat16), [4], weight, weight, 1e-5)
+        for n in (2, 3)
+    ]
+    trips = djinn.stats()["round_trips"]
+    out, mean, _ = torch.native_layer_norm(
+        torch.ones(5, 4, device=embedded, dtype=torch.bfloat16), [4], weight, weight, 1e-5
+    )
+    assert djinn.stats()["round_trips"] == trips
+    assert mean.dtype == torch.bfloat16 == normalised[0][1].dtype  # as the CPU has it
+    assert mean.cpu().dtype == torch.bfloat16
+    assert out.cpu().shape == (5, 4)

@@ -1,0 +1,60 @@
+"""What a device with strided tensors only cannot do is refused at the op, by name, and nothing else is harmed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+
+CASES = {
+    "to_sparse": lambda x: x.to_sparse(),
+    "to_sparse_csr": lambda x: x.to_sparse_csr(),
+    "to_sparse_csc": lambda x: x.to_sparse_csc(),
+    "to_sparse_bsr": lambda x: x.to_sparse_bsr((1, 1)),
+    "sparse_coo_tensor": lambda x: torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.int64, device=x.device), x[0]),
+    "sparse_csr_tensor": lambda x: torch.sparse_csr_tensor(
+        torch.tensor([0, 2], device=x.device), torch.tensor([0, 1], device=x.device), x[0], (1, 2)
+    ),
+    "quantize_per_tensor": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "quantize_per_channel": lambda x: torch.quantize_per_channel(
+        x, torch.ones(2, device=x.device), torch.zeros(2, device=x.device), 0, torch.qint8
+    ),
+    "dequantize": lambda x: x.dequantize(),
+    "nested_tensor": lambda x: torch.nested.nested_tensor([x, x]),
+    "to_mkldnn": lambda x: x.to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_layouts_are_refused_at_the_op(embedded, case):
+    x = torch.ones(2, 2, device=embedded)
+    with pytest.raises(NotImplementedError) as caught:
+        CASES[case](x)
+    assert isinstance(caught.value, djinn.UnsupportedOperation), caught.value
+    assert "strided tensors only" in str(caught.value), caught.value
+    assert "report this op" not in str(caught.value)
+    assert x.sum().item() == 4
+    djinn.synchronize()  # nothing failed on the executor
+
+
+def test_a_gradient_that_would_be_sparse_is_refused_at_its_op(embedded):
+    table = torch.ones(4, 2, device=embedded, requires_grad=True)
+    looked_up = torch.nn.functional.embedding(torch.tensor([1, 2], device=embedded), table, sparse=True)
+    with pytest.raises(djinn.UnsupportedOperation, match="strided tensors only"):
+        looked_up.sum().backward()
+
+
+def test_files_are_not_mapped_into_remote_memory(embedded, tmp_path):
+    file = tmp_path / "data"
+    file.write_bytes(bytes(16))
+    with pytest.raises(NotImplementedError):
+        torch.from_file(str(file), size=4, device=embedded)
+
+
+def test_jiterator_is_refused_as_on_every_machine_without_cuda(embedded):
+    from torch.cuda.jiterator import _create_jit_fn
+
+    doubled = _create_jit_fn("template <typename T> T doubled(T x) { return x + x; }")
+    with pytest.raises(AssertionError, match="only supported on CUDA"):
+        doubled(torch.ones(2, device=embedded))
