@@ -56,7 +56,10 @@ def test_training_with_pairs_follows_the_local_losses(folder):
         curve = []
         for _ in range(3):
             features = [model.tokenize(side) for side in (SENTENCES, SENTENCES[::-1])]
-            moved = [{name: value.to(model.device) for name, value in side.items()} for side in features]
+            moved = [
+                {name: value.to(model.device) if hasattr(value, "to") else value for name, value in side.items()}
+                for side in features
+            ]
             loss = ranking(moved, None)
             optimizer.zero_grad()
             loss.backward()
