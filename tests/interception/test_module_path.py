@@ -121,6 +121,9 @@ def test_an_exception_leaves_no_trace_and_no_module_is_kept_alive(x):
     with pytest.raises(RuntimeError):
         model(x.new_ones(3, 3))
     assert current().module is None
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        model(x.new_ones(3, 3))
+    assert current().module is None
     model(x)
     gone = weakref.ref(model.h[0])
     del model

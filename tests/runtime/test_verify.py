@@ -176,6 +176,12 @@ def test_a_wrong_write_is_found(on_wrong_executor):
         x.add_(1)
 
 
+def test_a_wrong_write_of_an_op_that_returns_nothing_is_found(on_wrong_executor):
+    targets = [torch.ones(n).to(on_wrong_executor) for n in (2, 3, 4)]
+    with pytest.raises(djinn.VerificationError, match=r"aten::_foreach_mul_.*4 of 4 elements"), djinn.verify():
+        torch._foreach_mul_(targets, 3.0)
+
+
 def test_what_a_block_raises_says_what_differed_before(on_wrong_executor):
     x = torch.linspace(0.1, 1, 200).to(on_wrong_executor)
     with pytest.raises(ZeroDivisionError) as caught, djinn.verify():
