@@ -21,10 +21,12 @@ from torch.func import (
     jacfwd,
     jacrev,
     jvp,
+    linearize,
     stack_module_state,
     vjp,
     vmap,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from djinn_core.errors import UnsupportedOperation
@@ -194,6 +196,17 @@ def forward_mode(d):
         attention = F.scaled_dot_product_attention(x[None], x[None], x[None])
         out = [fwd.unpack_dual(t) for t in (x.sin() * 2, model(x), F.layer_norm(x, (3,)), attention)]
         return [(t.primal, t.tangent) for t in out]
+
+
+@case
+def traced(d):
+    x, w = waves(d, 3), waves(d, 3) + 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out, tangent = linearize(lambda x: (x.sin() * x).sum(), x)
+    graph = make_fx(lambda x: (x * w + w.sin()).sum())(x)
+    w.mul_(2)
+    return out, tangent(torch.ones(3, device=d)), [str(node.target) for node in graph.graph.nodes], graph(x)
 
 
 @case

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.libraries import accelerate, checkpoints, compiling, defaults, lightning, safetensors
+from djinn_core.interception.libraries import (
+    accelerate,
+    checkpoints,
+    compiling,
+    defaults,
+    lightning,
+    safetensors,
+    tracing,
+)
 from djinn_core.interception.libraries.on_import import Adapt, adapt_on_import
 
 _ADAPTED: dict[str, Adapt] = {
@@ -21,6 +29,7 @@ _ADAPTED: dict[str, Adapt] = {
     "sentence_transformers.util": defaults.adapt_sentence_transformers,
     "torch._dynamo.eval_frame": compiling.adapt_tracing,
     "torch._inductor.compile_fx": compiling.adapt_compiling,
+    "torch.fx.experimental.proxy_tensor": tracing.adapt,
     "transformers.pipelines.base": defaults.adapt_pipeline,
     "transformers.trainer": checkpoints.adapt_trainer,
     "transformers.training_args": accelerate.adapt_training_arguments,
