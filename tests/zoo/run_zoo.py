@@ -122,9 +122,10 @@ INTRODUCTION = """# The zoo
 Models of transformers and diffusers, built small from their configurations: a forward pass in evaluation mode and one
 training step (dropout included; SGD with momentum and weight decay), here and on a server in a process of its own. Outputs,
 loss, every gradient, and every parameter and buffer after the step are compared with the tolerances of
-`torch.testing.assert_close`. Models that write text then write seven tokens greedily. "bitwise" means that no bit differs; otherwise the largest difference stands there in
-units of the tolerance. Ops and round trips are those of the forward pass. Times are by the clock, of both passes on one thread of a machine that may have had other work,
-remotely with shape inference and planning for a model never seen before.
+`torch.testing.assert_close`. Models that write text then write seven tokens greedily. "bitwise" means that no bit differs;
+otherwise the largest difference stands there in units of the tolerance. Ops and round trips are those of the forward pass.
+Times are by the clock, of both passes on one thread of a machine that may have had other work, remotely with shape inference
+and planning for a model never seen before.
 
 Bits differ where a kernel of another kind computes the same:
 
