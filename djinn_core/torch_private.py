@@ -461,6 +461,11 @@ def after_clearing_casts(forget: Callable[[], None]) -> None:
 ModuleCallImpl = Callable[..., Any]
 
 
+def is_usual_module_call(call: ModuleCallImpl) -> bool:
+    """Whether `call` is PyTorch's own `Module.__call__`, which goes to `_compiled_call_impl` or else to `_call_impl`."""
+    return call is torch.nn.Module._wrapped_call_impl
+
+
 def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
     """Replace `torch.nn.Module.__call__`."""
     torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]

@@ -18,26 +18,27 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
     """`torch.nn.Module.__call__` that says where its thread is; it costs about half a microsecond a call."""
     is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
     next_number = torch_private.next_sequence_number
+    usual = torch_private.is_usual_module_call(call)
 
     @functools.wraps(call)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # what follows cannot be compiled, and would be compiled away
-            return call(*args, **kwargs)
+            return call(module, *args, **kwargs)
         recorder = recorders.current()
         outer = recorder.module
         around = at_node(recorder) if outer is None and recorder.differentiating else outer
-        recorder.module = inner = (ref(args[0]), around)
-        if not is_grad_enabled():
-            try:
-                return call(*args, **kwargs)
-            finally:
-                recorder.module = outer
-        recorder.forward_calls.append((next_number(), inner))
+        recorder.module = inner = (ref(module), around)
+        differentiable = is_grad_enabled()
+        if differentiable:
+            recorder.forward_calls.append((next_number(), inner))
         try:
-            return call(*args, **kwargs)
+            if usual and module._compiled_call_impl is None:  # noqa: SLF001 - what `call` does, without its frame
+                return module._call_impl(*args, **kwargs)  # noqa: SLF001
+            return call(module, *args, **kwargs)
         finally:
             recorder.module = outer
-            recorder.forward_calls.append((next_number(), around))
+            if differentiable:
+                recorder.forward_calls.append((next_number(), around))
 
     return torch_private.not_compiled_itself(called)
 
