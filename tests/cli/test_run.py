@@ -118,25 +118,19 @@ def test_the_script_is_run_as_python_runs_it(start, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
-            import atexit, json, sys, time
+            import atexit, json, signal, sys
             atexit.register(print, "tidied")
             def fail():
                 raise ValueError("mine")
             main = sys.modules["__main__"]
             print(json.dumps([__name__, __file__, sys.argv, sys.path[0], main.fail is fail, __spec__ is None]), flush=True)
-            if "--wait" in sys.argv:
-                time.sleep(60)
+            if "--interrupt" in sys.argv:
+                signal.raise_signal(signal.SIGINT)  # as Ctrl-C does, always on the same line
             fail()
         """)
     )
-    runs = {how: [start(runner, "script.py", how) for runner in ("remote", "local")] for how in ("--fail", "--wait")}
-    first = []
-    for process in runs["--wait"]:
-        first.append(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
-    assert first[0] == first[1]
-    for how, status in (("--fail", 1), ("--wait", -signal.SIGINT)):
-        remote, local = (end(process, status) for process in runs[how])
+    for how, status in (("--fail", 1), ("--interrupt", -signal.SIGINT)):
+        remote, local = (end(p, status) for p in [start(runner, "script.py", how) for runner in ("remote", "local")])
         assert remote == local
         assert "script.py" in remote[1]
         assert remote[0].endswith("tidied\n")
