@@ -47,8 +47,8 @@ format: $(READY) ## mend what ruff can mend
 bench: $(READY) ## run the benchmarks and print their results
 	@for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-conformance: $(READY) ## every sample of PyTorch's own databases of ops, modules and optimizers; takes minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py
+conformance: $(READY) ## PyTorch's own databases of ops, modules and optimizers, called in every way; ARGS="--json FILE"
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py $(ARGS)
 
 zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--json FILE" writes the results
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_zoo.py $(ARGS)

@@ -98,6 +98,23 @@ def _grouped_mm(
     return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
+def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
+    """The meta kernel takes a bool where a number in the shape of a CPU tensor is the other operand."""
+    if torch.bool in {left.dtype, getattr(right, "dtype", None)}:
+        raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported")
+    difference: torch.Tensor = aten.sub.Tensor(left, right, **kwargs)
+    return difference
+
+
+def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
+    """In narrow dtypes the meta kernel lays out by the first operand, also where that is one number, expanded."""
+    product: torch.Tensor = aten.mul.Tensor(left, right)
+    if product.dtype not in {torch.float16, torch.bfloat16} or 0 not in {*left.stride(), *right.stride()}:
+        return product
+    as_wide = [torch.empty_strided(t.shape, t.stride(), dtype=torch.float32, device="meta") for t in (left, right)]
+    return product.new_empty_strided(product.shape, aten.mul.Tensor(*as_wide).stride())
+
+
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _RULES: dict[Any, Rule] = {
     aten.native_batch_norm.default: _batch_norm(aten.native_batch_norm.default),
@@ -106,6 +123,8 @@ _RULES: dict[Any, Rule] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten.index.Tensor: _index,
+    aten.mul.Tensor: _mul,
+    aten.sub.Tensor: _sub,
     aten.index_put.default: _index_put(aten.index_put.default),
     aten.index_put_.default: _index_put(aten.index_put_.default),
     aten.scaled_dot_product_attention.default: _attention,

@@ -296,6 +296,57 @@ class Machine:
         self.keep(indexes)
         return values
 
+    def out_cast(self):
+        # Casts, or is refused, as the dtypes say.
+        t = self.pick()
+        dtype = self.rng.choice((torch.float64, torch.float32, torch.int64, torch.bool))
+        return torch.mul(t, 2, out=torch.zeros(t.shape, dtype=dtype, device=self.device))
+
+    def out_softmax(self):
+        # Takes no other dtype than its own.
+        t = self.floating().float()
+        dtype = self.rng.choice((torch.float64, torch.float32))
+        return torch.softmax(t, -1, out=torch.zeros(t.shape, dtype=dtype, device=self.device)) if t.dim() else None
+
+    def out_strided(self):
+        t = self.floating()
+        if t.dim() < 2:
+            return
+        out = torch.zeros(t.mT.shape, dtype=t.dtype, device=self.device).mT
+        self.keep(out)
+        torch.add(t, t, out=out)
+        return
+
+    def out_part(self):
+        # Into a part of another tensor, whose rest stays as it is.
+        t = self.floating()
+        wide = torch.zeros((*t.shape, 2), dtype=t.dtype, device=self.device)
+        torch.exp(t.clamp(-1, 1), out=wide[..., 1])
+        return wide
+
+    # numbers in the shape of CPU tensors, and dtypes that meet
+
+    def number(self):
+        given = self.rng.choice((torch.tensor(2.5), torch.tensor(3), torch.tensor(1.5, dtype=torch.float64)))
+        return self.rng.choice((torch.add, torch.mul, torch.maximum))(self.pick(), given.to(self.rng.choice(NUMBERS)))
+
+    def number_(self):
+        self.target().mul_(torch.tensor(self.rng.choice((2, 0.5))))
+
+    def number_first(self):
+        return torch.tensor(2.0) - self.pick()
+
+    def promote(self):
+        t = self.pick()
+        return torch.add(t, t.to(self.rng.choice((torch.float64, torch.int64, torch.float16, torch.bool))))
+
+    def mul_other_(self):
+        t = self.target()
+        t[..., :1].mul_(self.pick())
+
+    def divide_(self):
+        self.target().div_(2)
+
     # random
 
     def seed(self):
@@ -340,6 +391,7 @@ def layout(tensor):
     return tuple(tensor.shape), steps if tensor.numel() else [], tensor.storage_offset(), tensor.dtype, tensor.is_neg()
 
 
+NUMBERS = (torch.float32, torch.float64, torch.int64)
 KINDS = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
 ACTIONS = [name for name in vars(Machine) if not name.startswith("__")]
 for helper in ("keep", "pick", "floating", "fresh", "dim", "step", "target", "floating_target"):
