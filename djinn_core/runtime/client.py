@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 import time
@@ -314,6 +315,10 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()  # another thread of the parent may have held it
     _state.forked = port.forked = _state.forked or _state.session is not None
+    if _state.forked:
+        # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_state.opened))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_state.session))
     recorder.forget_everything()
 
 
