@@ -18,14 +18,12 @@ HEAVY = (
     "torch._dynamo",
     "transformers",
 )
-LIBRARIES_FIRST = """
+SAFETENSORS_FIRST = """
 import sys
-import accelerate.utils, safetensors.torch
+import safetensors.torch
 import torch, djinn
-assert accelerate.PartialState().device == torch.device("remote_accelerator:0"), accelerate.PartialState().device
 safetensors.torch.save_file({"a": torch.arange(3.0)}, sys.argv[1])
 assert safetensors.torch.load_file(sys.argv[1], device="remote_accelerator:0")["a"].tolist() == [0, 1, 2]
-assert list(accelerate.utils.get_max_memory()) == [0, "cpu"]
 """
 
 
@@ -39,8 +37,8 @@ def test_importing_djinn_imports_none_of_them(plain_environment):
     run(f"import djinn, sys; found = set({HEAVY}) & set(sys.modules); assert not found, found", plain_environment)
 
 
-def test_libraries_that_were_imported_before_are_told_as_well(plain_environment, tmp_path):
-    run(LIBRARIES_FIRST, plain_environment, str(tmp_path / "a.safetensors"))
+def test_a_library_that_was_imported_before_is_told_as_well(plain_environment, tmp_path):
+    run(SAFETENSORS_FIRST, plain_environment, str(tmp_path / "a.safetensors"))
 
 
 def test_a_module_is_adapted_after_it_has_run(monkeypatch, tmp_path):

@@ -221,9 +221,14 @@ def losses(trainer):
 
 
 RECIPES = {
-    "accumulation and checkpointing": {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},
+    "accumulation, checkpointing and a schedule": {
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": True,
+        "max_grad_norm": 0.1,
+        "warmup_steps": 2,
+        "lr_scheduler_type": "cosine",
+    },
     "bfloat16": {"bf16": True},
-    "clipped and scheduled": {"max_grad_norm": 0.1, "warmup_steps": 2, "lr_scheduler_type": "cosine", "optim": "sgd"},
 }
 
 
