@@ -59,8 +59,9 @@ def test_training_a_cnn_passes_with_uploads_inside(embedded):
 
 
 def test_views_writes_aliases_and_shapes_that_depend_on_data_pass(embedded):
-    before = torch.arange(24.0, device=embedded).reshape(2, 3, 4)
+    before, unseen = (torch.arange(24.0, device=embedded).reshape(2, 3, 4) for _ in range(2))
     with djinn.verify(bitwise=True) as report:
+        unseen[0].copy_(unseen[1])
         rows = before.transpose(1, 2)
         rows[0].mul_(2)
         before[before > 10] = 3
