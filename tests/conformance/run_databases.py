@@ -30,10 +30,10 @@ SAMPLES: dict[str, int | None] = {
     "op_db forward": None,
     "op_db gradient": None,
     "op_db in-place": None,
-    "op_db out=": 6,
+    "op_db out=": 3,
     "op_db errors": None,
-    "op_db dtypes": 4,
-    "op_db conj and neg": 6,
+    "op_db dtypes": 3,
+    "op_db conj and neg": 4,
     "module_db": None,
     "optim_db": None,
 }

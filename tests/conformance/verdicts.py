@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -46,6 +47,12 @@ class Verdict:
 
 def judge(name: str, programs: Iterable[tuple[str, Program]], tolerance: Tolerance) -> Verdict:
     """Run programs, each with a name of its own, here and there, and compare what became of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # samples are made while they are asked for
+        return _judge(name, programs, tolerance)
+
+
+def _judge(name: str, programs: Iterable[tuple[str, Program]], tolerance: Tolerance) -> Verdict:
     samples = refused = late = wrong = 0
     reason, first = "", None
     for which, program in programs:
