@@ -57,9 +57,9 @@ def _ask(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, St
 def _row(url: str, answer: Status | DjinnError) -> dict[str, Any]:
     if isinstance(answer, DjinnError):
         return {"url": url, "error": str(answer)}
-    facts: dict[str, Any] = msgspec.to_builtins(answer)
-    facts.pop("type", None)
-    return {"url": url, "error": None, **facts, "memory_by_owner": _memory_by_owner(answer)}
+    facts = {"version": answer.version, "process": answer.process, "uptime": answer.uptime}
+    executors = msgspec.to_builtins(answer.executors)
+    return {"url": url, "error": None, **facts, "executors": executors, "memory_by_owner": _memory_by_owner(answer)}
 
 
 def _memory_by_owner(status: Status) -> dict[str, int]:

@@ -254,8 +254,8 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
         _apply_changes(call, operands)
     if watcher is not None:
         watcher.after(entry, operands, results)
-    if len(entries) >= port.checkpoint_instructions:
-        recorder.checkpoint()
+    if len(entries) >= recorder.limit:
+        recorder.reached()
     return results if call.sequence else results[0]
 
 

@@ -14,6 +14,7 @@ import torch
 from djinn_core.errors import ForkedProcess
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.ending import survivable
+from djinn_core.interception.foresight import OPENING, Foresight
 from djinn_core.interception.port import Answer, Runtime, Submission, port
 from djinn_core.interception.storage import Storage, Value, freed, take_freed
 from djinn_core.interception.streaming import Entry, steady_cut
@@ -52,7 +53,7 @@ class Recorder:
     has unsent writes to a storage: using it from another thread sends that program first (`touch`).
 
     Attributes:
-        entries: what is unsent. epoch: how often it was cut.
+        entries: what is unsent. epoch: how often it was cut. limit: with how many entries it must be told (`reached`).
         captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
         differentiating: whether the thread is in a backward pass. watcher: who is told of every op.
@@ -60,6 +61,7 @@ class Recorder:
 
     __slots__ = (
         "__weakref__",
+        "_foresight",
         "_thread",
         "captures",
         "differentiating",
@@ -67,6 +69,7 @@ class Recorder:
         "epoch",
         "fixed",
         "forward_calls",
+        "limit",
         "module",
         "uploaded",
         "uploads",
@@ -84,6 +87,8 @@ class Recorder:
         self.watcher: Watcher | None = None
         self.uploaded = 0
         self.uploads = 0
+        self.limit = OPENING
+        self._foresight = Foresight()
         self._thread = weakref.ref(threading.current_thread())
 
     @property
@@ -148,10 +153,26 @@ class Recorder:
             self.flush()
             return _runtime().figures(reset_peak=reset_peak)
 
-    def checkpoint(self) -> None:
-        """Send most of a program that has grown to the limit, so that a loop without a sync point runs in bounded memory."""
-        if not self.captures:
-            self._send(_runtime(), Ask(), steady_cut)
+    def reached(self) -> None:
+        """There are `limit` entries: send a piece that was foreseen, or most of a program that has grown too long."""
+        foresight = self._foresight
+        if len(self.entries) >= port.checkpoint_instructions:
+            if not self.captures:
+                self._send(_runtime(), Ask(), steady_cut)
+        elif self.captures or not port.streams:
+            self.limit = port.checkpoint_instructions
+            return
+        elif foresight.opens():
+            foresight.recognise(self.entries)
+        elif foresight.until_cut() is not None and foresight.confirms(self.entries):
+            self._send(_runtime(), Ask())
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        """Be told at the next piece that is foreseen, or when the program is too long."""
+        ahead = OPENING if self._foresight.opens() and not self.entries else self._foresight.until_cut()
+        most = port.checkpoint_instructions
+        self.limit = most if ahead is None else min(ahead, most)
 
     @without_modes
     def ask(self, ask: Ask) -> Answer:
@@ -195,6 +216,9 @@ class Recorder:
             self.epoch += 1
         taken = self.entries[: cut(self.entries)]
         del self.entries[: len(taken)]
+        if taken:
+            self._foresight.taken(taken)
+            self._set_limit()
         if cut is not len:
             dead = _put_back(dead, self.entries)
         self.uploaded = self.uploads = 0

@@ -23,6 +23,7 @@ from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
+from djinn_core.wire.bindings import changed_slots, pack_handles, rebind
 from djinn_core.wire.messages import (
     AnyMessage,
     Broken,
@@ -32,6 +33,7 @@ from djinn_core.wire.messages import (
     Described,
     Failure,
     Figures,
+    First,
     Goodbye,
     NeedTemplate,
     Query,
@@ -51,10 +53,18 @@ PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that colle
 
 
 @attrs.frozen
+class _Bound:
+    """What a run of a template is bound to."""
+
+    slots: tuple[Slot, ...]
+    inputs: list[int]
+
+
+@attrs.frozen
 class _Pending:
     program: Program
     prepared: Prepared | None
-    slots: tuple[Slot, ...]
+    bound: _Bound | None
     claimed: tuple[int, ...]
     answered: bool  # whether somebody waits for what it brings
     synchronize: bool
@@ -79,7 +89,7 @@ class Session:
         self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool]] = {}
         self._abandoned: set[int] = set()
         self._failures = Failures()
-        self._known: TemplateCache[tuple[Slot, ...]] = TemplateCache()
+        self._known: TemplateCache[_Bound] = TemplateCache()
         self._receiving = threading.RLock()
         self._figures: list[Figures] = []
         self.lost: str = ""
@@ -100,24 +110,23 @@ class Session:
         program = submission.program
         sequence = self._sequence + 1
         prepared: Prepared | None = None
-        slots: tuple[Slot, ...] = ()
+        bound: _Bound | None = None
+        message = Submit(
+            sequence,
+            fetch=pack_handles(submission.fetch),
+            free=pack_handles(submission.free),
+            describe=pack_handles(submission.describe),
+            synchronize=submission.synchronize,
+        )
         if program.calls:
             prepared, values = self._planner.prepare(program)
-            slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
-            message = self._run_message(sequence, submission, prepared, values, slots)
-        else:
-            message = Submit(
-                sequence,
-                fetch=submission.fetch,
-                describe=submission.describe,
-                free=submission.free,
-                synchronize=submission.synchronize,
-            )
+            bound = _bind(prepared, program, values)
+            message = self._run_message(message, prepared, bound, values, program)
         frame = Frame(encode(message))
         claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
         self._sequence = sequence
-        self._pending[sequence] = _Pending(program, prepared, slots, claimed, answered, submission.synchronize)
+        self._pending[sequence] = _Pending(program, prepared, bound, claimed, answered, submission.synchronize)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         self._send(frame)
@@ -125,32 +134,28 @@ class Session:
         return sequence
 
     def _run_message(
-        self,
-        sequence: int,
-        submission: Submission,
-        prepared: Prepared,
-        values: list[int],
-        slots: tuple[Slot, ...],
+        self, submit: Submit, prepared: Prepared, bound: _Bound, values: list[int], program: Program
     ) -> Submit:
+        """`submit`, with the template to run."""
         before = self._known.get(prepared.digest)
-        self._known.put(prepared.digest, slots, len(prepared.template.code))
+        self._known.put(prepared.digest, bound, len(prepared.template.code))
         if before is None:
             self._stats.templates_sent += 1
         else:
             self._stats.templates_reused += 1
         return Submit(
-            sequence,
+            submit.sequence,
+            fetch=submit.fetch,
+            free=submit.free,
             digest=prepared.digest,
+            outputs=pack_handles([values[i] for i in prepared.outputs]),
+            changed=() if before is None else changed_slots(before.slots, bound.slots),
+            rebound=() if before is None else rebind(before.inputs, bound.inputs),
+            first=_first(bound) if before is None else None,
             template=prepared.template if before is None else None,
-            inputs=tuple([values[i] for i in prepared.inputs]),
-            outputs=tuple([values[i] for i in prepared.outputs]),
-            slots=slots if before is None else None,
-            changed=() if before is None else _changes(before, slots),
-            fetch=submission.fetch,
-            describe=submission.describe,
-            free=submission.free,
-            claims=_claims(prepared, submission.program) if prepared.claims else (),
-            synchronize=submission.synchronize,
+            describe=submit.describe,
+            claims=_claims(prepared, program) if prepared.claims else (),
+            synchronize=submit.synchronize,
         )
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
@@ -256,9 +261,9 @@ class Session:
 
     def _define(self, needed: NeedTemplate) -> None:
         pending = self._pending.get(needed.sequence)
-        if pending is None or pending.prepared is None:
+        if pending is None or pending.prepared is None or pending.bound is None:
             raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
-        self._send(Frame(encode(Define(pending.prepared.template, pending.slots))))
+        self._send(Frame(encode(Define(pending.prepared.template, _first(pending.bound)))))
 
     def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
         pending = self._pending.get(completed.sequence)
@@ -333,16 +338,13 @@ class Session:
         self.connection.close()
 
 
-def _changes(before: tuple[Slot, ...], slots: tuple[Slot, ...]) -> tuple[tuple[int, Slot], ...]:
-    """Slots that differ. An int is not the float of the same value, and 0.0 is not -0.0."""
-    pairs = enumerate(zip(before, slots, strict=True))
-    return tuple(
-        [(i, new) for i, (old, new) in pairs if old is not new and (old != new or not new or _differ(old, new))]
-    )
+def _bind(prepared: Prepared, program: Program, values: list[int]) -> _Bound:
+    slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
+    return _Bound(slots, [values[i] for i in prepared.inputs])
 
 
-def _differ(old: Slot, new: Slot) -> bool:
-    return type(old) is not type(new)
+def _first(bound: _Bound) -> First:
+    return First(bound.slots, pack_handles(bound.inputs))
 
 
 def _claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:

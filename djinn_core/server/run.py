@@ -12,7 +12,8 @@ from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.values import Poison, ValueTable, no_such_value
-from djinn_core.wire.messages import Claim, Failure, Relaid, Submit
+from djinn_core.server.work import Work
+from djinn_core.wire.messages import Claim, Failure, Relaid
 
 # Ops after which nothing is left of what their first operand was.
 _OVERWRITES = frozenset({
@@ -34,17 +35,17 @@ class Run:
     relaid: list[Relaid] = attrs.field(factory=list)
 
 
-def run_template(template: CompiledTemplate, submit: Submit, slots: Sequence[Any], values: ValueTable) -> Run:
+def run_template(template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Run:
     """Run a template and put what it makes into `values`.
 
     An op that raises poisons what it would have made or written, and what depends on it; everything else runs.
     """
     run = Run()
-    env = template.environment(slots, [_bound(values, handle, submit.sequence) for handle in submit.inputs])
+    env = template.environment(slots, [_bound(values, handle, work.sequence) for handle in work.inputs])
     first_input = len(template.constants) + template.slots
     for place in template.consumed:
-        values.free((submit.inputs[place - first_input],))
-    claims = _by_instruction(submit.claims)
+        values.free((work.inputs[place - first_input],))
+    claims = _by_instruction(work.claims)
     step, count = 0, len(template.steps)
     with torch.inference_mode():
         while step < count:
@@ -54,9 +55,9 @@ def run_template(template: CompiledTemplate, submit: Submit, slots: Sequence[Any
                 step = stop.step
                 failed = template.steps[step]
                 if not (_made_resizable(failed, stop.error, env, values) or _restored(failed, env, values)):
-                    _poison(template, stop, submit, env, values, run)
+                    _poison(template, stop, work, env, values, run)
                     step += 1
-    for handle, place in zip(submit.outputs, template.outputs, strict=True):
+    for handle, place in zip(work.outputs, template.outputs, strict=True):
         values[handle] = env[place]
     return run
 
@@ -171,7 +172,7 @@ def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
 
 
 def _poison(
-    template: CompiledTemplate, stop: _Stopped, submit: Submit, env: Environment, values: ValueTable, run: Run
+    template: CompiledTemplate, stop: _Stopped, work: Work, env: Environment, values: ValueTable, run: Run
 ) -> None:
     step = template.steps[stop.step]
     inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)
@@ -179,7 +180,7 @@ def _poison(
         poison = Poison(inherited.failure)  # without the memory, which is another value's
     else:
         kind = type(stop.error).__name__
-        failure = Failure(submit.sequence, stop.step, step.op, kind, str(stop.error)[:MESSAGE_LIMIT])
+        failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[:MESSAGE_LIMIT])
         run.failures.append(failure)
         poison = Poison(failure)
     for _, place in step.makes:
@@ -190,7 +191,7 @@ def _poison(
         address = target.untyped_storage().data_ptr() if isinstance(target, torch.Tensor) else 0
         for place in _poison_written(env, written, address, poison):
             if first_input <= place < first_input + template.inputs:
-                values.poison_storage(submit.inputs[place - first_input], address, poison.failure)
+                values.poison_storage(work.inputs[place - first_input], address, poison.failure)
     for place in step.release:
         env[place] = None
 

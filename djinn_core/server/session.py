@@ -22,12 +22,15 @@ from djinn_core.server.replay import CompiledTemplate, compile_template
 from djinn_core.server.run import Run, run_template
 from djinn_core.server.uploads import Uploads
 from djinn_core.server.values import Poison, ValueTable, no_such_value
+from djinn_core.server.work import Work, unpack
+from djinn_core.wire.bindings import change_slots, rebound, unpack_handles
 from djinn_core.wire.messages import (
     Completed,
     Define,
     Described,
     Failure,
     Figures,
+    First,
     Goodbye,
     NeedTemplate,
     Query,
@@ -72,10 +75,11 @@ def _shared(runtime: DeviceRuntime) -> SharedDevice:
 
 @attrs.define
 class _Known:
-    """A template that the client may name by its digest, and the slots of its last run."""
+    """A template that the client may name by its digest, and what its last run was bound to."""
 
     template: CompiledTemplate
     slots: list[Any]
+    inputs: list[int]
 
 
 class ExecutorSession:
@@ -124,25 +128,26 @@ class ExecutorSession:
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
         self.submissions = submit.sequence
+        work = unpack(submit)
         decoded = time.perf_counter()
         try:
             known = self._known(submit, connection)
         except DjinnError as error:
             if isinstance(error, ProtocolError | TransportError):
                 raise
-            self._refuse(submit, error, connection)
+            self._refuse(work, error, connection)
             return
         if known is not None:
-            _take_slots(known, submit)
+            _bind(known, submit, work)
         waited = time.perf_counter()
         with self.device.turn:
             begun = time.perf_counter()
-            run = self._run(known, submit)
-            results, body, described = self._collect(submit, connection)
-            if submit.synchronize:
-                self._synchronize(submit, run)
+            run = self._run(known, work)
+            results, body, described = self._collect(work, connection)
+            if work.synchronize:
+                self._synchronize(work, run)
         self.values.note_peak()
-        self.values.free(submit.free)
+        self.values.free(work.free)
         done = time.perf_counter()
         timing = Timing(begun - waited, decoded - started, done - begun, 0.0)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
@@ -160,15 +165,17 @@ class ExecutorSession:
         found = self._templates.get(submit.digest)
         if found is not None:
             return found
-        template, slots = submit.template, submit.slots
+        template, first = submit.template, submit.first
         if template is None:
             connection.send(Frame(encode(NeedTemplate(submit.sequence, submit.digest))))
             definition = self._await_definition(connection)
-            template, slots = definition.template, definition.slots
+            template, first = definition.template, definition.first
         if digest_of(template) != submit.digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
         compiled = compile_template(template, self.device.runtime.device, self.device.own)
-        known = _Known(compiled, list(slots or ()))
+        known = _Known(compiled, [], [])
+        if first is not None:
+            _begin(known, first)
         self._templates.put(submit.digest, known, len(template.code))
         return known
 
@@ -183,36 +190,36 @@ class ExecutorSession:
                 raise ProtocolError("a template that was asked for does not come")
             self._backlog.append(frame)
 
-    def _run(self, known: _Known | None, submit: Submit) -> Run:
+    def _run(self, known: _Known | None, work: Work) -> Run:
         if known is None:
             return Run()
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
-        return run_template(known.template, submit, known.slots, self.values)
+        return run_template(known.template, work, known.slots, self.values)
 
     def _collect(
-        self, submit: Submit, connection: Connection
+        self, work: Work, connection: Connection
     ) -> tuple[list[TensorHeader | Failure], Body, list[Described | Failure]]:
         results: list[TensorHeader | Failure] = []
         body: Body = []
         with torch.inference_mode():
-            for handle in submit.fetch:
-                result = self._fetch(handle, submit, connection.limits.body - sum(len(b) for b in body))
+            for handle in work.fetch:
+                result = self._fetch(handle, work, connection.limits.body - sum(len(b) for b in body))
                 if isinstance(result, Failure):
                     results.append(result)
                 else:
                     results.append(result[0])
                     body.append(result[1])
-        return results, body, [self._describe(handle, submit) for handle in submit.describe]
+        return results, body, [self._describe(handle, work) for handle in work.describe]
 
-    def _value(self, handle: int, submit: Submit) -> Any:
+    def _value(self, handle: int, work: Work) -> Any:
         if handle not in self.values:
-            return no_such_value(submit.sequence, handle)
+            return no_such_value(work.sequence, handle)
         value = self.values[handle]
         return value.failure if isinstance(value, Poison) else value
 
-    def _fetch(self, handle: int, submit: Submit, room: int) -> Failure | tuple[TensorHeader, memoryview]:
-        value = self._value(handle, submit)
+    def _fetch(self, handle: int, work: Work, room: int) -> Failure | tuple[TensorHeader, memoryview]:
+        value = self._value(handle, work)
         if isinstance(value, Failure):
             return value
         if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
@@ -222,42 +229,42 @@ class ExecutorSession:
             reason = (
                 f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
             )
-            return Failure(submit.sequence, -1, "fetch", "RuntimeError", reason)
+            return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
         try:
             return tensor_to_wire(self.device.runtime.deliver(tensor))
         except (RuntimeError, DjinnError) as error:
-            return Failure(submit.sequence, -1, "fetch", type(error).__name__, str(error))
+            return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error))
 
-    def _describe(self, handle: int, submit: Submit) -> Described | Failure:
-        value = self._value(handle, submit)
+    def _describe(self, handle: int, work: Work) -> Described | Failure:
+        value = self._value(handle, work)
         if isinstance(value, Failure):
             return value
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             reason = f"the result has layout {value.layout}: remote_accelerator has strided tensors only"
-            return Failure(submit.sequence, -1, "", "UnsupportedOperation", reason)
+            return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)
         if not isinstance(value, torch.Tensor):
             return Described("uint8", (), (), 0, type(value).__name__)
         try:
             name = dtype_name(value.dtype)
         except ProtocolError as error:
-            return Failure(submit.sequence, -1, "", "UnsupportedOperation", str(error))
+            return Failure(work.sequence, -1, "", "UnsupportedOperation", str(error))
         return Described(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
 
-    def _synchronize(self, submit: Submit, run: Run) -> None:
+    def _synchronize(self, work: Work, run: Run) -> None:
         try:
             self.device.runtime.synchronize()
         except RuntimeError as error:
-            run.failures.append(Failure(submit.sequence, -1, "synchronize", type(error).__name__, str(error)))
+            run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
 
-    def _refuse(self, submit: Submit, error: DjinnError, connection: Connection) -> None:
+    def _refuse(self, work: Work, error: DjinnError, connection: Connection) -> None:
         """Answer a submission whose template cannot run: all that it would have made is poison."""
-        failure = Failure(submit.sequence, -1, "", type(error).__name__, str(error))
-        for handle in submit.outputs:
+        failure = Failure(work.sequence, -1, "", type(error).__name__, str(error))
+        for handle in work.outputs:
             self.values[handle] = Poison(failure)
-        self.values.free(submit.free)
-        results: tuple[Failure, ...] = (failure,) * len(submit.fetch)
-        described: tuple[Failure, ...] = (failure,) * len(submit.describe)
-        connection.send(Frame(encode(Completed(submit.sequence, results, described, (failure,)))))
+        self.values.free(work.free)
+        results: tuple[Failure, ...] = (failure,) * len(work.fetch)
+        described: tuple[Failure, ...] = (failure,) * len(work.describe)
+        connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def figures(self) -> dict[str, int]:
         """Counts and bytes: `values`, `memory`, `submissions`, `templates`, and those of `device_figures`."""
@@ -279,23 +286,27 @@ class ExecutorSession:
             self.device.randomness.forget(self._randomness)
 
 
-def _take_slots(known: _Known, submit: Submit) -> None:
-    """Bring the slots up to date, and check that the submission fits its template.
+def _begin(known: _Known, first: First) -> None:
+    known.slots[:] = first.slots
+    known.inputs[:] = unpack_handles(first.inputs)
+
+
+def _bind(known: _Known, submit: Submit, work: Work) -> None:
+    """Bring slots and inputs up to date, and check that the submission fits its template.
 
     Raises:
         ProtocolError: it does not.
     """
     slots, template = known.slots, known.template
-    if submit.slots is not None:
-        slots[:] = submit.slots
-    for position, slot in submit.changed:
-        if not 0 <= position < len(slots):
-            raise ProtocolError(f"a submission changes slot {position} of {len(slots)}")
-        slots[position] = slot
+    if submit.first is not None:
+        _begin(known, submit.first)
+    change_slots(slots, submit.changed)
+    rebound(known.inputs, submit.rebound)
     if len(slots) != template.slots:
         raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
-    if len(submit.inputs) != template.inputs or len(submit.outputs) != len(template.outputs):
+    if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):
         raise ProtocolError("a submission's inputs or outputs do not match its template")
+    work.inputs = known.inputs
 
 
 def _abridged(failure: Failure) -> Failure:

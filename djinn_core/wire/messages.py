@@ -12,11 +12,9 @@ import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
+from djinn_core.wire.bindings import Changes, Handles, Rebound, Slot
 
 PROTOCOL_VERSION = 1
-
-# As in `ir.program`, which would bring PyTorch along: a gateway starts its executors before it imports that.
-Slot = int | float
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -24,8 +22,8 @@ Secret = Annotated[str, msgspec.Meta(max_length=512)]
 Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all messages."""
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
+    """Base of all messages: arrays without names, so that what a loop sends is short."""
 
 
 # --- getting in: client and gateway, then client and executor ------------------------------------------------
@@ -137,31 +135,40 @@ class Upload(Message, frozen=True):
     start: Count = 0
 
 
+class First(msgspec.Struct, frozen=True):
+    """What later runs of a template change: all slots, and handles for all inputs."""
+
+    slots: tuple[Slot, ...]
+    inputs: Handles
+
+
 class Submit(Message, frozen=True):
-    """Run a template once.
+    """Run a template once. What a loop sends comes first, because defaults at the end are not written.
 
     Attributes:
         sequence: number of the submission in its session, from 1, without gaps; each is applied exactly once.
-        digest: BLAKE2b-128 of the encoded template.
-        template: the template itself, where the executor may not have it.
-        inputs, outputs: handles for the template's inputs and outputs.
-        slots: all slots, or None: those of the template's last run, with `changed` (position, slot) applied.
-        fetch: handles whose tensors come back. describe: handles whose metadata comes back.
+        fetch: handles whose tensors come back.
         free: handles to forget afterwards.
+        digest: BLAKE2b-128 of the encoded template.
+        outputs: handles for the template's outputs.
+        changed, rebound: the slots and the inputs that are others than in the template's last run.
+        first: all slots and inputs, in place of `changed` and `rebound`.
+        template: the template itself, where the executor may not have it.
+        describe: handles whose metadata comes back.
         claims: predicted layouts that the executor has not yet confirmed.
         synchronize: answer only when the device has finished.
     """
 
     sequence: Count
+    fetch: Handles = ()
+    free: Handles = ()
     digest: bytes = b""
+    outputs: Handles = ()
+    changed: Changes = ()
+    rebound: Rebound = ()
+    first: First | None = None
     template: Template | None = None
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    slots: tuple[Slot, ...] | None = None
-    changed: tuple[tuple[int, Slot], ...] = ()
-    fetch: tuple[int, ...] = ()
-    describe: tuple[int, ...] = ()
-    free: tuple[int, ...] = ()
+    describe: Handles = ()
     claims: tuple[Claim, ...] = ()
     synchronize: bool = False
 
@@ -234,10 +241,10 @@ class NeedTemplate(Message, frozen=True):
 
 
 class Define(Message, frozen=True):
-    """The template that `NeedTemplate` asked for, and all slots of the submission that waits for it."""
+    """The template that `NeedTemplate` asked for, and all slots and inputs of the submission that waits for it."""
 
     template: Template
-    slots: tuple[Slot, ...] = ()
+    first: First
 
 
 class Broken(Message, frozen=True):

@@ -19,11 +19,13 @@ from djinn_core.ir.form import Constant, Form, Operand, SlotArg
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime import client
 from djinn_core.runtime.connect import open_connection
+from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import (
     Broken,
     Completed,
     Failure,
     Figures,
+    First,
     Goodbye,
     Query,
     Submit,
@@ -109,8 +111,15 @@ def template(**changes):
 
 
 def submit(given, sequence=1, **others):
-    plain = {"digest": digest_of(given), "template": given, "inputs": (HANDLE,), "outputs": (HANDLE + 1,), "slots": ()}
-    return Submit(sequence, **plain | others)
+    bound = {"inputs": (HANDLE,), "outputs": (HANDLE + 1,), "slots": ()} | others
+    first = First(bound.pop("slots"), pack_handles(bound.pop("inputs")))
+    outputs, fetch = pack_handles(bound.pop("outputs")), pack_handles(bound.pop("fetch", ()))
+    return Submit(
+        sequence,
+        **{"digest": digest_of(given), "template": given, "first": first} | bound,
+        outputs=outputs,
+        fetch=fetch,
+    )
 
 
 BROKEN = {
@@ -125,7 +134,9 @@ BROKEN = {
     "a value that is never made": Frame(encode(submit(template(outputs=(9,))))),
     "too few inputs": Frame(encode(submit(template(), inputs=()))),
     "too many slots": Frame(encode(submit(template(), slots=(1, 2)))),
-    "changes of nothing": Frame(encode(submit(template(), slots=None, changed=((0, 1),)))),
+    "changes of nothing": Frame(encode(submit(template(), first=None, changed=((1, (0,)),)))),
+    "bindings of nothing": Frame(encode(submit(template(), first=None, rebound=(0, 1, 1)))),
+    "half a binding": Frame(encode(submit(template(), rebound=(0, 1)))),
     "an upload beyond its size": Frame(encode(Upload(HANDLE, "float32", (1000,), (1,), 16)), [bytes(16)]),
     "an upload of no dtype": Frame(encode(Upload(HANDLE, "object", (1,), (1,), 16)), [bytes(16)]),
     "a strange stride": Frame(encode(Upload(HANDLE, "float32", (4,), (1 << 62,), 16)), [bytes(16)]),
@@ -182,7 +193,7 @@ def test_an_op_that_is_not_allowed_is_answered_and_the_session_goes_on(session, 
 
 def test_an_upload_without_end_fails_alone(session):
     session.send(Frame(encode(Upload(HANDLE, "float32", (1,), (1,), 1 << 60)), [bytes(16)]))
-    answer = ask(session, Submit(1, fetch=(HANDLE,)))
+    answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["OutOfMemoryError"]
     assert isinstance(ask(session, Query()), Figures)
 

@@ -105,17 +105,18 @@ def test_a_decode_step_takes_one_round_trip(steps):
 
 def test_later_decode_steps_reuse_plan_and_template(steps):
     first, second = steps
-    # Prefill, the first step and the second differ; all the rest are alike.
+    # Prefill and the first two steps differ; the fifth is the first that is sent in pieces; all the rest are alike.
     for name in ("plans_made", "templates_sent"):
-        assert set(first.per_step(name)[2:]) == {0}, name
-        assert set(second.per_step(name)) == {0}, name
+        assert set(first.per_step(name)[5:]) == {0}, name
+        assert set(second.per_step(name)[1:]) == {0}, name
     for name in ("plans_reused", "templates_reused"):
-        assert set(first.per_step(name)[2:]) == {1}, name
+        (pieces,) = set(first.per_step(name)[5:])
+        assert pieces == first.per_step("submissions")[-1] > 1, name
 
 
 def test_a_decode_step_sends_little(steps):
     _, run = steps
     assert set(run.per_step("bytes_uploaded")) == {0}
-    assert max(run.per_step("bytes_sent")) < 4096
+    assert max(run.per_step("bytes_sent")[1:]) < 2048  # most of it are the headers of HTTP requests
     assert max(run.per_step("bytes_received")) < 1024
     assert min(run.per_step("instructions_sent")) > 50

@@ -10,7 +10,8 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Enumerated, Form, Operand, SlotArg
 from djinn_core.server.session import ExecutorSession
-from djinn_core.wire.messages import Completed, Failure, Message, Submit, Template, Upload, decode, encode
+from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.messages import Completed, Failure, First, Message, Submit, Template, Upload, decode, encode
 from djinn_core.wire.templates import digest_of
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
@@ -46,7 +47,9 @@ def serve(*messages: Message, body: tuple[bytearray, ...] = ()) -> Script:
 
 
 def submit(template: Template, **fields: object) -> Submit:
-    return Submit(1, digest=digest_of(template), template=template, slots=fields.pop("slots", ()), **fields)
+    first = First(fields.pop("slots", ()), pack_handles(fields.pop("inputs", ())))
+    bound = {name: pack_handles(handles) for name, handles in fields.items()}
+    return Submit(1, digest=digest_of(template), template=template, first=first, **bound)
 
 
 def upload(**changes: object) -> Upload:
@@ -64,12 +67,16 @@ MALFORMED = {
     "slots for a form without": submit(
         Template((RELU,), (0,), (0, 1), (0,), (1,)), inputs=(5,), outputs=(6,), slots=(1,)
     ),
-    "another digest": Submit(1, digest=b"x" * 16, template=Template((RELU,), (0,), (0, 1), (0,), (1,)), slots=()),
+    "another digest": Submit(1, digest=b"x" * 16, template=Template((RELU,), (0,), (0, 1), (0,), (1,))),
     "a dtype that is not there": submit(
         Template((Form("aten::relu", (Enumerated("dtype", "os"),), (), ("new",), False),), (0,), (0,), (), (0,)),
         outputs=(6,),
     ),
     "a number out of turn": Submit(7),
+    "half a handle": Submit(1, fetch=(1,)),
+    "a handle below zero": Submit(1, free=(-5, 1)),
+    "a handle beyond all": Submit(1, free=(1 << 40, 1)),
+    "a view beyond all": Submit(1, free=(1, 1 << 40)),
     "an upload of an unknown dtype": upload(dtype="object"),
     "an upload beyond its size": upload(shape=(1000,)),
     "an upload with negative strides": upload(stride=(-1,)),

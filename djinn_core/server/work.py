@@ -1,0 +1,41 @@
+"""A submission with its bindings unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.wire.bindings import unpack_handles
+from djinn_core.wire.messages import Claim, Submit
+
+
+@attrs.define
+class Work:
+    """What a submission asks for, as in `Submit`; `inputs` are those of its template, once that is known."""
+
+    sequence: int
+    outputs: list[int]
+    fetch: list[int]
+    describe: list[int]
+    free: list[int]
+    claims: Sequence[Claim]
+    synchronize: bool
+    inputs: list[int] = attrs.field(factory=list)
+
+
+def unpack(submit: Submit) -> Work:
+    """The work of a submission.
+
+    Raises:
+        ProtocolError: its handles cannot be read.
+    """
+    return Work(
+        submit.sequence,
+        unpack_handles(submit.outputs),
+        unpack_handles(submit.fetch),
+        unpack_handles(submit.describe),
+        unpack_handles(submit.free),
+        submit.claims,
+        submit.synchronize,
+    )

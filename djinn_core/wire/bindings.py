@@ -1,0 +1,110 @@
+"""What a run of a template binds: handles and slots, written so that the usual ones take a byte or two.
+
+A handle is a storage and a view of it. Handles of one message are near each other, and a step of a loop binds mostly what
+the step before it bound, so what travels are differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from djinn_core.errors import ProtocolError
+
+Slot = int | float
+# Per handle: how far its storage's number is from the one before, and its view.
+Handles = tuple[int, ...]
+# Per position: how far it is from the one before; then a handle, as above.
+Rebound = tuple[int, ...]
+# Per slot: the positions that it goes to, as distances.
+Changes = tuple[tuple[Slot, tuple[int, ...]], ...]
+
+_VIEW_BITS = 32
+_VIEW_MASK = (1 << _VIEW_BITS) - 1
+_HANDLE_LIMIT = 1 << 63
+
+
+def pack_handles(handles: Iterable[int]) -> Handles:
+    """Handles as differences."""
+    packed: list[int] = []
+    before = 0
+    for handle in handles:
+        storage = handle >> _VIEW_BITS
+        packed.append(storage - before)
+        packed.append(handle & _VIEW_MASK)
+        before = storage
+    return tuple(packed)
+
+
+def unpack_handles(packed: Handles) -> list[int]:
+    """What `pack_handles` packed.
+
+    Raises:
+        ProtocolError: it did not.
+    """
+    if len(packed) % 2:
+        raise ProtocolError("a list of handles is cut short")
+    handles = [s << _VIEW_BITS | v for s, v in zip(accumulate(packed[::2]), packed[1::2], strict=True)]
+    if handles and not (0 <= min(handles) and max(handles) < _HANDLE_LIMIT and max(packed[1::2]) <= _VIEW_MASK):
+        raise ProtocolError("a handle is out of range")
+    return handles
+
+
+def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
+    """What turns the handles `before` into `handles`, which are as many."""
+    rebound: list[int] = []
+    position = storage = 0
+    for index, (old, new) in enumerate(zip(before, handles, strict=True)):
+        if old != new:
+            rebound += (index - position, (new >> _VIEW_BITS) - storage, new & _VIEW_MASK)
+            position, storage = index, new >> _VIEW_BITS
+    return tuple(rebound)
+
+
+def rebound(before: list[int], changes: Rebound) -> None:
+    """Apply what `rebind` found to `before`.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    if len(changes) % 3:
+        raise ProtocolError("a list of bindings is cut short")
+    positions = accumulate(changes[::3])
+    storages = accumulate(changes[1::3])
+    for position, storage, view in zip(positions, storages, changes[2::3], strict=True):
+        if not 0 <= position < len(before):
+            raise ProtocolError(f"a submission binds input {position} of {len(before)}")
+        handle = storage << _VIEW_BITS | view
+        if not (0 <= view <= _VIEW_MASK and 0 <= handle < _HANDLE_LIMIT):
+            raise ProtocolError("a handle is out of range")
+        before[position] = handle
+
+
+def changed_slots(before: Sequence[Slot], slots: Sequence[Slot]) -> Changes:
+    """Slots that differ, by their new value. An int is not the float of the same value, and 0.0 is not -0.0."""
+    groups: dict[tuple[type, Slot, bool], list[int]] = {}
+    for position, (old, new) in enumerate(zip(before, slots, strict=True)):
+        if old is not new and (old != new or not new or type(old) is not type(new)):
+            groups.setdefault((type(new), new, _negative_zero(new)), []).append(position)
+    return tuple((key[1] if not key[2] else -0.0, _distances(places)) for key, places in groups.items())
+
+
+def change_slots(slots: list[Slot], changes: Changes) -> None:
+    """Apply what `changed_slots` found to `slots`.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    for slot, distances in changes:
+        for position in accumulate(distances):
+            if not 0 <= position < len(slots):
+                raise ProtocolError(f"a submission changes slot {position} of {len(slots)}")
+            slots[position] = slot
+
+
+def _negative_zero(slot: Slot) -> bool:
+    return slot == 0 and str(slot).startswith("-")
+
+
+def _distances(positions: Sequence[int]) -> tuple[int, ...]:
+    return tuple([b - a for a, b in zip([0, *positions], positions, strict=False)])

@@ -1,0 +1,155 @@
+"""Programs that are known are sent in pieces while they are recorded; nothing else about them changes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.interception.foresight import PIECES, forget_courses, pieces_of
+
+DEVICE = "remote_accelerator:0"
+
+
+@pytest.fixture(autouse=True)
+def session(embedded):
+    forget_courses()
+    torch.ones(1, device=DEVICE).cpu()
+    djinn.reset_stats()
+
+
+def chain(x, length=200, turn=-1):
+    """`length` ops one after the other; another one at `turn`."""
+    for i in range(length):
+        x = x.mul(1.01) if i == turn else x.add(0.5)
+    return x
+
+
+def submissions(run):
+    """How many submissions `run` takes."""
+    before = djinn.stats()["submissions"]
+    run()
+    return djinn.stats()["submissions"] - before
+
+
+def test_pieces_grow_and_the_last_is_not_small():
+    for length in range(1500):
+        ends = [0, *pieces_of(length), length]
+        sizes = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        assert sum(sizes) == length
+        assert all(size in PIECES for size in sizes[:-1])
+        assert len(sizes) == 1 or PIECES[0] // 2 <= sizes[-1] <= 2 * PIECES[-1]
+
+
+def test_a_program_that_comes_again_is_sent_in_pieces_from_the_third_time_on():
+    x = torch.arange(4.0)
+    remote = x.to(DEVICE)
+    took = [submissions(lambda: chain(remote).cpu()) for _ in range(5)]
+    assert took[:2] == [1, 1]
+    assert took[2:] == [len(pieces_of(200)) + 1] * 3
+
+
+def test_results_are_the_same_whatever_follows_the_opening():
+    x = torch.arange(4.0)
+    remote = x.to(DEVICE)
+    for turn in [-1, -1, -1, 30, 40, 100, 150, 199, -1, -1, 33, -1, -1, -1]:
+        assert torch.equal(chain(remote, turn=turn).cpu(), chain(x, turn=turn)), turn
+    for length in [200, 200, 200, 24, 25, 32, 33, 96, 97, 190, 230, 1000]:
+        assert torch.equal(chain(remote, length).cpu(), chain(x, length)), length
+
+
+def test_what_proves_wrong_is_not_foreseen_for_ever():
+    remote = torch.arange(4.0).to(DEVICE)
+    for _ in range(3):
+        chain(remote).cpu()
+    for _ in range(10):
+        last = submissions(lambda: chain(remote, turn=60).cpu())
+    assert last == len(pieces_of(200)) + 1, "the new course is foreseen now"
+
+
+def test_steady_state_plans_nothing():
+    remote = torch.arange(4.0).to(DEVICE)
+    for _ in range(4):
+        chain(remote).cpu()
+    before = djinn.stats()
+    for _ in range(5):
+        chain(remote).cpu()
+    after = djinn.stats()
+    assert after["plans_made"] == before["plans_made"]
+    assert after["templates_sent"] == before["templates_sent"]
+    assert after["round_trips"] == before["round_trips"] + 5
+
+
+def test_writes_and_views_across_pieces():
+    def work(x):
+        row = x[1]
+        for i in range(100):
+            row.add_(1.0)
+            x.mul_(1.5 if i % 7 else 0.1)
+            x[2:].copy_(x[:1])
+        return x
+
+    for _ in range(5):
+        assert torch.equal(work(torch.ones(4, 3, device=DEVICE)).cpu(), work(torch.ones(4, 3)))
+
+
+def test_random_ops_across_pieces():
+    def draw(device):
+        torch.manual_seed(3)
+        x = torch.zeros(8, device=device)
+        for _ in range(100):
+            x = torch.nn.functional.dropout(x + torch.rand(8, device=device), 0.3)
+        return x.cpu()
+
+    for _ in range(4):
+        assert torch.equal(draw(DEVICE), draw("cpu"))
+
+
+def test_a_failure_in_a_piece_names_its_op_and_loses_nothing_else():
+    table, good = torch.arange(4.0).to(DEVICE), torch.tensor([1, 2]).to(DEVICE)
+    bad = torch.tensor([1, 9]).to(DEVICE)
+
+    def work(index):
+        x = chain(table, 60)
+        return chain(x[index], 120), chain(x, 10)
+
+    for _ in range(4):
+        work(good)[0].cpu()
+    picked, other = work(bad)
+    assert torch.equal(other.cpu(), chain(chain(torch.arange(4.0), 60), 10))
+    with pytest.raises(IndexError, match="index"):
+        picked.cpu()
+    assert torch.equal(work(good)[0].cpu(), chain(chain(torch.arange(4.0), 60)[[1, 2]], 120))
+
+
+def test_each_thread_is_on_a_course_of_its_own():
+    x = torch.arange(4.0)
+    wrong = []
+
+    def work(seed):
+        remote = x.to(DEVICE)
+        for i in range(6):
+            turn = (seed * 17 + i) % 40
+            if not torch.equal(chain(remote, turn=turn).cpu(), chain(x, turn=turn)):
+                wrong.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_capture_is_not_cut():
+    remote = torch.arange(4.0).to(DEVICE)
+    for _ in range(4):
+        chain(remote).cpu()
+    before = djinn.stats()["submissions"]
+    with djinn.capture() as captured:
+        kept = chain(remote)
+        assert djinn.stats()["submissions"] == before
+    assert len(captured.graph.nodes) == 200
+    assert torch.equal(kept.cpu(), chain(torch.arange(4.0)))

@@ -1,0 +1,68 @@
+"""Handles and slots survive the short form that they travel in, and nothing else is accepted for it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn_core.errors import ProtocolError
+from djinn_core.wire.bindings import change_slots, changed_slots, pack_handles, rebind, rebound, unpack_handles
+
+handles = st.builds(lambda s, v: s << 32 | v, st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 32) - 1))
+slots = st.one_of(st.integers(-3, 3), st.floats(width=64), st.sampled_from([0, 0.0, -0.0, 1, 1.0]))
+
+
+@given(st.lists(handles))
+def test_handles_come_back(given_handles):
+    assert unpack_handles(pack_handles(given_handles)) == given_handles
+
+
+@given(st.lists(st.tuples(handles, handles, st.booleans())))
+def test_what_is_bound_anew_comes_back(pairs):
+    before = [old for old, _, _ in pairs]
+    after = [new if changes else old for old, new, changes in pairs]
+    rebound(now := list(before), rebind(before, after))
+    assert now == after
+
+
+def exactly(value):
+    """What tells slots apart: 1 from 1.0, 0.0 from -0.0."""
+    return type(value), math.copysign(1, value), "nan" if value != value else value  # noqa: PLR0124
+
+
+@given(st.lists(st.tuples(slots, slots)))
+def test_changed_slots_come_back_exactly(pairs):
+    before, after = [old for old, _ in pairs], [new for _, new in pairs]
+    change_slots(now := list(before), changed_slots(before, after))
+    assert list(map(exactly, now)) == list(map(exactly, after))
+
+
+def test_one_value_for_many_slots_travels_once():
+    changes = changed_slots([7] * 100, [8] * 100)
+    assert [slot for slot, _ in changes] == [8]
+
+
+def test_neighbours_take_two_small_numbers_each():
+    packed = pack_handles([(1000 + i) << 32 | 1 for i in range(50)])
+    assert max(packed[2:]) == 1
+
+
+@pytest.mark.parametrize("packed", [(1,), (-1, 1), (1, -1), (1 << 31, 0), (1, 1 << 32), (5, 1, -6, 1)])
+def test_no_handles(packed):
+    with pytest.raises(ProtocolError):
+        unpack_handles(packed)
+
+
+@pytest.mark.parametrize("changes", [(0, 1), (3, 1, 1), (-1, 1, 1), (0, -1, 1), (0, 1, 1 << 32), (0, 1 << 31, 1)])
+def test_no_bindings(changes):
+    with pytest.raises(ProtocolError):
+        rebound([1, 2, 3], changes)
+
+
+@pytest.mark.parametrize("changes", [((1, (3,)),), ((1, (-1,)),), ((1, (2, 1)),)])
+def test_no_slots(changes):
+    with pytest.raises(ProtocolError):
+        change_slots([1, 2, 3], changes)
