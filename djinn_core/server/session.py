@@ -223,7 +223,7 @@ class ExecutorSession:
         if isinstance(value, Failure):
             return value
         if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
-            return Failure(submit.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
+            return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
         if tensor.untyped_storage().nbytes() > room and tensor.nbytes > room:
             reason = (
