@@ -13,8 +13,16 @@ import pytest
 START_SECONDS = 60.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_directory(tmp_path_factory):
+    """Servers that the tests start keep weights here, and not with those of the person."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
-def plain_environment():
+def plain_environment(cache_directory):
     """Variables for child processes, as if the person had configured nothing; one thread each."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     return kept | {
@@ -34,7 +42,7 @@ def serving(plain_environment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("serving")
     file, log = folder / "connection.json", folder / "log"
     command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
-    command += ["--device", "cpu", "--threads", "1", "--drain-seconds", "1"]
+    command += ["--device", "cpu", "--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
     deadline = time.monotonic() + START_SECONDS

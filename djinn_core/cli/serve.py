@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -32,6 +33,18 @@ _PORT = click.IntRange(0, 65535)
     help="Accept that programs, data and the token travel unencrypted to other machines.",
 )
 @click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    help="Directory for weights that clients need not send again. Default: djinn/weights in your cache directory.",
+)
+@click.option(
+    "--store-gib",
+    type=click.FloatRange(0),
+    default=20.0,
+    show_default=True,
+    help="How much the store may hold; 0: nothing is kept.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0),
     default=30.0,
@@ -49,6 +62,8 @@ def command(
     tls_cert: Path | None,
     tls_key: Path | None,
     insecure_plaintext_on_network: bool,
+    store: Path | None,
+    store_gib: float,
     drain_seconds: float,
 ) -> None:
     """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
@@ -67,10 +82,16 @@ def command(
         token_file=token_file,
         connection_file=connection_file,
         threads=threads,
+        store=(store or _default_store()) if store_gib else None,
+        store_bytes=int(store_gib * 2**30),
         plaintext_accepted=insecure_plaintext_on_network,
         drain_seconds=drain_seconds,
     )
     _serve(options)
+
+
+def _default_store() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn" / "weights"
 
 
 def _serve(options: GatewayOptions) -> None:

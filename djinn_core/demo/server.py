@@ -29,7 +29,7 @@ def running_server(device: str, threads: int) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="djinn-demo-") as folder:
         connection, log = Path(folder, "connection.json"), Path(folder, "server.log")
-        command = [sys.executable, "-P", "-m", "djinn_core.cli", "serve", "--port", "0"]
+        command = [sys.executable, "-P", "-m", "djinn_core.cli", "serve", "--port", "0", "--store-gib", "0"]
         command += ["--device", device, "--threads", str(threads), "--connection-file", str(connection)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

@@ -23,6 +23,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         threads: torch threads, or None for torch's default.
         plugins, disable: the plugins to load, as in the settings; None means everything that is installed.
         log_level, debug: what to log to the standard error output.
+        store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
     """
 
     directory: str
@@ -33,6 +34,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     disable: tuple[str, ...] = ()
     log_level: str = "warning"
     debug: str = ""
+    store: str = ""
+    store_bytes: Count = 0
 
     def __repr__(self) -> str:
         """Without the key."""

@@ -41,6 +41,7 @@ class ExecutorOptions:
         plugins, disable: as in the settings.
         log_level: from which level on the executor logs to the standard error output.
         debug: parts whose debug messages it shows, as in the settings.
+        store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; None: none.
         module: what to run; only tests change it.
     """
 
@@ -51,6 +52,8 @@ class ExecutorOptions:
     disable: tuple[str, ...] = ()
     log_level: str = "warning"
     debug: str = ""
+    store: Path | None = None
+    store_bytes: int = 0
     module: str = EXECUTOR_MODULE
 
 
@@ -207,6 +210,8 @@ class ExecutorProcess:
             disable=options.disable,
             log_level=options.log_level,
             debug=options.debug,
+            store=str(options.store or ""),
+            store_bytes=options.store_bytes,
         )
 
     def _order(self, order: Order) -> None:

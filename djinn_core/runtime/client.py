@@ -168,7 +168,14 @@ def _open() -> Session:
     if _state.session is not None:
         _end_session()
     opened = _connect()
-    session = Session(opened.connection, Planner(_plan, _state.stats), _state.stats, opened.url, _state.observers)
+    session = Session(
+        opened.connection,
+        Planner(_plan, _state.stats),
+        _state.stats,
+        opened.url,
+        _state.observers,
+        opened.attached.recalls,
+    )
     _state.opened, _state.session = opened, session
     log.info("connected", server=opened.url, session=opened.attached.session)
     _state.observers.tell("connected", server=opened.url, fallbacks=opened.fallbacks)

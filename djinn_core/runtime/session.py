@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import attrs
@@ -20,6 +20,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.offers import HELD_BYTES, OFFER_BYTES, Offers, waits
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
@@ -37,8 +38,11 @@ from djinn_core.wire.messages import (
     Goodbye,
     NeedTemplate,
     Query,
+    Recalled,
     Submit,
+    TensorHeader,
     Upload,
+    Want,
     decode,
     encode,
 )
@@ -77,8 +81,15 @@ class Session:
     """
 
     def __init__(
-        self, connection: Connection, planner: Planner, stats: Stats, server: str, observers: Observers
+        self,
+        connection: Connection,
+        planner: Planner,
+        stats: Stats,
+        server: str,
+        observers: Observers,
+        recalls: bool = False,
     ) -> None:
+        """`recalls`: whether the executor keeps weights, so that large uploads are offered first."""
         self.connection = connection
         self.server = server
         self._planner = planner
@@ -91,6 +102,9 @@ class Session:
         self._failures = Failures()
         self._known: TemplateCache[_Bound] = TemplateCache()
         self._receiving = threading.RLock()
+        self._offers = Offers() if recalls else None
+        self._wanted: deque[int] = deque()
+        self._sending_wanted = False
         self._figures: list[Figures] = []
         self.lost: str = ""
 
@@ -165,6 +179,44 @@ class Session:
             SessionLost: the executor is gone.
         """
         header, data = tensor_to_wire(source)
+        if self._offers is not None and data.nbytes >= OFFER_BYTES:
+            self._offer(self._offers, handle, header, data)
+        else:
+            self._upload(handle, header, data)
+
+    def _offer(self, offers: Offers, handle: int, header: TensorHeader, data: memoryview) -> None:
+        self._send(Frame(encode(offers.make(handle, header, data))))
+        self._take_what_came()
+        while (waits(data) and handle in offers) or offers.held > HELD_BYTES:
+            with collect_later, self._receiving:
+                if len(offers):
+                    self._receive_one(PATIENCE)
+
+    def _answer_offer(self, answer: Want | Recalled) -> None:
+        offered = self._offers.get(answer.handle) if self._offers is not None else None
+        if self._offers is None or offered is None:
+            raise ProtocolError(f"the executor answers an offer of {answer.handle}, which was not made")
+        if isinstance(answer, Want):
+            self._wanted.append(answer.handle)
+        else:
+            self._stats.bytes_recalled += self._offers.close(answer.handle)
+
+    def _send_wanted(self, offers: Offers) -> None:
+        """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it."""
+        if self._sending_wanted:
+            return
+        self._sending_wanted = True
+        try:
+            while self._wanted:
+                handle = self._wanted.popleft()
+                offered = offers.get(handle)
+                if offered is not None:
+                    self._upload(handle, offered.header, offered.data)
+                    offers.close(handle)
+        finally:
+            self._sending_wanted = False
+
+    def _upload(self, handle: int, header: TensorHeader, data: memoryview) -> None:
         size = data.nbytes
         self._stats.bytes_uploaded += size
         for start in range(0, max(size, 1), CHUNK):
@@ -228,12 +280,16 @@ class Session:
             self._receive_until(number)
             self._abandoned.discard(number)
             self._answers.pop(number, None)
-        if self._pending and self._receiving.acquire(blocking=False):
+        if self._awaits() and self._receiving.acquire(blocking=False):
             try:
-                while self._pending and self._receive_one(0.0):
+                while self._awaits() and self._receive_one(0.0):
                     pass
             finally:
                 self._receiving.release()
+
+    def _awaits(self) -> bool:
+        """Whether the executor has something to answer."""
+        return bool(self._pending or self._offers)
 
     def _receive_one(self, timeout: float) -> bool:
         """Take in one frame; whether one came within `timeout` seconds."""
@@ -245,6 +301,8 @@ class Session:
             return False
         except (TransportError, ProtocolError) as error:
             self._lose(error)
+        if self._wanted and self._offers is not None:
+            self._send_wanted(self._offers)
         return True
 
     def _take(self, message: AnyMessage, body: Sequence[Buffer]) -> None:
@@ -252,6 +310,8 @@ class Session:
             self._complete(message, body)
         elif isinstance(message, NeedTemplate):
             self._define(message)
+        elif isinstance(message, Want | Recalled):
+            self._answer_offer(message)
         elif isinstance(message, Figures):
             self._figures.append(message)
         elif isinstance(message, Broken):

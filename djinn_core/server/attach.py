@@ -52,8 +52,11 @@ def admit(connection: Connection, tickets: TicketChecker) -> Admitted | None:
     return Admitted(grant, message.operators)
 
 
-def attached(session: str, process: int, device: DeviceInfo, client_operators: str) -> Attached:
-    """The answer to an admitted client; the whole allow-list goes along where the client has another."""
+def attached(session: str, process: int, device: DeviceInfo, client_operators: str, *, recalls: bool) -> Attached:
+    """The answer to an admitted client; the whole allow-list goes along where the client has another.
+
+    `recalls`: whether the executor keeps weights.
+    """
     differs = client_operators != operators_digest()
     return Attached(
         session=session,
@@ -61,4 +64,5 @@ def attached(session: str, process: int, device: DeviceInfo, client_operators: s
         device=device,
         torch=str(torch.__version__),
         operators=tuple(sorted(allowed_operators())) if differs else None,
+        recalls=recalls,
     )

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,22 +30,32 @@ from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.role import become_server
-from djinn_core.server.attach import admit, attached
+from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, open_device
 from djinn_core.server.greetings import complain, refuse, send_message
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.store import WeightStore
+from djinn_core.wire.messages import Attached
 
-SessionFactory = Callable[[DeviceRuntime], Session]
+SessionFactory = Callable[[DeviceRuntime, WeightStore | None], Session]
 _log = logs.get_logger("djinn.server")
 
 
 class Executor:
     """Lets clients with tickets in and gives each a session on the device."""
 
-    def __init__(self, device: OpenDevice, registry: Registry, tickets: TicketChecker, new: SessionFactory) -> None:
+    def __init__(
+        self,
+        device: OpenDevice,
+        registry: Registry,
+        tickets: TicketChecker,
+        new: SessionFactory,
+        store: WeightStore | None = None,
+    ) -> None:
         self._device = device
+        self._store = store
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
@@ -76,14 +87,17 @@ class Executor:
             refuse(connection, "the executor is shutting down: connect again later")
             return
         name = secrets.token_urlsafe(16)
-        session = self._new_session(self._device.runtime)
+        session = self._new_session(self._device.runtime, self._store)
         client = admitted.grant.client
         try:
             with self._roster.enter(Entry(name, client, session)), _log_session(connection, name, client):
-                send_message(connection, attached(name, os.getpid(), self._device.info(), admitted.operators))
+                send_message(connection, self._attached(name, admitted))
                 session.serve(connection)
         finally:
             session.close()
+
+    def _attached(self, name: str, admitted: Admitted) -> Attached:
+        return attached(name, os.getpid(), self._device.info(), admitted.operators, recalls=self._store is not None)
 
     def sessions(self, number: int) -> Sessions:
         """What runs now."""
@@ -169,7 +183,17 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         torch.set_num_threads(start.threads)
     selection = Selection(start.plugins, frozenset(start.disable))
     registry = load_registry(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
-    return Executor(open_device(registry.devices, device), registry, TicketChecker(start.key), new)
+    return Executor(open_device(registry.devices, device), registry, TicketChecker(start.key), new, _open_store(start))
+
+
+def _open_store(start: Start) -> WeightStore | None:
+    if not start.store:
+        return None
+    try:
+        return WeightStore(Path(start.store), start.store_bytes)
+    except OSError as error:
+        _log.warning("weights are not kept: their directory cannot be used", error=str(error))
+        return None
 
 
 def _take_standard_input() -> int:

@@ -47,6 +47,7 @@ class GatewayOptions:
         start_timeout: how long the executors may take to start, in seconds.
         plugins, disable: as in the settings.
         log_level, debug: what the executors log.
+        store, store_bytes: where weights are kept so that they need not travel again, and how many bytes; None: nowhere.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -63,6 +64,8 @@ class GatewayOptions:
     start_timeout: float = 60.0
     log_level: str = "info"
     debug: str = ""
+    store: Path | None = None
+    store_bytes: int = 0
     executor_module: str = EXECUTOR_MODULE
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
@@ -222,6 +225,8 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             disable=options.disable,
             log_level=options.log_level,
             debug=options.debug,
+            store=options.store,
+            store_bytes=options.store_bytes,
             module=options.executor_module,
         )
         for device in options.devices or ("",)

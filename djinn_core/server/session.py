@@ -20,11 +20,13 @@ from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
 from djinn_core.server.replay import CompiledTemplate, compile_template
 from djinn_core.server.run import Run, run_template
+from djinn_core.server.store import WeightStore
 from djinn_core.server.uploads import Uploads
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.server.work import Work, unpack
 from djinn_core.wire.bindings import change_slots, rebound, unpack_handles
 from djinn_core.wire.messages import (
+    AnyMessage,
     Completed,
     Define,
     Described,
@@ -33,11 +35,14 @@ from djinn_core.wire.messages import (
     First,
     Goodbye,
     NeedTemplate,
+    Offer,
     Query,
+    Recalled,
     Submit,
     TensorHeader,
     Timing,
     Upload,
+    Want,
     decode,
     encode,
 )
@@ -85,14 +90,15 @@ class _Known:
 class ExecutorSession:
     """Serves one client. Everything in it is freed when it ends."""
 
-    def __init__(self, runtime: DeviceRuntime) -> None:
+    def __init__(self, runtime: DeviceRuntime, store: WeightStore | None = None) -> None:
+        """`store`: where weights are kept, if they are."""
         self.device = device = _shared(runtime)
         self.values = ValueTable()
         self.submissions = 0
         self._randomness = SessionRandomness(device.runtime.device)
         self._templates: TemplateCache[_Known] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
-        self._uploads = Uploads(device.runtime, self.values)
+        self._uploads = Uploads(device.runtime, self.values, store)
 
     def serve(self, connection: Connection) -> None:
         """Answer messages until the client says goodbye.
@@ -112,6 +118,9 @@ class ExecutorSession:
             self._submit(message, connection, started)
         elif isinstance(message, Upload):
             self._uploads.take(message, frame.body)
+        elif isinstance(message, Offer):
+            recalled = self._uploads.consider(message)
+            connection.send(Frame(encode((Recalled if recalled else Want)(message.handle))))
         elif isinstance(message, Query):
             figures = self.figures()
             if message.reset_peak:
@@ -130,6 +139,7 @@ class ExecutorSession:
         self.submissions = submit.sequence
         work = unpack(submit)
         decoded = time.perf_counter()
+        self._await_uploads(connection)
         try:
             known = self._known(submit, connection)
         except DjinnError as error:
@@ -180,15 +190,30 @@ class ExecutorSession:
         return known
 
     def _await_definition(self, connection: Connection) -> Define:
-        """The template that was asked for; what was already under way before it is kept for later."""
+        """The template that was asked for."""
         while True:
-            frame = connection.receive()
-            message = decode(frame.head)
+            message = self._next_urgent(connection)
             if isinstance(message, Define):
                 return message
-            if len(self._backlog) >= BACKLOG_LIMIT:
-                raise ProtocolError("a template that was asked for does not come")
-            self._backlog.append(frame)
+
+    def _await_uploads(self, connection: Connection) -> None:
+        """Wait until everything that was offered is here."""
+        while self._uploads.wanted:
+            self._next_urgent(connection)
+
+    def _next_urgent(self, connection: Connection) -> AnyMessage | None:
+        """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
+        frame = connection.receive()
+        message = decode(frame.head)
+        if isinstance(message, Upload):
+            self._uploads.take(message, frame.body)
+            return None
+        if isinstance(message, Define):
+            return message
+        if len(self._backlog) >= BACKLOG_LIMIT:
+            raise ProtocolError("what was asked for does not come")
+        self._backlog.append(frame)
+        return None
 
     def _run(self, known: _Known | None, work: Work) -> Run:
         if known is None:

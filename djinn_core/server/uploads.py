@@ -10,8 +10,9 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
+from djinn_core.server.store import WeightStore
 from djinn_core.server.values import Poison, ValueTable
-from djinn_core.wire.messages import Failure, Upload
+from djinn_core.wire.messages import Failure, Offer, Upload
 from djinn_core.wire.tensors import dtype_from_name
 
 
@@ -23,12 +24,34 @@ class _Partial:
 
 
 class Uploads:
-    """Collects the parts of each upload; a complete one becomes a value."""
+    """Collects the parts of each upload; a complete one becomes a value.
 
-    def __init__(self, runtime: DeviceRuntime, values: ValueTable) -> None:
+    Attributes:
+        wanted: digests of what was offered and is not here, by handle.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
+        """`store`: where weights are kept, if they are."""
         self._runtime = runtime
         self._values = values
+        self._store = store
+        self.wanted: dict[int, bytes] = {}
         self._partial: dict[int, _Partial] = {}
+
+    def consider(self, offer: Offer) -> bool:
+        """Make a value of what was offered, if its bytes are here; whether they are. Otherwise they are wanted.
+
+        Raises:
+            ProtocolError: nothing like it can be uploaded.
+        """
+        header = Upload(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
+        self._check_new(header)
+        data = self._store.find(offer.digest, offer.size) if self._store is not None else None
+        if data is None:
+            self.wanted[offer.handle] = offer.digest
+            return False
+        self._finish(header, data)
+        return True
 
     def take(self, upload: Upload, body: Sequence[Buffer]) -> None:
         """Take one part.
@@ -60,9 +83,7 @@ class Uploads:
                 self._finish(partial.header, partial.data)
 
     def _begin(self, upload: Upload, part: Buffer, size: int) -> None:
-        _check_layout(upload)
-        if upload.handle in self._values or upload.handle in self._partial:
-            raise ProtocolError(f"value {upload.handle} is uploaded twice")
+        self._check_new(upload)
         if size == upload.size:
             data = torch.frombuffer(part, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
             self._finish(upload, data)
@@ -72,6 +93,11 @@ class Uploads:
         else:
             raise ProtocolError(f"upload {upload.handle} announces {upload.size} bytes and brings {size}")
 
+    def _check_new(self, upload: Upload) -> None:
+        _check_layout(upload)
+        if upload.handle in self._values or upload.handle in self._partial:
+            raise ProtocolError(f"value {upload.handle} is uploaded twice")
+
     def _room_for(self, upload: Upload) -> torch.Tensor | None:
         try:
             return torch.empty(upload.size, dtype=torch.uint8)
@@ -80,6 +106,9 @@ class Uploads:
             return None
 
     def _finish(self, upload: Upload, data: torch.Tensor) -> None:
+        digest = self.wanted.pop(upload.handle, None)
+        if digest is not None and self._store is not None:
+            self._store.keep(digest, data)
         try:
             with torch.inference_mode():
                 placed = self._runtime.receive(data)

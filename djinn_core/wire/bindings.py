@@ -45,7 +45,7 @@ def unpack_handles(packed: Handles) -> list[int]:
     if len(packed) % 2:
         raise ProtocolError("a list of handles is cut short")
     handles = [s << _VIEW_BITS | v for s, v in zip(accumulate(packed[::2]), packed[1::2], strict=True)]
-    if handles and not (0 <= min(handles) and max(handles) < _HANDLE_LIMIT and max(packed[1::2]) <= _VIEW_MASK):
+    if handles and not (min(handles) >= 0 and max(handles) < _HANDLE_LIMIT and max(packed[1::2]) <= _VIEW_MASK):
         raise ProtocolError("a handle is out of range")
     return handles
 

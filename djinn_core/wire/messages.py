@@ -83,13 +83,17 @@ class Attach(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None."""
+    """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None.
+
+    `recalls` says whether it keeps weights, so that offering them makes sense.
+    """
 
     session: Name
     process: int
     device: DeviceInfo
     torch: Name
     operators: tuple[str, ...] | None = None
+    recalls: bool = False
 
 
 # --- work -----------------------------------------------------------------------------------------------------
@@ -133,6 +137,32 @@ class Upload(Message, frozen=True):
     stride: Dimensions
     size: Count
     start: Count = 0
+
+
+class Offer(Message, frozen=True):
+    """A new value whose bytes the executor may have: like `Upload`, with their SHA-256 in place of them.
+
+    The executor answers with `Recalled` or `Want`. A submission that follows waits for the uploads that are wanted.
+    """
+
+    handle: Count
+    dtype: Name
+    shape: Dimensions
+    stride: Dimensions
+    size: Count
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Want(Message, frozen=True):
+    """The executor does not have what was offered as `handle`: `Upload` it."""
+
+    handle: Count
+
+
+class Recalled(Message, frozen=True):
+    """The executor has made the value `handle` of what it had."""
+
+    handle: Count
 
 
 class First(msgspec.Struct, frozen=True):
@@ -315,6 +345,9 @@ AnyMessage = (
     | Attach
     | Attached
     | Upload
+    | Offer
+    | Want
+    | Recalled
     | Submit
     | Completed
     | NeedTemplate

@@ -1,0 +1,164 @@
+"""Weights that the server has seen, by the digest of their bytes: what is here need not travel again.
+
+Files in one directory, named by digest, written under another name first, so that a file is whole or not there. Several
+executor processes may share the directory. What a file says is checked against its name before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+
+from djinn_core.logs import get_logger
+
+CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
+QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it uploads wait
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class _Parcel:
+    digest: bytes
+    data: torch.Tensor
+    done: threading.Event
+
+
+class WeightStore:
+    """Keeps tensors' bytes in `directory`, at most `limit` bytes of them; the least recently used go first."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        """Raises `OSError` where the directory cannot be made."""
+        self.limit = limit
+        self._directory = directory
+        self._checked: dict[bytes, tuple[int, int]] = {}
+        self._parcels: queue.SimpleQueue[_Parcel] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._queued = 0
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def find(self, digest: bytes, size: int) -> torch.Tensor | None:
+        """The bytes of that digest (uint8, writable, private to the caller), or None where they are not here."""
+        path = self._path(digest)
+        try:
+            if not self._is_good(path, digest, size):
+                return None
+            os.utime(path)
+            return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError) as error:
+            _log.warning("a stored weight cannot be read", digest=digest.hex(), error=str(error))
+            return None
+
+    def keep(self, digest: bytes, data: torch.Tensor) -> threading.Event:
+        """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest; set when that is over.
+
+        Until then whoever writes into `data` makes it something else, which is not kept.
+        """
+        parcel = _Parcel(digest, data, threading.Event())
+        with self._changed:
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_parcels, name="djinn-store", daemon=True)
+                self._writer.start()
+            self._changed.wait_for(lambda: self._queued < QUEUED_LIMIT)
+            self._queued += data.nbytes
+        self._parcels.put(parcel)
+        return parcel.done
+
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(status.st_size for _, status in self._files())
+
+    def _path(self, digest: bytes) -> Path:
+        name = digest.hex()
+        return self._directory / name[:2] / name
+
+    def _is_good(self, path: Path, digest: bytes, size: int) -> bool:
+        """Whether the file is what its name says; read once in the life of this process."""
+        status = path.stat()
+        seen = (status.st_mtime_ns, status.st_ino)
+        if status.st_size != size:
+            return False
+        if self._checked.get(digest, (0, 0))[1] == status.st_ino:
+            return True
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").digest()
+        if found != digest:
+            _log.warning("a stored weight is damaged and was removed", file=str(path))
+            path.unlink(missing_ok=True)
+            return False
+        self._checked[digest] = seen
+        return True
+
+    # --- in the background ------------------------------------------------------------------------------------
+
+    def _write_parcels(self) -> None:
+        while True:
+            parcel = self._parcels.get()
+            try:
+                self._write(parcel.digest, parcel.data)
+            except OSError as error:
+                _log.warning("a weight was not stored", digest=parcel.digest.hex(), error=str(error))
+            finally:
+                with self._changed:
+                    self._queued -= parcel.data.nbytes
+                    self._changed.notify_all()
+                parcel.done.set()
+                del parcel
+
+    def _write(self, digest: bytes, data: torch.Tensor) -> None:
+        path, size = self._path(digest), data.nbytes
+        if size > self.limit or path.exists():
+            return
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._make_room(size)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                found = _copy_hashed(data, file.fileno())
+            if found == digest:
+                Path(name).rename(path)
+            else:
+                _log.warning("an upload was not stored: its bytes are not those that were announced")
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def _make_room(self, size: int) -> None:
+        files = sorted(self._files(), key=lambda found: found[1].st_mtime_ns)
+        total = sum(status.st_size for _, status in files)
+        for path, status in files:
+            if total + size <= self.limit:
+                return
+            path.unlink(missing_ok=True)
+            total -= status.st_size
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        found: list[tuple[Path, os.stat_result]] = []
+        for path in self._directory.glob("??/*"):
+            try:
+                found.append((path, path.stat()))
+            except FileNotFoundError:  # another process made room
+                continue
+        return found
+
+
+def _copy_hashed(data: torch.Tensor, file: int) -> bytes:
+    """Write `data` and return the digest of what was written, which a write to `data` meanwhile does not tear."""
+    view = data.numpy().data
+    state = hashlib.sha256()
+    for start in range(0, len(view), CHUNK):
+        part = bytes(view[start : start + CHUNK])
+        state.update(part)
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    return state.digest()

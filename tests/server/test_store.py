@@ -1,0 +1,94 @@
+"""Weights that the server has seen are kept, found again, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+import pytest
+import torch
+
+from djinn_core.server.store import WeightStore
+
+SIZE = 1 << 20
+
+
+def some(seed):
+    return torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def digest_of(data):
+    return hashlib.sha256(data.numpy()).digest()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return WeightStore(tmp_path / "weights", 3 * SIZE + 10)
+
+
+def keep(store, data, digest=None):
+    assert store.keep(digest or digest_of(data), data).wait(30)
+
+
+def test_what_was_kept_is_found_by_another_process_too(store, tmp_path):
+    data = some(1)
+    assert store.find(digest_of(data), SIZE) is None
+    keep(store, data)
+    for reader in (store, WeightStore(tmp_path / "weights", SIZE)):
+        assert torch.equal(reader.find(digest_of(data), SIZE), data)
+
+
+def test_what_is_found_is_private(store):
+    data = some(1)
+    keep(store, data)
+    store.find(digest_of(data), SIZE).zero_()
+    assert torch.equal(store.find(digest_of(data), SIZE), data)
+
+
+def test_what_is_not_what_it_says_is_not_kept(store):
+    keep(store, some(1), digest_of(some(2)))
+    assert store.find(digest_of(some(2)), SIZE) is None
+    assert store.nbytes() == 0
+
+
+def test_a_damaged_file_is_removed(store, tmp_path):
+    data = some(1)
+    keep(store, data)
+    (path,) = (tmp_path / "weights").glob("??/*")
+    changed = bytearray(path.read_bytes())
+    changed[5] ^= 1
+    path.write_bytes(changed)
+    assert WeightStore(tmp_path / "weights", SIZE).find(digest_of(data), SIZE) is None
+    assert not path.exists()
+
+
+def test_another_size_is_not_it(store):
+    keep(store, some(1))
+    assert store.find(digest_of(some(1)), SIZE - 8) is None
+
+
+def test_the_least_recently_used_goes_first(store):
+    for seed in (1, 2, 3):
+        keep(store, some(seed))
+    old = time.time_ns() - 10**12
+    for age, path in enumerate(sorted((store._directory).glob("??/*"))):
+        os.utime(path, ns=(old + age, old + age))
+    assert store.find(digest_of(some(1)), SIZE) is not None
+    keep(store, some(4))
+    left = [seed for seed in (1, 2, 3, 4) if store.find(digest_of(some(seed)), SIZE) is not None]
+    assert len(left) == 3
+    assert {1, 4} <= set(left)
+    assert store.nbytes() <= store.limit
+
+
+def test_what_is_larger_than_the_store_is_not_kept(tmp_path):
+    store = WeightStore(tmp_path / "weights", SIZE - 1)
+    keep(store, some(1))
+    assert store.nbytes() == 0
+
+
+def test_only_the_owner_can_read_it(store):
+    keep(store, some(1))
+    paths = [store._directory, *store._directory.rglob("*")]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in paths)

@@ -1,0 +1,57 @@
+"""A second process, another session and a restarted server need not be sent what the server has seen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CLIENT = """
+import json, sys, torch, djinn
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)], torch.nn.Linear(512, 17_000))
+given = torch.randn(2, 512)
+expected = model(given).detach()
+other = model[0].weight.detach().clone().add_(float(sys.argv[1]))
+remote = model.to("remote_accelerator:0")
+with torch.no_grad():
+    right = torch.allclose(remote(given.to("remote_accelerator:0")).cpu(), expected, atol=1e-5)
+    for parameter in remote.parameters():
+        parameter.zero_()  # what is here must not become what others find
+    right &= bool((other.to("remote_accelerator:0") == other.to("remote_accelerator:0", copy=True)).all())
+    zero = float(sum(p.abs().sum() for p in remote.parameters()))
+    remote.cpu()
+print(json.dumps({"right": bool(right), "zero": zero, **djinn.stats()}))
+"""
+
+
+@pytest.fixture
+def client(environment):
+    def run(server, scheme="tcp", salt=1.0):
+        plain = {"DJINN_SERVERS": server.url(scheme), "DJINN_TOKEN": server.token, "DJINN_DISABLE": "local"}
+        command = [sys.executable, "-c", CLIENT, str(salt)]
+        done = subprocess.run(
+            command, env=environment | plain, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["right"]
+        assert found["zero"] == 0.0
+        return found
+
+    return run
+
+
+def test_the_second_process_and_a_restarted_server(own_server, client, tmp_path):
+    store = tmp_path / "weights"
+    server = own_server("--store", str(store))
+    first = client(server)
+    second = client(server, "http")
+    assert first["bytes_recalled"] < 0.02 * first["bytes_uploaded"]
+    assert second["bytes_sent"] < 0.01 * first["bytes_sent"]
+    assert second["bytes_uploaded"] + second["bytes_recalled"] == first["bytes_uploaded"] + first["bytes_recalled"]
+    server.stop()
+    server.file.unlink(missing_ok=True)
+    assert client(own_server("--store", str(store)))["bytes_sent"] < 0.01 * first["bytes_sent"]
