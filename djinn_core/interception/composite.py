@@ -15,7 +15,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.lazy_tensor import DEVICE_NAME
+from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
 from djinn_core.interception.port import port
 from djinn_core.ir.operators import allowed_operators, needs_other_layout
 
@@ -90,7 +90,7 @@ def _whole_unless_differentiated(
 ) -> Callable[..., Any]:
     @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if _differentiated(args) or _drops_out(func, args, kwargs):
+        if not isinstance(args[0], LazyTensor) or _differentiated(args) or _drops_out(func, args, kwargs):
             return take_apart(func, args, kwargs)
         return record(func, args, kwargs)
 

@@ -16,6 +16,7 @@ from djinn_core.interception.changing_floats import TAKE_ANY_FLOAT, without_floa
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
 from djinn_core.interception.default_dtype import as_floats
+from djinn_core.interception.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.infer import (
     Refused,
     UnknownResult,
@@ -84,6 +85,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except CpuOperand:
         if is_taken_apart(func):
             return handles(func)(take_apart)(func, args, kwargs)
+        if (mode := fake_mode_of(args, kwargs)) is not None:
+            return run_as_fake(mode, func, args, kwargs)
         args, kwargs = upload_operands(func, args, kwargs)
         return record(func, args, kwargs)
     call = _calls.get(tuple(key))
