@@ -37,6 +37,7 @@ NEEDED: Final = (
     "torch._C.DisableTorchFunctionSubclass",
     "torch._C._disabled_torch_function_impl",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._dynamo.variables.builder.VariableBuilder._wrap",
     "torch._tensor_str._str",
     "torch._tensor_str._tensor_str",
     "torch._C._acc.DeviceGuard",
@@ -202,6 +203,30 @@ def without_modes(function: F) -> F:
             return function(*args, **kwargs)
 
     return unseen  # type: ignore[return-value]
+
+
+def trace_as_plain(cls: type[torch.Tensor], wanted: Callable[[Any], bool]) -> None:
+    """Have Dynamo trace tensors of `cls` as plain ones, where `wanted` says so of the backend that compiles.
+
+    By itself it takes tensors of a class with a `__torch_dispatch__` for objects that it knows nothing of.
+    """
+    builder = importlib.import_module("torch._dynamo.variables.builder").VariableBuilder
+    wrap = builder._wrap
+
+    @functools.wraps(wrap)
+    def wrap_plain(self: Any, value: Any) -> Any:
+        if type(value) is cls and wanted(_backend_of(self.tx.output.compiler_fn)):
+            return self.wrap_tensor(value)
+        return wrap(self, value)
+
+    builder._wrap = wrap_plain
+
+
+def _backend_of(compiler: Any) -> Any:
+    """The backend that the user asked for, behind the wrappers that PyTorch puts around it."""
+    while inner := getattr(compiler, "_torchdynamo_orig_backend", None) or getattr(compiler, "__wrapped__", None):
+        compiler = inner
+    return getattr(compiler, "compiler_fn", compiler)
 
 
 def in_backward() -> bool:

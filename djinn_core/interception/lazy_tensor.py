@@ -126,6 +126,10 @@ class LazyTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return copies.reduce(self)
 
+    def __coerce_same_metadata_as_tangent__(self, _metadata: Any, kind: type | None = None) -> LazyTensor | None:
+        """AOTAutograd asks for a gradient of type `kind`: to what it has traced this is a plain tensor."""
+        return self if kind is torch.Tensor else None
+
     @property
     def __tensor_flatten__(self) -> Any:
         """There only while `nn.Module.to` runs, which swaps subclasses that have it: Parameters and ties stay.

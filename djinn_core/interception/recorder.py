@@ -55,6 +55,7 @@ class Recorder:
     Attributes:
         entries: what is unsent. epoch: how often it was cut. limit: with how many entries it must be told (`reached`).
         captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
+        constants: what is uploaded, where somebody wants to know. dead: handles that nobody holds, and never held.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
         differentiating: whether the thread is in a backward pass. watcher: who is told of every op.
     """
@@ -64,6 +65,8 @@ class Recorder:
         "_foresight",
         "_thread",
         "captures",
+        "constants",
+        "dead",
         "differentiating",
         "entries",
         "epoch",
@@ -80,6 +83,8 @@ class Recorder:
         self.entries: list[Entry] = []
         self.epoch = 0
         self.captures: list[list[Entry]] = []
+        self.constants: list[tuple[int, torch.Tensor]] | None = None
+        self.dead: list[int] = []
         self.fixed: Entry | None = None
         self.module: ModuleCall | None = None
         self.forward_calls = ForwardCalls()
@@ -184,6 +189,8 @@ class Recorder:
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Make `source` (a CPU tensor) the value `handle`; it is the caller's again when this returns."""
+        if self.constants is not None:
+            self.constants.append((handle, source.clone()))
         if self.captures and not port.is_open():
             _held.append((handle, source.clone()))
             return
@@ -224,11 +231,21 @@ class Recorder:
         self.uploaded = self.uploads = 0
         for captured in self.captures:
             captured.extend(taken)
-        handles = [value.handle for value in dead]
+        handles = [value.handle for value in dead] + self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
         free = tuple(h for h in handles if h not in inside)
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
+
+    def _take_dead(self) -> list[int]:
+        """Those of `dead` that what is left does not mention."""
+        if not self.entries:
+            taken, self.dead = self.dead, []
+            return taken
+        used = {handle for entry in self.entries for handle in entry[1]} if self.dead else set()
+        taken = [handle for handle in self.dead if handle not in used]
+        self.dead = [handle for handle in self.dead if handle in used]
+        return taken
 
     def _collect_freed(self) -> list[Value]:
         """Freed values that no other thread's unsent program uses; the others wait."""

@@ -79,6 +79,13 @@ class Value:
         storage.views = views = storage.views + 1
         self.handle = storage.id << 32 | views
 
+    @classmethod
+    def at(cls, storage: Storage, meta: TensorMeta, handle: int) -> Value:
+        """The value `handle`, which `storage.view()` gave out."""
+        value = cls.__new__(cls)
+        value.storage, value.meta, value.handle = storage, meta, handle
+        return value
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
 

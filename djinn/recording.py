@@ -1,0 +1,9 @@
+"""For interceptors: what a function records, to be recorded again at a stroke."""
+
+from __future__ import annotations
+
+from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.recorded_call import RecordedCall, metadata_of, record_call
+from djinn_core.interception.tracing import let_dynamo_trace
+
+__all__ = ["LazyTensor", "RecordedCall", "let_dynamo_trace", "metadata_of", "record_call"]

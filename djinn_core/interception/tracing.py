@@ -1,0 +1,22 @@
+"""Lets Dynamo trace programs on remote tensors, for backends that know what to do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from djinn_core import torch_private
+from djinn_core.interception.lazy_tensor import LazyTensor
+
+_backends: list[Callable[..., Any]] = []
+
+
+def let_dynamo_trace(backend: Callable[..., Any]) -> None:
+    """From now on `torch.compile(backend=backend)` sees remote tensors as it sees tensors of any device.
+
+    For other backends it leaves programs on remote tensors alone: they would compile kernels for a device that is not here.
+    """
+    if not _backends:
+        torch_private.trace_as_plain(LazyTensor, lambda asked: asked in _backends)
+    if backend not in _backends:
+        _backends.append(backend)

@@ -1,0 +1,47 @@
+"""A traced graph, and what it records."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import torch
+
+from djinn.recording import LazyTensor, RecordedCall, metadata_of, record_call
+from djinn_dynamo.interceptor import installed
+
+KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what shares memory
+
+
+class RecordedGraph:
+    """Calls a graph: op by op where it is new to its inputs, otherwise at a stroke."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule) -> None:
+        self._run = graph_module.forward
+        self._calls: OrderedDict[object, RecordedCall | None] = OrderedDict()
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the graph returns."""
+        tensors = [i for i in inputs if type(i) is LazyTensor]
+        others = [(place, i) for place, i in enumerate(inputs) if type(i) is not LazyTensor]
+        if not installed.now or any(isinstance(i, torch.Tensor) for _, i in others):
+            return self._run(*inputs)
+        modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        key = (metadata_of(tensors), tuple((place, type(i), i) for place, i in others), modes)
+        if key not in self._calls:
+            return self._record(key, tensors, others)
+        self._calls.move_to_end(key)
+        call = self._calls[key]
+        return self._run(*inputs) if call is None else call.record(tensors)
+
+    def _record(self, key: object, tensors: list[LazyTensor], others: list[tuple[int, Any]]) -> Any:
+        def run(*given: LazyTensor) -> Any:
+            inputs: list[Any] = list(given)
+            for place, other in others:
+                inputs.insert(place, other)
+            return self._run(*inputs)
+
+        outputs, self._calls[key] = record_call(run, tensors)
+        while len(self._calls) > KEPT:
+            self._calls.popitem(last=False)
+        return outputs
