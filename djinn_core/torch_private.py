@@ -229,6 +229,12 @@ def _backend_of(compiler: Any) -> Any:
     return getattr(compiler, "compiler_fn", compiler)
 
 
+def takes_list(function: F) -> F:
+    """Tell AOTAutograd that `function` takes its inputs as one list, which it may empty to free them early."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
+
+
 def in_backward() -> bool:
     """Whether this thread is inside a run of the autograd engine."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -94,7 +94,6 @@ class Port:
     device_count: Callable[[], int] = lambda: 1
     describe: Callable[[], tuple[str, DeviceInfo]] = lambda: ("", DeviceInfo("", ""))
     checkpoint_instructions: int = 4096
-    streams: bool = True
     ops_captured: int = 0
     fallback: Fallback | None = None
     forked: bool = False

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 
 from djinn_core.interception.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.port import port
-from djinn_core.interception.recorder import Recorder, current
+from djinn_core.interception.recorder import current
 from djinn_core.interception.site import user_site
 from djinn_core.interception.storage import Storage, Value
 from djinn_core.interception.streaming import Entry
@@ -31,8 +31,10 @@ CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
 
 @attrs.frozen
 class _Output:
-    """A tensor that the call returns: input `same`, or a new value at `place` that looks into the `storage`-th of those
-    that the call makes."""
+    """A tensor that the call returns: input `same`, or a new value.
+
+    That is at `place`, and looks into the `storage`-th of those that the call makes.
+    """
 
     same: int = -1
     place: int = -1

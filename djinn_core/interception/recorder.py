@@ -164,7 +164,7 @@ class Recorder:
         if len(self.entries) >= port.checkpoint_instructions:
             if not self.captures:
                 self._send(_runtime(), Ask(), steady_cut)
-        elif self.captures or not port.streams:
+        elif self.captures:
             self.limit = port.checkpoint_instructions
             return
         elif foresight.opens():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -37,7 +38,7 @@ def submissions(run):
 def test_pieces_grow_and_the_last_is_not_small():
     for length in range(1500):
         ends = [0, *pieces_of(length), length]
-        sizes = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        sizes = [b - a for a, b in itertools.pairwise(ends)]
         assert sum(sizes) == length
         assert all(size in PIECES for size in sizes[:-1])
         assert len(sizes) == 1 or PIECES[0] // 2 <= sizes[-1] <= 2 * PIECES[-1]

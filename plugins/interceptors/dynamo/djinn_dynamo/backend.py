@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from djinn.recording import let_dynamo_trace
+from djinn.recording import let_dynamo_trace, takes_list
 from djinn_dynamo.graph import RecordedGraph
 
 Compiled = Callable[..., Any]
@@ -29,8 +29,7 @@ def _boxed(graph_module: torch.fx.GraphModule, _: Sequence[Any]) -> Compiled:
         inputs.clear()  # AOTAutograd hands over what it does not need any more
         return graph(*taken)
 
-    run._boxed_call = True  # type: ignore[attr-defined] # how PyTorch knows that it may hand over a list
-    return run
+    return takes_list(run)
 
 
 _differentiable: Callable[..., Compiled] = aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed)
