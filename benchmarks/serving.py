@@ -1,0 +1,50 @@
+"""A server process of its own for a benchmark, reached over loopback TCP, with one thread as the local reference."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import djinn
+from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
+
+START_SECONDS = 60.0
+
+
+@contextmanager
+def server(*arguments: str, threads: int = 1) -> Iterator[ConnectionFile]:
+    """Where `djinn serve` listens, as long as the block lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "connection.json"
+        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
+        command += ["--device", "cpu", "--threads", str(threads), "--drain-seconds", "1", *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not file.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the server did not start: try `djinn doctor`")
+                time.sleep(0.02)
+            yield read_connection_file(file)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@contextmanager
+def connected(*arguments: str) -> Iterator[None]:
+    """`remote_accelerator` is a server of its own over TCP, as long as the block lasts."""
+    with server("--store-gib", "0", *arguments) as serving:
+        url = next(url for url in serving.urls if url.startswith("tcp://"))
+        djinn.configure(servers=[url], token=serving.token, disable=("local",))
+        try:
+            yield
+        finally:
+            djinn.configure()
