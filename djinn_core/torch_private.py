@@ -206,7 +206,7 @@ def without_modes(function: F) -> F:
 
 
 def trace_as_plain(cls: type[torch.Tensor], wanted: Callable[[Any], bool]) -> None:
-    """Have Dynamo trace tensors of `cls` as plain ones, where `wanted` says so of the backend that compiles.
+    """Have Dynamo trace tensors of `cls` as plain ones, where `wanted` says so of what compiles (see `backend_of`).
 
     By itself it takes tensors of a class with a `__torch_dispatch__` for objects that it knows nothing of.
     """
@@ -215,14 +215,14 @@ def trace_as_plain(cls: type[torch.Tensor], wanted: Callable[[Any], bool]) -> No
 
     @functools.wraps(wrap)
     def wrap_plain(self: Any, value: Any) -> Any:
-        if type(value) is cls and wanted(_backend_of(self.tx.output.compiler_fn)):
+        if type(value) is cls and wanted(self.tx.output.compiler_fn):
             return self.wrap_tensor(value)
         return wrap(self, value)
 
     builder._wrap = wrap_plain
 
 
-def _backend_of(compiler: Any) -> Any:
+def backend_of(compiler: Any) -> Any:
     """The backend that the user asked for, behind the wrappers that PyTorch puts around it."""
     while inner := getattr(compiler, "_torchdynamo_orig_backend", None) or getattr(compiler, "__wrapped__", None):
         compiler = inner

@@ -11,12 +11,17 @@ from djinn_core.interception.lazy_tensor import LazyTensor
 _backends: list[Callable[..., Any]] = []
 
 
+def traces(compiler: Any) -> bool:
+    """Whether the backend behind `compiler`, with all that PyTorch has wrapped around it, takes remote tensors."""
+    return torch_private.backend_of(compiler) in _backends
+
+
 def let_dynamo_trace(backend: Callable[..., Any]) -> None:
     """From now on `torch.compile(backend=backend)` sees remote tensors as it sees tensors of any device.
 
     For other backends it leaves programs on remote tensors alone: they would compile kernels for a device that is not here.
     """
     if not _backends:
-        torch_private.trace_as_plain(LazyTensor, lambda asked: asked in _backends)
+        torch_private.trace_as_plain(LazyTensor, traces)
     if backend not in _backends:
         _backends.append(backend)

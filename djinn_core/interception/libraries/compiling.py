@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from djinn_core.interception.lazy_tensor import LazyTensor, is_remote
+from djinn_core.interception.tracing import traces
 from djinn_core.logs import get_logger
 
 _log = get_logger("djinn.interception")
@@ -25,6 +26,8 @@ def adapt_tracing(module: Any) -> None:
 
     def compiled(self: Any, function: Any) -> Any:
         made = make(self, function)
+        if traces(self.callback):
+            return made
         if isinstance(function, torch.nn.Module) or not callable(made) or isinstance(made, type):
             return made  # a module's method comes this way, too
         return _plain_for_remote(function, made)
