@@ -1,6 +1,6 @@
 """A script written for CUDA, with nothing of Djinn in it.
 
-    djinn run examples/cuda_matmul.py
+djinn run examples/cuda_matmul.py
 """
 
 import torch

@@ -17,6 +17,7 @@ from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
 from djinn_core.interception.default_dtype import as_floats
 from djinn_core.interception.fakes import fake_mode_of, run_as_fake
+from djinn_core.interception.growing import foretell, learn_example
 from djinn_core.interception.infer import (
     Refused,
     UnknownResult,
@@ -99,6 +100,10 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return make_elsewhere(func, args, kwargs)
         if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
             return port.fallback.compute(func, args, kwargs)
+        foretold = foretell(func, args, kwargs, operands)
+        if foretold is not None:
+            _remember(tuple(key), foretold)
+            return append(foretold, operands, slots)
         refused: Refused | None = None
         try:
             with collect_later:  # meta kernels import modules, in the middle of which nothing else may
@@ -120,6 +125,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if floats is not None:
             return record(func, floats, kwargs)
         _remember(tuple(key), call)
+        learn_example(func, call)
         if func in TAKE_ANY_FLOAT:
             _remember(without_floats(key), call)
     return append(call, operands, slots)
@@ -205,6 +211,7 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
     if order is None:
         return
     call.signature.orders[result] = order
+    call.signature.example = None
     for key, known in list(_calls.items()):
         if known.signature is call.signature:
             _calls.pop(key, None)

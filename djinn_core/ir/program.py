@@ -29,6 +29,7 @@ class Signature:
     results out as the client predicted (`layout_trusted`), and in which order of dimensions it lays them out where it does
     not (`orders`, by result), is learnt by signature; so are the dtypes of results (`dtypes`, by result) that kernels choose.
     Where nothing is predicted (`predicts`), because the executor was asked, there is nothing to confirm.
+    `example` is a call that was inferred, for ops whose results follow from that for other sizes.
     """
 
     form: Form
@@ -37,6 +38,7 @@ class Signature:
     orders: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     dtypes: dict[int, torch.dtype] | None = None
     predicts: bool = True
+    example: Call | None = None
     id: int = attrs.field(init=False, factory=lambda: next(_signature_ids))
 
 
