@@ -35,7 +35,7 @@ def foretell(func: Any, args: Arguments, kwargs: dict[str, Any], operands: Seque
     `operands` are the tensors among the arguments.
     """
     rule = _rule(func)
-    if rule is None or not operands or (rule is _pointwise and not _tell_dtype(args)):
+    if rule is None or not operands:
         return None
     metas = tuple([operand.remote.meta for operand in operands])
     if any(meta.conj or meta.neg for meta in metas):
@@ -45,6 +45,8 @@ def foretell(func: Any, args: Arguments, kwargs: dict[str, Any], operands: Seque
         return None
     (before,) = example.results
     assert before is not None
+    if rule is _pointwise and not _tell_dtype(args, before.dtype):
+        return None
     result = rule((*args, *kwargs.values()), metas, before)
     if result is None:
         return None
@@ -60,12 +62,16 @@ def learn_example(func: Any, call: Call) -> None:
         call.signature.example = call
 
 
-def _tell_dtype(args: Arguments) -> bool:
-    """Whether remote tensors alone decide the result's dtype: one of them is floating, or there is nothing else."""
+def _tell_dtype(args: Arguments, before: torch.dtype) -> bool:
+    """Whether the result is of dtype `before` again: a number bears on that beside tensors without a floating one only."""
     tensors = [a for a in args if isinstance(a, LazyTensor)]
-    if any(tensor.is_floating_point() for tensor in tensors):
-        return not any(isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor) for a in args)
-    return len(tensors) == len(args)
+    others = [a for a in args if not isinstance(a, LazyTensor)]
+    if any(isinstance(a, torch.Tensor) for a in others):
+        return False
+    if not others or any(tensor.is_floating_point() for tensor in tensors):
+        return True
+    whole = not before.is_floating_point and not before.is_complex
+    return whole and all(type(a) is int for a in others) and all(t.dtype is not torch.bool for t in tensors)
 
 
 def _rule(func: Any) -> Rule | None:
@@ -168,7 +174,7 @@ def _found(_args: Arguments, metas: Metas, before: TensorMeta) -> TensorMeta | N
     given = metas[0]
     if not _is_contiguous(given) or 0 in given.shape:
         return None
-    return tensor_meta(given.shape, given.stride, 0, before.dtype, given.device)
+    return _row_major(given.shape, before)
 
 
 def _same(_args: Arguments, metas: Metas, _before: TensorMeta) -> TensorMeta:
