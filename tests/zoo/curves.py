@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import attrs
 import torch
-from comparing import REMOTE, same_bits
+from likeness import REMOTE, same_bits
 from torch import nn
 from torch.nn import functional
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 from catalogue import SHORT_FORM, ZOO
-from comparing import Likeness, Verdict, compare
+from likeness import Likeness, Verdict, compare
 from reporting import made_by, markdown, versions
 from rich.console import Console
 from rich.progress import track

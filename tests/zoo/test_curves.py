@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import REMOTE
+from likeness import REMOTE
 from curves import OPTIMIZERS, compare_runs, digits, prose, train
 
 import djinn

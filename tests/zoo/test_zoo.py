@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 from catalogue import SHORT_FORM, ZOO
-from comparing import compare
+from likeness import compare
 
 
 @pytest.mark.parametrize("name", SHORT_FORM)
