@@ -144,11 +144,8 @@ def _banned(_func: Any) -> Kernel:
 
 def _refuse(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> NoReturn:
     raise RuntimeError(
-        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
-        "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
-        "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
-        "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
-        "safe to autocast."
+        "binary_cross_entropy and BCELoss are unsafe to autocast: in half precision their logarithms overflow. Use "
+        "binary_cross_entropy_with_logits or BCEWithLogitsLoss, without the sigmoid before it, which are safe"
     )
 
 

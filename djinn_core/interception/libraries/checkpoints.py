@@ -16,7 +16,7 @@ from djinn_core.interception import random_state
 from djinn_core.interception.libraries.on_import import rebind
 from djinn_core.interception.port import port
 
-FILE = "rng_state_remote_accelerator.pt"
+FILE = "rng_state_remote_accelerator.bin"
 Step = Callable[..., Any]
 
 
@@ -42,7 +42,7 @@ def _saving(function: Step, position: int) -> Step:
         result = function(*args, **kwargs)
         folder = _folder(args, kwargs, position)
         if port.is_open() and folder is not None:
-            torch.save(random_state.get_state(), folder / FILE)
+            (folder / FILE).write_bytes(random_state.get_state().numpy().tobytes())
         return result
 
     return save
@@ -56,7 +56,8 @@ def _loading(function: Step, position: int) -> Step:
         result = function(*args, **kwargs)
         folder = _folder(args, kwargs, position)
         if folder is not None and (folder / FILE).exists():
-            random_state.set_state(torch.load(folder / FILE, map_location="cpu", weights_only=True))
+            state = bytearray((folder / FILE).read_bytes())
+            random_state.set_state(torch.frombuffer(state, dtype=torch.uint8))
         return result
 
     return load
