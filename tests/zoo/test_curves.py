@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from likeness import REMOTE
 from curves import OPTIMIZERS, compare_runs, digits, prose, train
+from likeness import REMOTE
 
 import djinn
 
