@@ -102,7 +102,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return port.fallback.compute(func, args, kwargs)
         foretold = foretell(func, args, kwargs, operands)
         if foretold is not None:
-            _remember(tuple(key), foretold)
+            _remember_all(func, key, foretold)
             return append(foretold, operands, slots)
         refused: Refused | None = None
         try:
@@ -124,10 +124,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         floats = as_floats(func, args, call)
         if floats is not None:
             return record(func, floats, kwargs)
-        _remember(tuple(key), call)
         learn_example(func, call)
-        if func in TAKE_ANY_FLOAT:
-            _remember(without_floats(key), call)
+        _remember_all(func, key, call)
     return append(call, operands, slots)
 
 
@@ -184,6 +182,13 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
         key.append(a)
         if kind is complex:
             slots.extend((a.real, a.imag))
+
+
+def _remember_all(func: Any, key: list[Any], call: Call) -> None:
+    """Remember a call, and those with other floats where they return the same."""
+    _remember(tuple(key), call)
+    if func in TAKE_ANY_FLOAT:
+        _remember(without_floats(key), call)
 
 
 def _remember(key: tuple[Any, ...], call: Call) -> None:

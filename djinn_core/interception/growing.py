@@ -68,10 +68,11 @@ def _tell_dtype(args: Arguments, before: torch.dtype) -> bool:
     others = [a for a in args if not isinstance(a, LazyTensor)]
     if any(isinstance(a, torch.Tensor) for a in others):
         return False
-    if not others or any(tensor.is_floating_point() for tensor in tensors):
+    if any(tensor.is_floating_point() for tensor in tensors):
         return True
-    whole = not before.is_floating_point and not before.is_complex
-    return whole and all(type(a) is int for a in others) and all(t.dtype is not torch.bool for t in tensors)
+    if before.is_floating_point or before.is_complex:
+        return False  # the program's default dtype, which it may change
+    return all(type(a) is int for a in others) and all(t.dtype is not torch.bool for t in tensors)
 
 
 def _rule(func: Any) -> Rule | None:

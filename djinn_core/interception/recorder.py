@@ -164,7 +164,7 @@ class Recorder:
         if len(self.entries) >= port.checkpoint_instructions:
             if not self.captures:
                 self._send(_runtime(), Ask(), steady_cut)
-        elif self.captures:
+        elif self.captures or port.whole_programs:
             self.limit = port.checkpoint_instructions
             return
         elif foresight.opens():

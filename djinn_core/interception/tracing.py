@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from djinn_core import torch_private
+from djinn_core import torch_tracing
 from djinn_core.interception.lazy_tensor import LazyTensor
 
 _backends: list[Callable[..., Any]] = []
@@ -13,7 +13,7 @@ _backends: list[Callable[..., Any]] = []
 
 def traces(compiler: Any) -> bool:
     """Whether the backend behind `compiler`, with all that PyTorch has wrapped around it, takes remote tensors."""
-    return torch_private.backend_of(compiler) in _backends
+    return torch_tracing.backend_of(compiler) in _backends
 
 
 def let_dynamo_trace(backend: Callable[..., Any]) -> None:
@@ -22,6 +22,6 @@ def let_dynamo_trace(backend: Callable[..., Any]) -> None:
     For other backends it leaves programs on remote tensors alone: they would compile kernels for a device that is not here.
     """
     if not _backends:
-        torch_private.trace_as_plain(LazyTensor, traces)
+        torch_tracing.trace_as_plain(LazyTensor, traces)
     if backend not in _backends:
         _backends.append(backend)

@@ -277,12 +277,14 @@ def _plan(program: Program) -> ExecutionSchedule:
 
 @contextmanager
 def record_plans() -> Iterator[list[PipelineResult]]:
-    """Collects the result of every plan that is made meanwhile."""
+    """Collects the result of every plan that is made meanwhile, of programs as they are and not in pieces."""
     recording: list[PipelineResult] = []
     _state.recordings.append(recording)
+    port.whole_programs += 1
     try:
         yield recording
     finally:
+        port.whole_programs -= 1
         _state.recordings.remove(recording)
 
 
