@@ -16,6 +16,7 @@ from djinn_core.interception.changing_floats import TAKE_ANY_FLOAT, without_floa
 from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.composite import is_taken_apart, take_apart
 from djinn_core.interception.default_dtype import as_floats
+from djinn_core.interception.doubts import forget_taken
 from djinn_core.interception.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.growing import foretell, learn_example
 from djinn_core.interception.infer import (
@@ -207,6 +208,7 @@ def forget_what_was_learnt() -> None:
     """What calls return was found with the devices of a session that has ended; others may lay results out otherwise."""
     _calls.clear()
     forget_signatures()
+    forget_taken()
 
 
 def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:

@@ -38,6 +38,11 @@ def may_lack_kernel(func: Any, operands: Sequence[Any]) -> bool:
     return port.is_open() or not current().captures  # a capture starts no server
 
 
+def forget_taken() -> None:
+    """Another device may compute from now on."""
+    _taken.clear()
+
+
 def note_taken(func: Any, operands: Sequence[torch.Tensor]) -> None:
     """The executor computed `func` with these operands."""
     if operands:

@@ -94,6 +94,7 @@ class Port:
     device_count: Callable[[], int] = lambda: 1
     describe: Callable[[], tuple[str, DeviceInfo]] = lambda: ("", DeviceInfo("", ""))
     checkpoint_instructions: int = 4096
+    sessions_ended: int = 0
     whole_programs: int = 0  # how many want to see programs that are not sent in pieces
     ops_captured: int = 0
     fallback: Fallback | None = None

@@ -247,10 +247,10 @@ def _finder(places: Sequence[int]) -> Handles:
 
 
 def metadata_of(inputs: Sequence[LazyTensor]) -> tuple[object, ...]:
-    """What a recorded call relies on: the inputs' metadata, and which of them share memory or are the same."""
+    """What a recorded call relies on: the session, the inputs' metadata, which of them share memory or are the same."""
     first: dict[int, int] = {}
     values = [tensor.remote for tensor in inputs]
     shared = tuple([first.setdefault(value.handle >> 32, i) for i, value in enumerate(values)])
     handles: dict[int, int] = {}
     same = tuple([handles.setdefault(value.handle, i) for i, value in enumerate(values)])
-    return (tuple([value.meta for value in values]), shared, same)
+    return (port.sessions_ended, tuple([value.meta for value in values]), shared, same)

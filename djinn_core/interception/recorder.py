@@ -332,6 +332,7 @@ def drop_everything() -> None:
             recorder.take(Ask())
         freed.clear()
         _held.clear()
+        port.sessions_ended += 1
 
 
 class _Refusing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 import attrs
 import torch
@@ -41,7 +42,11 @@ Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | fl
 
 
 def _address(value: Stored) -> int:
-    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+    return value.untyped_storage().data_ptr() if _has_storage(value) else 0
+
+
+def _has_storage(value: Stored) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 @attrs.define
@@ -76,7 +81,7 @@ class ValueTable:
         return self._values[handle]
 
     def __setitem__(self, handle: int, value: Stored) -> None:
-        storage, nbytes = storage_of(handle), value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
+        storage, nbytes = storage_of(handle), value.untyped_storage().nbytes() if _has_storage(value) else 0
         held = self._storages.get(storage)
         if held is None:
             held = self._storages[storage] = _Held()

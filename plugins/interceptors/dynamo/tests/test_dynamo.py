@@ -159,6 +159,9 @@ def test_constants_are_uploaded_once():
     before = djinn.stats()["bytes_uploaded"]
     assert run(x).tolist() == [2.0, 3.0]
     assert djinn.stats()["bytes_uploaded"] == before
+    djinn.configure(threads=1)  # another session, which has none of the values
+    for _ in range(2):
+        assert run(torch.ones(2, device=REMOTE)).tolist() == [2.0, 3.0]
 
 
 @torch.no_grad()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable
+from typing import Final
 
 import attrs
 
 from djinn.hooks import Graph, Node, OptimizationPlan, slot_positions, storage_of
+
+CANDIDATES: Final = 16  # equal nodes that may stand in for others; where none may, more would not help
 
 
 @attrs.define
@@ -49,7 +52,7 @@ class _Search:
             first = next((n for n in self.known[key] if self._may_stand_in(n, node)), None)
             if first is not None:
                 self._merge(first, node)
-            else:
+            elif len(self.known[key]) < CANDIDATES:
                 self.known[key].append(node)
         for value in node.writes:
             self.versions[storage_of(value)] += 1
