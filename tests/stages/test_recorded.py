@@ -45,6 +45,7 @@ def test_generation_is_one_prefill_and_then_decode(name, implementation, cache):
     choices = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
     expected = model.generate(prompt, **choices)
     model.to(DEVICE)
+    torch.remote_accelerator.synchronize()  # what others recorded and did not wait for
     with record_plans() as results:
         tokens = model.generate(prompt.to(DEVICE), **choices).cpu()
     assert torch.equal(tokens, expected)
