@@ -26,7 +26,14 @@ UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strid
 
 # Where autograd takes another formula for tensors of a subclass than for others, one that does not look at data: gradients
 # round elsewhere and may lie in memory otherwise.
-OTHER_FORMULAS = frozenset({"prod", "ormqr", "nn.functional.linear_cross_entropy"})
+OTHER_FORMULAS = frozenset(
+    {
+        "prod",
+        "ormqr",
+        "nn.functional.linear_cross_entropy",
+        "nn.functional.scaled_dot_product_attention",
+    }
+)
 NARROW = {torch.bfloat16: tol(5e-3, 5e-2), torch.float16: tol(1e-3, 4e-3)}
 
 # The kinds of exceptions that callers tell apart, the narrower ones first.
