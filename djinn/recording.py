@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from djinn_core.interception.lazy_tensor import LazyTensor
-from djinn_core.interception.recorded_call import RecordedCall, metadata_of, record_call
+from djinn_core.interception.recorded_call import RecordedCall, is_watched, metadata_of, record_call
 from djinn_core.interception.tracing import let_dynamo_trace
 from djinn_core.torch_tracing import takes_list
 
-__all__ = ["LazyTensor", "RecordedCall", "let_dynamo_trace", "metadata_of", "record_call", "takes_list"]
+__all__ = [
+    "LazyTensor",
+    "RecordedCall",
+    "is_watched",
+    "let_dynamo_trace",
+    "metadata_of",
+    "record_call",
+    "takes_list",
+]

@@ -246,6 +246,11 @@ def _finder(places: Sequence[int]) -> Handles:
     return itemgetter(*places) if places else lambda _: ()
 
 
+def is_watched() -> bool:
+    """Whether somebody, such as `djinn.verify()`, wants to see every op of this thread as it is recorded."""
+    return current().watcher is not None
+
+
 def metadata_of(inputs: Sequence[LazyTensor]) -> tuple[object, ...]:
     """What a recorded call relies on: the session, the inputs' metadata, which of them share memory or are the same."""
     first: dict[int, int] = {}

@@ -40,7 +40,7 @@ class Offers:
         kept = data if waits(data) else memoryview(bytes(data))
         self._open[handle] = Offered(header, kept)
         self.held += data.nbytes
-        digest = hashlib.sha256(data).digest()
+        digest = hashlib.sha256(kept).digest()
         return Offer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)
 
     def get(self, handle: int) -> Offered | None:

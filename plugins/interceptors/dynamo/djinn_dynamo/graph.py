@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn.recording import LazyTensor, RecordedCall, metadata_of, record_call
+from djinn.recording import LazyTensor, RecordedCall, is_watched, metadata_of, record_call
 from djinn_dynamo.interceptor import installed
 
 KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what shares memory
@@ -24,7 +24,7 @@ class RecordedGraph:
         """What the graph returns."""
         tensors = [i for i in inputs if type(i) is LazyTensor]
         others = [(place, i) for place, i in enumerate(inputs) if type(i) is not LazyTensor]
-        if not installed.now or any(isinstance(i, torch.Tensor) for _, i in others):
+        if not installed.now or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):
             return self._run(*inputs)
         modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         key = (metadata_of(tensors), tuple((place, type(i), i) for place, i in others), modes)

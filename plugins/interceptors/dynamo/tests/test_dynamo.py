@@ -225,6 +225,16 @@ def test_without_the_plugin_a_graph_runs_op_by_op(dispatched):
 
 
 @torch.no_grad()
+def test_verify_sees_every_op_of_a_graph():
+    run, x = compiled(lambda x: ((x + 1) * 2).relu()), torch.ones(2, device=REMOTE)
+    for _ in range(2):
+        run(x)
+    with djinn.verify() as report:
+        run(x)
+    assert report.checked >= 3
+
+
+@torch.no_grad()
 def test_other_backends_leave_remote_tensors_alone():
     asked = []
 
