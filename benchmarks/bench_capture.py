@@ -17,8 +17,8 @@ import torch
 
 import djinn
 from djinn_core import torch_private
-from djinn_core.interception.recorder import current
-from djinn_core.interception.storage import freed
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.tensors.storage import freed
 
 DEVICE = torch.device("remote_accelerator:0")
 CALLS = 1000

@@ -29,8 +29,8 @@ from djinn_core.errors import (
     UnsupportedOperation,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_core.interception.capture import is_capturing
-from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.recording.capture import is_capturing
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import PlacementDecision

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from djinn_core.interception.lazy_tensor import LazyTensor
-from djinn_core.interception.recorded_call import RecordedCall, is_watched, metadata_of, record_call
+from djinn_core.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tracing import let_dynamo_trace
 from djinn_core.torch_tracing import takes_list
 

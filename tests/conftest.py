@@ -11,7 +11,7 @@ import time
 import pytest
 
 # As many threads here as the executors of the tests have: sums are then taken in the same order.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 START_SECONDS = 60.0
 

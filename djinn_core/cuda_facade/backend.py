@@ -8,8 +8,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import StartupError
-from djinn_core.interception import factories, lazy_tensor
-from djinn_core.interception.backward import keep_error
+from djinn_core.interception.ops import factories
+from djinn_core.interception.ops.backward import keep_error
+from djinn_core.interception.tensors import lazy_tensor
 
 _libraries: list[torch.library.Library] = []
 

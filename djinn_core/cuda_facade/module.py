@@ -19,8 +19,8 @@ import torch.cuda
 from djinn_core.cuda_facade import nvtx
 from djinn_core.cuda_facade.properties import get_device_properties
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.current_device import current_device, set_current_device
-from djinn_core.interception.lazy_tensor import DEVICE_NAME
+from djinn_core.interception.device.current_device import current_device, set_current_device
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME
 
 # Written by PyTorch with other functions of `torch.cuda`, or without any.
 KEPT = frozenset({

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.interception import properties
+from djinn_core.interception.device import properties
 
 
 @attrs.frozen

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from djinn_core.interception.current_device import current_device
-from djinn_core.interception.generators import RemoteGenerator
-from djinn_core.interception.lazy_tensor import LazyTensor, is_remote, logical_device
-from djinn_core.interception.streams import RemoteEvent, RemoteStream
+from djinn_core.interception.device.current_device import current_device
+from djinn_core.interception.device.generators import RemoteGenerator
+from djinn_core.interception.device.streams import RemoteEvent, RemoteStream
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 
 _devices: dict[int, torch.device] = {}
 

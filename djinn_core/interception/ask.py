@@ -8,14 +8,14 @@ import attrs
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.encode import encode_form
-from djinn_core.interception.infer import signature_of, written_operands, written_tensors
-from djinn_core.interception.lazy_tensor import LazyTensor, adopt, wrap
-from djinn_core.interception.module_calls import at_node
+from djinn_core.interception.inference.infer import signature_of, written_operands, written_tensors
 from djinn_core.interception.port import Answer, DescribedValue, port
-from djinn_core.interception.recorder import Ask, current
-from djinn_core.interception.site import user_site
-from djinn_core.interception.storage import Storage, Value
+from djinn_core.interception.recording.encode import encode_form
+from djinn_core.interception.recording.module_calls import at_node
+from djinn_core.interception.recording.recorder import Ask, current
+from djinn_core.interception.recording.site import user_site
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
+from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import tensor_meta
 from djinn_core.torch_private import schema_of

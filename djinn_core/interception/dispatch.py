@@ -12,14 +12,11 @@ from typing import Any
 import torch
 
 from djinn_core.interception.ask import ask_executor
-from djinn_core.interception.changing_floats import TAKE_ANY_FLOAT, without_floats
-from djinn_core.interception.collecting import collect_later
-from djinn_core.interception.composite import is_taken_apart, take_apart
-from djinn_core.interception.default_dtype import as_floats
-from djinn_core.interception.doubts import forget_taken
-from djinn_core.interception.fakes import fake_mode_of, run_as_fake
-from djinn_core.interception.growing import foretell, learn_example
-from djinn_core.interception.infer import (
+from djinn_core.interception.device.known_generators import operand_of
+from djinn_core.interception.inference.changing_floats import TAKE_ANY_FLOAT, without_floats
+from djinn_core.interception.inference.doubts import forget_taken
+from djinn_core.interception.inference.growing import foretell, learn_example
+from djinn_core.interception.inference.infer import (
     Refused,
     UnknownResult,
     forget_signatures,
@@ -28,17 +25,20 @@ from djinn_core.interception.infer import (
     make_elsewhere,
     order_of,
 )
-from djinn_core.interception.known_generators import operand_of
-from djinn_core.interception.lazy_tensor import LazyTensor, adopt, is_remote, wrap
-from djinn_core.interception.mixed import CpuOperand, upload_operands
-from djinn_core.interception.module_calls import at_node
+from djinn_core.interception.inference.refused import settle
+from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS
+from djinn_core.interception.inference.writes import check_overlap
+from djinn_core.interception.ops.composite import is_taken_apart, take_apart
+from djinn_core.interception.ops.default_dtype import as_floats
+from djinn_core.interception.ops.mixed import CpuOperand, upload_operands
 from djinn_core.interception.port import port
-from djinn_core.interception.recorder import current
-from djinn_core.interception.refused import settle
-from djinn_core.interception.rules import KERNEL_DECIDES, WITH_STATISTICS
-from djinn_core.interception.site import user_site
-from djinn_core.interception.storage import Storage, Value
-from djinn_core.interception.writes import check_overlap
+from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.interception.recording.module_calls import at_node
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.recording.site import user_site
+from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, is_remote, wrap
+from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
 from djinn_core.torch_private import CGenerator
 

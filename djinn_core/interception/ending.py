@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from djinn_core.errors import DjinnError
-from djinn_core.interception.collecting import collect_later
-from djinn_core.interception.lazy_tensor import Dispatch, dispatcher
+from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.interception.tensors.lazy_tensor import Dispatch, dispatcher
 
 _PATIENCE = 5.0  # seconds
 _A_TURN = 0.02  # seconds in which every thread has its turn

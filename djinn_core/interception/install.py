@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception import (
-    accelerator,
-    autocast,
-    cuda_roads,
-    factories,
-    lazy_tensor,
-    loading,
-    pinning,
-    processes,
-    random_forks,
-    storage_methods,
-    subclasses,
-)
-from djinn_core.interception import normalise as _normalise  # noqa: F401 - its handlers
-from djinn_core.interception.backward import guard_engine, keep_error
-from djinn_core.interception.composite import register_whole
-from djinn_core.interception.default_dtype import noting_changes
-from djinn_core.interception.device_module import make_module
+from djinn_core.interception.device import accelerator, processes, random_forks
+from djinn_core.interception.device.device_module import make_module
+from djinn_core.interception.device.generators import Generator
+from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
-from djinn_core.interception.generators import Generator
 from djinn_core.interception.libraries.install import install as adapt_libraries
-from djinn_core.interception.module_calls import follow_modules
-from djinn_core.interception.modules import keep_parameters, swap_in_conversions
-from djinn_core.interception.padding import pad_with_zeros
-from djinn_core.interception.streams import Event, Stream
+from djinn_core.interception.ops import autocast, cuda_roads, factories
+from djinn_core.interception.ops import normalise as _normalise  # noqa: F401 - its handlers
+from djinn_core.interception.ops.backward import guard_engine, keep_error
+from djinn_core.interception.ops.composite import register_whole
+from djinn_core.interception.ops.default_dtype import noting_changes
+from djinn_core.interception.ops.padding import pad_with_zeros
+from djinn_core.interception.recording.module_calls import follow_modules
+from djinn_core.interception.tensors import lazy_tensor, loading, pinning, storage_methods, subclasses
+from djinn_core.interception.tensors.modules import keep_parameters, swap_in_conversions
 from djinn_core.torch_objects import wrap_set_default_dtype, wrap_swap_tensors
 from djinn_core.torch_private import (
     register_backend,

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from djinn_core import torch_private
-from djinn_core.interception import lazy_tensor
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.lazy_tensor import LazyTensor, is_remote
-from djinn_core.interception.parts import PART_BYTES, fetch_in_parts
-from djinn_core.interception.recorder import Ask, current
-from djinn_core.interception.upload import upload_copy, upload_into_new
+from djinn_core.interception.recording.recorder import Ask, current
+from djinn_core.interception.tensors import lazy_tensor
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
+from djinn_core.interception.tensors.parts import PART_BYTES, fetch_in_parts
+from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from djinn_core import torch_tracing
-from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 
 _backends: list[Callable[..., Any]] = []
 

@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 
 from djinn_core.errors import DjinnError
-from djinn_core.interception.capture import Capturing, capturing
-from djinn_core.interception.reissue import reissue
+from djinn_core.interception.recording.capture import Capturing, capturing
+from djinn_core.interception.recording.reissue import reissue
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
 from djinn_core.ir.program import Program

@@ -15,11 +15,12 @@ import attrs
 
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
-from djinn_core.interception import ending, recorder, sync
-from djinn_core.interception.collecting import collect_later
+from djinn_core.interception import ending, sync
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
 from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
+from djinn_core.interception.recording import recorder
+from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule

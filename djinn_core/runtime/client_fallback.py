@@ -12,9 +12,9 @@ import torch
 from djinn_core.errors import RemoteError, RemoteNotImplementedError, UnsupportedOperation
 from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.dispatch import record
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, LazyTensor
 from djinn_core.interception.sync import fetch
-from djinn_core.interception.upload import upload_copy
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.program import Slot
 from djinn_core.logs import get_logger
 from djinn_core.runtime.stats import Stats

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import torch
 
 from djinn_core.interception.dispatch import record
-from djinn_core.interception.lazy_tensor import LazyTensor, wrap
-from djinn_core.interception.storage import Value
-from djinn_core.interception.watching import fetch_all
+from djinn_core.interception.recording.watching import fetch_all
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import TensorMeta
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ import torch
 
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
-from djinn_core.interception.collecting import collect_later
 from djinn_core.interception.dispatch import learn_layout
 from djinn_core.interception.port import Answer, DescribedValue, Submission
+from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger

@@ -15,9 +15,9 @@ import attrs
 import torch
 
 from djinn_core.errors import DjinnError
-from djinn_core.interception.lazy_tensor import LazyTensor
-from djinn_core.interception.recorder import current
-from djinn_core.interception.streaming import Entry
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.recording.streaming import Entry
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.module_path import is_backward, module_path
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Call, describe_site

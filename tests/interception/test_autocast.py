@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import djinn
-from djinn_core.interception import autocast as policies
+from djinn_core.interception.ops import autocast as policies
 
 TYPE = "remote_accelerator"
 pytestmark = pytest.mark.usefixtures("embedded")

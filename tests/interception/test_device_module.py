@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.streams import RemoteEvent, RemoteStream
+from djinn_core.interception.device.streams import RemoteEvent, RemoteStream
 
 TYPE = "remote_accelerator"
 MEGABYTE = 1 << 20

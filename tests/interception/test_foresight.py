@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.foresight import PIECES, forget_courses, pieces_of
+from djinn_core.interception.recording.foresight import PIECES, forget_courses, pieces_of
 
 DEVICE = "remote_accelerator:0"
 

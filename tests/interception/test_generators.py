@@ -12,8 +12,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import djinn
-from djinn_core.interception import memory
-from djinn_core.interception.generators import RemoteGenerator
+from djinn_core.interception.device import memory
+from djinn_core.interception.device.generators import RemoteGenerator
 
 TYPE = "remote_accelerator"
 pytestmark = pytest.mark.usefixtures("embedded")

@@ -9,8 +9,8 @@ import torch
 
 import djinn
 from djinn_core.interception import dispatch
-from djinn_core.interception.growing import foretell, learn_example
-from djinn_core.interception.infer import infer
+from djinn_core.interception.inference.growing import foretell, learn_example
+from djinn_core.interception.inference.infer import infer
 
 DEVICE = "remote_accelerator:0"
 aten = torch.ops.aten

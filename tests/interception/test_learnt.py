@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception import encode, infer
 from djinn_core.interception.bounded import keep
 from djinn_core.interception.dispatch import learn_layout
+from djinn_core.interception.inference import infer
+from djinn_core.interception.recording import encode
 from djinn_core.ir import values
 from djinn_core.ir.form import Form
 from djinn_core.ir.values import tensor_meta

@@ -15,8 +15,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import djinn
-from djinn_core.interception import site
-from djinn_core.interception.recorder import current
+from djinn_core.interception.recording import site
+from djinn_core.interception.recording.recorder import current
 
 
 class Attention(nn.Module):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception import parts, sync
+from djinn_core.interception import sync
+from djinn_core.interception.tensors import parts
 
 DEVICE = "remote_accelerator:0"
 

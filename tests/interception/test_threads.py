@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception import recorder
-from djinn_core.interception.lazy_tensor import fresh
 from djinn_core.interception.port import port
+from djinn_core.interception.recording import recorder
+from djinn_core.interception.tensors.lazy_tensor import fresh
 
 
 @pytest.fixture(autouse=True)

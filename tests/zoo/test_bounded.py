@@ -11,7 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 import djinn
-from djinn_core.interception import dispatch, infer, recorder, storage
+from djinn_core.interception import dispatch
+from djinn_core.interception.inference import infer
+from djinn_core.interception.recording import recorder
+from djinn_core.interception.tensors import storage
 from djinn_core.runtime import client
 from djinn_core.runtime.status import ask_servers
 

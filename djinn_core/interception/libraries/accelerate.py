@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, logical_device
 from djinn_core.interception.libraries.choice import is_the_only_accelerator
 from djinn_core.interception.libraries.on_import import rebind
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, logical_device
 
 _CPU = torch.device("cpu")
 _LIBRARIES = ("accelerate", "diffusers", "transformers")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception import random_state
+from djinn_core.interception.device import random_state
 from djinn_core.interception.libraries.on_import import rebind
 from djinn_core.interception.port import port
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from djinn_core.interception.lazy_tensor import LazyTensor, is_remote
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tracing import traces
 from djinn_core.logs import get_logger
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, logical_device
 from djinn_core.interception.libraries.choice import is_the_only_accelerator
 from djinn_core.interception.libraries.on_import import rebind
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, logical_device
 
 
 def adapt_pipeline(module: Any) -> None:

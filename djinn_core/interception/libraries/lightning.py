@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, logical_device
 from djinn_core.interception.libraries.choice import is_the_only_accelerator
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, logical_device
 
 _MIXED = ("16-mixed", "bf16-mixed")
 

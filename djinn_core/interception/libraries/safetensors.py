@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.lazy_tensor import DEVICE_NAME, device_type, is_remote
 from djinn_core.interception.libraries.on_import import rebind
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, device_type, is_remote
 
 
 def adapt(module: Any) -> None:

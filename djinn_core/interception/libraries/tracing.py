@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from djinn_core.interception.lazy_tensor import LazyTensor
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 
 
 def adapt(module: Any) -> None:

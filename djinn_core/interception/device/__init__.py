@@ -1,0 +1,1 @@
+"""The device that PyTorch sees: its module, its memory, its streams, its random state."""

@@ -1,0 +1,58 @@
+"""The index that `remote_accelerator` without an index stands for, by thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from djinn_core.interception.port import port
+from djinn_core.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
+
+
+class _Current(threading.local):
+    index = 0
+
+
+_current = _Current()
+
+
+def current_device() -> int:
+    """The present thread's index."""
+    return _current.index
+
+
+def set_current_device(index: int) -> int:
+    """Make `index` the present thread's; returns the one before."""
+    before, _current.index = _current.index, index
+    return before
+
+
+def index_of(device: Any) -> int:
+    """The index that a device, its name, its index or None (the present one) stands for.
+
+    Raises:
+        ValueError: it is a device of another type.
+        RuntimeError: there is no such device.
+    """
+    if device is None:
+        return current_device()
+    found = logical_device(device) if isinstance(device, int) else torch.device(device)
+    if not is_remote(found):
+        raise ValueError(f"Expected a {device_type()} device, but got: {found}")
+    return existing_index(found)
+
+
+def existing_index(device: torch.device) -> int:
+    """The index of a remote device.
+
+    Raises:
+        RuntimeError: there is no such device, as for an invalid ordinal of any accelerator.
+    """
+    given: int | None = device.index
+    index = current_device() if given is None else given
+    count = port.device_count()
+    if not 0 <= index < count:
+        raise RuntimeError(f"there is no {device.type}:{index}; torch.{device.type}.device_count() is {count}")
+    return index

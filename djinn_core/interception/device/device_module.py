@@ -1,0 +1,233 @@
+"""`torch.remote_accelerator`: what PyTorch and its users expect of the module of an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from djinn_core.interception import sync
+from djinn_core.interception.device import memory, properties, random_state, streams
+from djinn_core.interception.device.current_device import current_device, index_of, set_current_device
+from djinn_core.interception.device.generators import DefaultGenerator
+from djinn_core.interception.device.random_forks import keeping
+from djinn_core.interception.port import port
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, logical_device
+
+
+class device:  # noqa: N801 - PyTorch calls it so
+    """Context manager that changes the current index; a negative one, or None, changes nothing."""
+
+    def __init__(self, device: Any) -> None:
+        unchanged = device is None or (isinstance(device, int) and device < 0)
+        self.index = current_device() if unchanged else index_of(device)
+        self.before = 0
+
+    def __enter__(self) -> None:
+        self.before = set_current_device(self.index)
+
+    def __exit__(self, *_: object) -> None:
+        set_current_device(self.before)
+
+
+class device_of(device):  # noqa: N801 - PyTorch calls it so
+    """Context manager that changes the current index to that of a tensor; for one that is not remote, nothing changes."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device if isinstance(obj, LazyTensor) else None)
+
+
+_defaults: dict[int, DefaultGenerator] = {}
+
+
+def default_generator(device: Any = None) -> DefaultGenerator:
+    """The generator that stands for the random state that ops use when they are given none."""
+    index = index_of(device)
+    if index not in _defaults:
+        _defaults[index] = DefaultGenerator(logical_device(index))
+    return _defaults[index]
+
+
+def default_generators() -> tuple[DefaultGenerator, ...]:
+    """The default generators of all indexes."""
+    return tuple(default_generator(i) for i in range(device_count()))
+
+
+def manual_seed(seed: int) -> None:
+    """Start the random state of the present index from `seed`; recorded like an op."""
+    default_generator().manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Start the random state of every index from `seed`."""
+    for generator in default_generators():
+        generator.manual_seed(seed)
+
+
+def seed() -> None:
+    """Start the random state of the present index from a random seed."""
+    default_generator().seed()
+
+
+def seed_all() -> None:
+    """Start the random state of every index from one random seed."""
+    manual_seed_all(default_generator().seed())
+
+
+def initial_seed() -> int:
+    """What the random state of the present index started from."""
+    return default_generator().initial_seed()
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """The random state, as a CPU tensor of bytes; one round trip."""
+    generator = default_generator(device)
+    return random_state.keep_state() if keeping.active else generator.get_state()
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The random states of all indexes; one round trip each."""
+    return [generator.get_state() for generator in default_generators()]
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    """Go on from `new_state`."""
+    generator = default_generator(device)
+    if isinstance(new_state, LazyTensor):
+        random_state.set_state(new_state)
+    else:
+        generator.set_state(new_state)
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Go on from these states, one for each index."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait until everything that was recorded has run."""
+    index_of(device)
+    sync.synchronize()
+
+
+def set_device(device: Any) -> None:
+    """Make an index the present thread's; a negative one changes nothing."""
+    if not (isinstance(device, int) and device < 0):
+        set_current_device(index_of(device))
+
+
+def device_count() -> int:
+    """How many indexes there are."""
+    return port.device_count()
+
+
+def init() -> None:
+    """Begin the session now; otherwise the first use does."""
+    port.runtime()
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that used the device."""
+    return port.forked
+
+
+def is_available() -> bool:
+    """Whether this process may use the device: it starts what it needs at first use."""
+    return not port.forked
+
+
+def is_initialized() -> bool:
+    """Whether the device can be used, which needs nothing beforehand."""
+    return not port.forked
+
+
+def yes(*_: Any, **__: Any) -> bool:
+    """So it is."""
+    return True
+
+
+def no(*_: Any, **__: Any) -> bool:
+    """It is not."""
+    return False
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """There is nothing to do."""
+
+
+class DeviceModule(ModuleType):
+    """`torch.remote_accelerator`."""
+
+    @property
+    def default_generators(self) -> tuple[DefaultGenerator, ...]:
+        """The default generators of all indexes."""
+        return default_generators()
+
+    @property
+    def _initialized(self) -> bool:
+        """Activation checkpointing looks here before it keeps the random state."""
+        return not port.forked
+
+
+_MEMBERS: tuple[Any, ...] = (
+    device,
+    device_of,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    initial_seed,
+    get_rng_state,
+    get_rng_state_all,
+    set_rng_state,
+    set_rng_state_all,
+    synchronize,
+    set_device,
+    device_count,
+    current_device,
+    init,
+    is_available,
+    is_initialized,
+    memory.memory_allocated,
+    memory.max_memory_allocated,
+    memory.memory_reserved,
+    memory.max_memory_reserved,
+    memory.reset_peak_memory_stats,
+    memory.reset_accumulated_memory_stats,
+    memory.mem_get_info,
+    memory.memory_stats,
+    memory.memory_summary,
+    memory.empty_cache,
+    properties.get_device_properties,
+    properties.get_device_name,
+    properties.get_device_capability,
+    streams.current_stream,
+    streams.default_stream,
+    streams.set_stream,
+    streams.StreamContext,
+)
+_NAMED: dict[str, Any] = {
+    "Stream": streams.RemoteStream,
+    "Event": streams.RemoteEvent,
+    "stream": streams.StreamContext,
+    "is_built": yes,
+    "is_bf16_supported": yes,
+    "is_current_stream_capturing": no,
+    "can_device_access_peer": no,
+    "_is_in_bad_fork": is_in_bad_fork,
+    "_lazy_init": nothing,
+    "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+}
+
+
+def make_module() -> ModuleType:
+    """The module that becomes `torch.remote_accelerator`."""
+    module = DeviceModule(f"torch.{DEVICE_NAME}", "The remote accelerator as a PyTorch device module.")
+    for name, member in {member.__name__: member for member in _MEMBERS}.items():
+        setattr(module, name, member)
+    for name, member in _NAMED.items():
+        setattr(module, name, member)
+    return module

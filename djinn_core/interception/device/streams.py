@@ -1,0 +1,210 @@
+"""Streams and events of the remote device.
+
+There is one order on the device: that of the program. Every stream stands for it, so work on one stream never waits for
+work on another, and waiting is never needed for a right result. An event is a mark in the program: the executor notes when
+it gets there, which is what `elapsed_time` measures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any, NoReturn, Self
+
+import torch
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception import sync
+from djinn_core.interception.device.current_device import index_of
+from djinn_core.interception.dispatch import append, handles
+from djinn_core.interception.ops.own_calls import OPAQUE, own_call
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote, logical_device
+from djinn_core.interception.tensors.stand_ins import stand_in
+from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK
+from djinn_core.torch_private import CEvent, CStream, is_own_type, own_stream
+
+_MARK = own_call(MARK, ())
+_PASSED = own_call(HAS_PASSED, (OPAQUE,))
+_ELAPSED = own_call(ELAPSED_TIME, (OPAQUE, OPAQUE))
+_numbers = itertools.count(1)
+
+
+class RemoteStream(CStream):
+    """A stream of the remote device. All of them are the one order of the program."""
+
+    priority: int
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:  # noqa: D102
+        number = kwargs.get("stream_id")
+        made: Self = own_stream(cls, next(_numbers) if number is None else number, index_of(device))
+        made.priority = priority
+        return made
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        self.before: list[RemoteStream] = []
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device."""
+        return logical_device(self.device_index)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was recorded has run."""
+        sync.synchronize()
+
+    def query(self) -> bool:
+        """Whether everything that this thread has recorded has run; one round trip."""
+        return bool(self.record_event().query())
+
+    def record_event(self, event: Any = None) -> Any:
+        """Put a mark into the program: `event`, or a new one."""
+        made = RemoteEvent() if event is None else event
+        made.record(self)
+        return made
+
+    def wait_event(self, event: Any) -> None:
+        """What is recorded from now on comes after the mark; see `RemoteEvent.wait`."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing: all streams are one order, and what another thread has written is there when it is used."""
+
+    def __enter__(self) -> Self:
+        self.before.append(current_stream())
+        set_stream(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        set_stream(self.before.pop())
+
+
+class RemoteEvent(CEvent):
+    """A mark in the program. It is passed when the executor has done what was recorded before it.
+
+    Attributes:
+        timed: whether `elapsed_time` may be asked. mark: the mark's value, once it is recorded.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: D102
+        return CEvent.__new__(cls, device=logical_device(0))
+
+    def __init__(
+        self, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        if interprocess:
+            self.ipc_handle()
+        self._index = index_of(device)
+        self.timed = enable_timing
+        self.mark: LazyTensor | None = None
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device."""
+        return logical_device(self._index)
+
+    def record(self, stream: Any = None) -> None:
+        """Put the mark here; it moves when it is recorded again."""
+        self.mark = append(_MARK, [], [])
+
+    def wait(self, stream: Any = None) -> None:
+        """What is recorded from now on comes after the mark, also where another thread has recorded that."""
+        if self.mark is not None:
+            current().touch(self.mark.remote.storage)
+
+    def query(self) -> bool:
+        """Whether the mark is passed; one round trip. An event that was never recorded is."""
+        return self.mark is None or bool(sync.fetch(append(_PASSED, [self.mark], [])).item())
+
+    def synchronize(self) -> None:
+        """Wait until the mark is passed; one round trip."""
+        if self.mark is not None:
+            sync.fetch(append(_ELAPSED, [self.mark, self.mark], []))
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds on the device from this mark to the other; waits for both, one round trip.
+
+        Raises:
+            ValueError: one of them was made without `enable_timing=True`, or was not recorded.
+        """
+        if not (self.timed and end_event.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.mark is None or end_event.mark is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return float(sync.fetch(append(_ELAPSED, [self.mark, end_event.mark], [])).item())
+
+    def ipc_handle(self) -> NoReturn:
+        """Refused: other processes have sessions of their own."""
+        raise UnsupportedOperation(f"events of {device_type()} cannot be shared with other processes")
+
+    @classmethod
+    def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refused: other processes have sessions of their own."""
+        raise UnsupportedOperation(f"events of {device_type()} cannot be shared with other processes")
+
+
+class _Current(threading.local):
+    stream: RemoteStream | None = None
+
+
+_current = _Current()
+_default: dict[int, RemoteStream] = {}
+
+
+def default_stream(device: Any = None) -> RemoteStream:
+    """The stream that is current where no other is."""
+    index = index_of(device)
+    if index not in _default:
+        _default[index] = RemoteStream(device, stream_id=0)
+    return _default[index]
+
+
+def current_stream(device: Any = None) -> RemoteStream:
+    """This thread's stream."""
+    return _current.stream or default_stream(device)
+
+
+def set_stream(stream: Any) -> None:
+    """Make `stream` this thread's; None changes nothing."""
+    if stream is not None:
+        _current.stream = stream
+
+
+class StreamContext:
+    """A block in which a stream is this thread's; None changes nothing."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._before: RemoteStream | None = None
+
+    def __enter__(self) -> None:
+        self._before = current_stream()
+        set_stream(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        set_stream(self._before)
+
+
+@handles(torch.ops.aten.record_stream.default)
+def record_stream(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """`tensor.record_stream(stream)`: the executor knows from the program how long memory is used."""
+
+
+def _is_ours(device: Any) -> bool:
+    """Whether a stream or an event on `device` is ours; without a device it is the accelerator's."""
+    return device is None or isinstance(device, int) or is_remote(torch.device(device))
+
+
+def _make_stream(device: Any = None, priority: int = 0, **kwargs: Any) -> RemoteStream | None:
+    if kwargs.get("device_type") is not None and not is_own_type(kwargs["device_type"]):
+        return None
+    return RemoteStream(device, priority, **kwargs) if _is_ours(device) else None
+
+
+def _make_event(device: Any = None, *args: Any, **kwargs: Any) -> RemoteEvent | None:
+    return RemoteEvent(device, *args, **kwargs) if _is_ours(device) else None
+
+
+# What become `torch.Stream` and `torch.Event`.
+Stream = stand_in(CStream, _make_stream)
+Event = stand_in(CEvent, _make_event)

@@ -1,0 +1,1 @@
+"""What an op returns, known without running it; and what kernels would refuse."""

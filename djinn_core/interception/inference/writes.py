@@ -1,0 +1,177 @@
+"""What kernels check before they write, and meta kernels do not.
+
+Without these checks an op that PyTorch refuses would be recorded, fail on the executor later and take its operand along.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.ir.operators import resolve
+from djinn_core.ir.program import Call
+from djinn_core.ir.values import TensorMeta, contiguous_strides
+
+_COPY = torch.ops.aten.copy_.default
+
+
+def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse to write into a CPU tensor.
+
+    Raises:
+        RuntimeError: an operand that the op writes is on the CPU, as on every accelerator.
+    """
+    schema = {a.name: a for a in torch_private.schema_of(func).arguments}
+    for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
+        info = schema[name].alias_info
+        if info is None or not info.is_write:
+            continue
+        targets = argument if isinstance(argument, (list, tuple)) else (argument,)
+        if any(isinstance(t, torch.Tensor) and not isinstance(t, LazyTensor) for t in targets):
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {func.name()} is to write what it makes of tensors "
+                f"on {DEVICE_NAME} to `{name}` on another device"
+            )
+
+
+def check_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse to write in place what the dtype of the target cannot hold; the arguments are meta tensors.
+
+    Raises:
+        RuntimeError: as eager PyTorch.
+    """
+    plain = functional_of(func)
+    if plain is None:
+        return
+    made, target = plain(*args, **kwargs).dtype, args[0].dtype
+    if not torch.can_cast(made, target):
+        names = [str(d).removeprefix("torch.").replace("int64", "Long").capitalize() for d in (made, target)]
+        raise RuntimeError(f"result type {names[0]} can't be cast to the desired output type {names[1]}")
+
+
+@functools.cache
+def functional_of(func: Any) -> Any:
+    """The op that returns what the pointwise op `func` writes in place; None for all others.
+
+    It takes arguments of the same types, but its overload may have another name: `pow.Tensor_Scalar` for `pow_.Scalar`.
+    """
+    packet = func.name().removeprefix("aten::").partition(".")[0]
+    if torch.Tag.pointwise not in func.tags or not packet.endswith("_") or packet.endswith("__"):
+        return None
+    plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
+    overloads = [] if plain is None else [getattr(plain, name) for name in plain.overloads()]
+    return next((o for o in overloads if _types(o) == _types(func) and not _writes_out(o)), None)
+
+
+def _types(func: Any) -> list[str]:
+    return [str(a.type) for a in torch_private.schema_of(func).arguments]
+
+
+def _writes_out(func: Any) -> bool:
+    return any(a.alias_info is not None and a.alias_info.is_write for a in torch_private.schema_of(func).arguments)
+
+
+def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an `out=` tensor has another dtype than the result; the arguments are meta tensors.
+
+    Some kernels cast then, some refuse; meta kernels do not always do the same.
+    """
+    names = _targets(func)
+    twin = _returning(func) if names else None
+    if twin is None:
+        return False
+    made = twin(*args, **{name: value for name, value in kwargs.items() if name not in names})
+    results = made if isinstance(made, (list, tuple)) else [made]
+    targets = [kwargs[name] for name in names]
+    flat = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
+    return any(t.dtype != r.dtype for t, r in zip(flat, results, strict=True))
+
+
+@functools.cache
+def _targets(func: Any) -> tuple[str, ...]:
+    """The names of its `out=` arguments."""
+    return tuple(a.name for a in torch_private.schema_of(func).arguments if a.kwarg_only and a.is_out)
+
+
+@functools.cache
+def _returning(func: Any) -> Any:
+    """The op that returns what `func` writes to its `out=` arguments; None where there is none."""
+    packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
+    wanted = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        given = [(a.name, str(a.type)) for a in torch_private.schema_of(overload).arguments]
+        if given == wanted and not _writes_out(overload):
+            return overload
+    return None
+
+
+def only_kernels_know(func: Any, call: Call) -> bool:
+    """Whether kernels check or decide what meta kernels do not, so that the executor must be asked.
+
+    They refuse to write where several elements are one, and lay out what they resize as its inputs are laid out.
+    """
+    if any(_overlaps_itself(call.operands[w]) for w in call.writes):
+        return True
+    if not call.changes or not _targets(func):
+        return False
+    return _is_lapack(func) or not all(m.stride == contiguous_strides(m.shape) for m in call.operands)
+
+
+@functools.cache
+def _is_lapack(func: Any) -> bool:
+    """Whether LAPACK computes it, which lays matrices out by columns."""
+    packet = func.name().removeprefix("aten::").partition(".")[0]
+    return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
+
+
+def _overlaps_itself(meta: TensorMeta) -> bool:
+    return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
+
+
+def check_overlap(call: Call, written: LazyTensor, operands: Sequence[LazyTensor]) -> None:
+    """Refuse to write to part of what the same op reads.
+
+    Raises:
+        RuntimeError: as eager PyTorch, and under the same conditions.
+    """
+    target = written.remote
+    for operand in operands:
+        value = operand.remote
+        if value.storage is target.storage and value.meta is not target.meta and _share(target.meta, value.meta):
+            func = resolve(call.op)
+            if func is _COPY or torch.Tag.pointwise in func.tags:
+                raise RuntimeError(
+                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                    "memory location. Please clone() the tensor before performing the operation."
+                )
+
+
+def _share(a: TensorMeta, b: TensorMeta) -> bool:
+    """Whether both are dense and have some elements in common, but not the same in the same order."""
+    if not (_is_dense(a) and _is_dense(b)):
+        return False
+    (first, end), (other, other_end) = _range(a), _range(b)
+    if (first, end) == (other, other_end):
+        return a.stride != b.stride
+    return first < other_end and other < end
+
+
+def _range(meta: TensorMeta) -> tuple[int, int]:
+    return meta.offset * meta.dtype.itemsize, (meta.offset + meta.numel) * meta.dtype.itemsize
+
+
+def _is_dense(meta: TensorMeta) -> bool:
+    """Whether its elements fill one stretch of memory, each once."""
+    step = 1
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(meta.shape, meta.stride, strict=True) if size != 1
+    ):
+        if stride != step:
+            return meta.numel == 0
+        step *= size
+    return True

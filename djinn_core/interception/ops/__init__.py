@@ -1,0 +1,1 @@
+"""What becomes of an op before it is recorded: cast, taken apart, given other arguments, or left whole."""

@@ -1,0 +1,188 @@
+"""`torch.autocast("remote_accelerator")`: the same ops in the same precision as on CUDA.
+
+PyTorch's casting policies live in C++ and serve the devices that it knows. For a device of Python kernels there is the
+dispatch key alone, so the policies are written here once more: four lists of ops, and what each does to its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.interception.ops import autocast_lists as lists
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.torch_private import never_compiled
+
+Kernel = Callable[..., Any]
+_REDUCED = (torch.float16, torch.bfloat16)
+
+# Casts of parameters, by the parameter's id, for as long as PyTorch keeps its own: until the outermost autocast block of
+# any thread ends. The parameter is kept with its cast, so that no other object takes over its id.
+_casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+def is_cast(argument: Any) -> bool:
+    """Whether autocasting concerns an argument: floating tensors on the device, other than float64."""
+    return (
+        isinstance(argument, torch.Tensor)
+        and argument.is_floating_point()
+        and argument.dtype is not torch.float64
+        and (isinstance(argument, LazyTensor) or argument.device.type == DEVICE_NAME)  # transforms wrap tensors
+    )
+
+
+def cast(argument: Any, dtype: torch.dtype) -> Any:
+    """`argument` with what autocasting concerns in it converted to `dtype`."""
+    if isinstance(argument, (list, tuple)):
+        return [cast(a, dtype) for a in argument]
+    if not is_cast(argument) or argument.dtype is dtype:
+        return argument
+    if not _keeps_cast(argument, dtype):
+        return argument.to(dtype)
+    key = (id(argument), dtype)
+    found = _casts.get(key)
+    if found is None:
+        found = _casts[key] = (argument, argument.to(dtype))
+    return found[1]
+
+
+def _keeps_cast(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the cast of `tensor` is worth keeping: it is a parameter, and the cast can be differentiated."""
+    return (
+        tensor.requires_grad
+        and tensor.is_leaf
+        and tensor.dtype is torch.float32
+        and dtype in _REDUCED
+        and torch.is_grad_enabled()
+        and torch.is_autocast_cache_enabled()
+        and not torch_private.is_view(tensor)
+        and not torch_private.in_transform()
+    )
+
+
+def forget_casts() -> None:
+    """The outermost autocast block ended."""
+    _casts.clear()
+
+
+def _cast_all(func: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*[cast(a, dtype) for a in args], **{name: cast(a, dtype) for name, a in kwargs.items()})
+
+
+def _lower_precision(func: Any) -> Kernel:
+    """Everything in the dtype of the autocast block."""
+    return lambda args, kwargs: _cast_all(func, torch.get_autocast_dtype(DEVICE_NAME), args, kwargs)
+
+
+def _single_precision(func: Any) -> Kernel:
+    """Everything in float32."""
+    return lambda args, kwargs: _cast_all(func, torch.float32, args, kwargs)
+
+
+def _single_precision_result(func: Any) -> Kernel:
+    """The arguments as they are; the result in float32 unless the call names a dtype."""
+
+    def kernel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_cast(args[0]) and not _names_dtype(func, args, kwargs):
+            kwargs = {**kwargs, "dtype": torch.float32}
+        return func(*args, **kwargs)
+
+    return kernel
+
+
+def _names_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if kwargs.get("dtype") is not None:
+        return True
+    names = [a.name for a in torch_private.schema_of(func).arguments]
+    place = names.index("dtype")
+    return place < len(args) and args[place] is not None
+
+
+def _single_precision_overload(func: Any) -> Kernel:
+    """As `_single_precision_result`, by an overload that takes a dtype."""
+
+    def kernel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = torch.float32 if is_cast(args[0]) else args[0].dtype
+        return func(*args, **kwargs, dtype=dtype)
+
+    return kernel
+
+
+def _widest(func: Any) -> Kernel:
+    """Everything in the widest dtype among the arguments."""
+
+    def kernel(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _cast_all(func, _widest_dtype((*args, *kwargs.values())), args, kwargs)
+
+    return kernel
+
+
+def _widest_dtype(arguments: Iterable[Any]) -> torch.dtype:
+    widest = torch.get_autocast_dtype(DEVICE_NAME)
+    for tensor in _tensors(arguments):
+        if tensor.dtype is torch.float32:
+            widest = torch.float32
+        elif widest is not torch.float32 and tensor.dtype is not widest:
+            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return widest
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
+        elif is_cast(argument):
+            yield argument
+
+
+def _banned(_func: Any) -> Kernel:
+    return _refuse
+
+
+def _refuse(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> NoReturn:
+    raise RuntimeError(
+        "binary_cross_entropy and BCELoss are unsafe to autocast: in half precision their logarithms overflow. Use "
+        "binary_cross_entropy_with_logits or BCEWithLogitsLoss, without the sigmoid before it, which are safe"
+    )
+
+
+_POLICIES: tuple[tuple[Callable[[Any], Kernel], tuple[str, ...]], ...] = (
+    (_lower_precision, lists.LOWER_PRECISION),
+    (_single_precision, lists.SINGLE_PRECISION),
+    (_single_precision_result, lists.SINGLE_PRECISION_RESULT),
+    (_widest, lists.WIDEST),
+    (_banned, lists.BANNED),
+)
+
+
+def register() -> list[torch.library.Library]:
+    """Register the policies; they stay as long as the returned objects live."""
+    everything = torch.library.Library("_", "IMPL")
+    torch_private.pass_through(everything, "AutocastPrivateUse1")
+    library = torch.library.Library("aten", "IMPL")
+    for policy, names in _POLICIES:
+        for name in names:
+            library.impl(name, _entered(policy(_overload(name))), "AutocastPrivateUse1")
+    for name, with_dtype in lists.SINGLE_PRECISION_OVERLOAD.items():
+        library.impl(name, _entered(_single_precision_overload(_overload(with_dtype))), "AutocastPrivateUse1")
+    torch_private.after_clearing_casts(forget_casts)
+    return [everything, library]
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _entered(policy: Kernel) -> Kernel:
+    """The policy as PyTorch calls it: what it calls is not autocast once more."""
+
+    @never_compiled
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch_private.without_autocast():
+            return policy(args, kwargs)
+
+    return kernel

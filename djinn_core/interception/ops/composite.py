@@ -1,0 +1,110 @@
+"""Ops that are made of other ops: which are recorded whole, and how the others are taken apart.
+
+PyTorch takes composite ops apart before a backend sees them, except in inference mode and where a backend registers a
+kernel of its own. A few are worth keeping whole while no gradient is needed: there are fewer instructions, the graph
+shows attention as one op, and the executor may choose its own kernel for it. All others are taken apart in every mode,
+so that a model records the same program in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.port import port
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.ir.operators import allowed_operators, needs_other_layout
+
+aten = torch.ops.aten
+
+KEPT_WHOLE = (
+    aten.linear.default,
+    aten.matmul.default,
+    aten.layer_norm.default,
+    aten.scaled_dot_product_attention.default,
+)
+
+# PyTorch takes these apart for every backend that has no kernel of its own, as the CPU and CUDA have. Their parts round
+# in other places, so they are ours.
+WITH_KERNELS = (
+    aten.mish_backward.default,
+    aten.native_channel_shuffle.default,
+    aten.silu_backward.default,
+)
+_RECORDED = frozenset({*KEPT_WHOLE, *WITH_KERNELS})
+
+
+def is_taken_apart(func: Any) -> bool:
+    """Whether `func` is recorded as the ops that it is made of."""
+    if func.name() not in allowed_operators():
+        return True
+    return func not in _RECORDED and torch_private.is_composite(func)
+
+
+def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op as the ops that it is made of, each of which is recorded.
+
+    Raises:
+        UnsupportedOperation: programs may not contain it, and it is not made of other ops.
+    """
+    if needs_other_layout(func.name()) and port.fallback is None:
+        raise UnsupportedOperation(
+            f"{func.name()} cannot run on {DEVICE_NAME}, which has strided tensors only: no sparse, quantized, nested or "
+            "MKL-DNN ones. Move its inputs to the CPU first"
+        )
+    kernel = torch_private.composite_kernel(func)
+    if kernel is not None:
+        return kernel(*args, **kwargs)
+    if port.fallback is not None:
+        return port.fallback.compute(func, args, kwargs)
+    raise UnsupportedOperation(
+        f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
+        "move its inputs to the CPU first, or let it be computed there: djinn.configure(client_fallback=True)"
+    )
+
+
+def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> torch.library.Library:
+    """Have `record` called for the ops that are kept whole; in force as long as the returned object lives."""
+    library = torch.library.Library("aten", "IMPL")
+    for func in KEPT_WHOLE:
+        library.impl(func, _whole_unless_differentiated(func, record), "AutogradPrivateUse1")
+    for func in WITH_KERNELS:
+        library.impl(func, _kernel(func, record), "PrivateUse1")
+    return library
+
+
+def _kernel(func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
+    @torch_private.never_compiled
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return record(func, args, kwargs)
+
+    return kernel
+
+
+def _whole_unless_differentiated(
+    func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    @torch_private.never_compiled
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(args[0], LazyTensor) or _differentiated(args) or _drops_out(func, args, kwargs):
+            return take_apart(func, args, kwargs)
+        return record(func, args, kwargs)
+
+    return kernel
+
+
+def _differentiated(args: tuple[Any, ...]) -> bool:
+    if torch_private.in_forward_mode():
+        return True
+    return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+
+
+def _drops_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Attention with dropout draws random numbers, which the program must show."""
+    if func is not aten.scaled_dot_product_attention.default:
+        return False
+    return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))

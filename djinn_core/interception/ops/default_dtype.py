@@ -1,0 +1,50 @@
+"""`torch.set_default_dtype`: what it means for an op is decided here, because an executor keeps the default of its own.
+
+Whole numbers become floats of the default dtype where an op needs floats. Where that is not the one that executors have,
+they are converted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.ir.program import Call
+
+EXECUTORS_HAVE = torch.float32
+
+SetDefault = Callable[..., None]
+
+
+def noting_changes(forget: Callable[[], None]) -> Callable[[SetDefault], SetDefault]:
+    """A decorator for what sets the default: `forget` is called where it has changed, as all results may be others now."""
+
+    def decorate(plain: SetDefault) -> SetDefault:
+        def set_default(*arguments: Any) -> None:
+            before = torch.get_default_dtype()
+            plain(*arguments)
+            if torch.get_default_dtype() != before:
+                forget()
+
+        return set_default
+
+    return decorate
+
+
+def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] | None:
+    """The arguments with whole numbers converted to the default dtype; None where `func` does not depend on that."""
+    default = torch.get_default_dtype()
+    if default == EXECUTORS_HAVE or torch.Tag.pointwise not in func.tags:
+        return None
+    if any(m.dtype.is_floating_point or m.dtype.is_complex for m in call.operands):
+        return None
+    if not any(m is not None and m.dtype in {default, default.to_complex()} for m in call.results):
+        return None
+    return tuple(_converted(a, default) if index or "where" not in func.name() else a for index, a in enumerate(args))
+
+
+def _converted(argument: Any, dtype: torch.dtype) -> Any:
+    return argument.to(dtype) if isinstance(argument, LazyTensor) else argument

@@ -1,0 +1,121 @@
+"""Ops that make tensors out of nothing. They have no tensor argument, so PyTorch asks the backend's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from djinn_core.interception.device.current_device import current_device, existing_index
+from djinn_core.interception.dispatch import record
+from djinn_core.interception.sync import copy, fetch
+from djinn_core.interception.tensors.lazy_tensor import logical_device
+from djinn_core.torch_private import never_compiled
+
+aten = torch.ops.aten
+
+
+def _make(
+    func: Any, args: tuple[Any, ...], dtype: torch.dtype | None, device: torch.device | None, **extra: Any
+) -> Any:
+    index = existing_index(device) if device is not None else current_device()
+    kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": logical_device(index), **extra}
+    return record(func, args, kwargs)
+
+
+def empty(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """`aten::empty.memory_format` on the remote device."""
+    _check_layout(layout)
+    extra = {} if memory_format is None else {"memory_format": memory_format}
+    return _make(aten.empty.memory_format, (list(size),), dtype, device, **extra)  # type: ignore[no-any-return]
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """`aten::empty_strided` on the remote device."""
+    _check_layout(layout)
+    return _make(aten.empty_strided.default, (list(size), list(stride)), dtype, device)  # type: ignore[no-any-return]
+
+
+def arange(start: Any, end: Any, step: Any = 1, **options: Any) -> torch.Tensor:
+    """`aten::arange.start_step` on the remote device: its backend version resizes an `out=` tensor, so it needs one."""
+    dtype = options.get("dtype")
+    if dtype is None:
+        whole = all(isinstance(n, int) for n in (start, end, step))
+        dtype = torch.int64 if whole else torch.get_default_dtype()
+    return _make(aten.arange.start_step, (start, end, step), dtype, options.get("device"))  # type: ignore[no-any-return]
+
+
+def zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
+    """`aten::_efficientzerotensor`: forward-mode autograd's zeros without memory, here with."""
+    return _make(aten.zeros.default, (list(size),), options.get("dtype"), options.get("device"))  # type: ignore[no-any-return]
+
+
+def _indices(func: Any) -> Callable[..., torch.Tensor]:
+    """`aten::tril_indices` or `aten::triu_indices` on the remote device."""
+
+    def kernel(row: int, col: int, offset: int = 0, **options: Any) -> torch.Tensor:
+        dtype = options.get("dtype") or torch.int64
+        return _make(func, (row, col, offset), dtype, options.get("device"))  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _check_layout(layout: torch.layout | None) -> None:
+    if layout not in {None, torch.strided}:
+        raise NotImplementedError(f"layout {layout} is not supported on remote_accelerator; use a strided tensor")
+
+
+def kaiser_window(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> torch.Tensor:
+    """`aten::kaiser_window`, which has a kernel of its own for each backend."""
+    device = options.get("device")
+    return _make(aten.kaiser_window.beta, (length, periodic, beta), options.get("dtype"), device)  # type: ignore[no-any-return]
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`aten::_copy_from`: copies that PyTorch makes below the dispatch of subclasses, as `torch.tensor` does."""
+    return copy(aten.copy_.default, (target, source), {})  # type: ignore[no-any-return]
+
+
+def item(tensor: torch.Tensor) -> Any:
+    """`aten::_local_scalar_dense`, below the dispatch of subclasses: `torch.tensor([a, b])` of remote numbers."""
+    return fetch(tensor).item()  # type: ignore[arg-type]
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "empty.memory_format": empty,
+    "empty_strided": empty_strided,
+    "arange": lambda end, **options: arange(0, end, 1, **options),
+    "arange.start": lambda start, end, **options: arange(start, end, 1, **options),
+    "arange.start_step": arange,
+    "kaiser_window": kaiser_window,
+    "kaiser_window.periodic": kaiser_window,
+    "kaiser_window.beta": kaiser_window,
+    "_copy_from": copy_from,
+    "_efficientzerotensor": zeros,
+    "tril_indices": _indices(aten.tril_indices.default),
+    "triu_indices": _indices(aten.triu_indices.default),
+    "_local_scalar_dense": item,
+}
+
+
+def register(backend: str = "PrivateUse1") -> torch.library.Library:
+    """Register the kernels for the devices of `backend`; they stay as long as the returned object lives."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in _KERNELS.items():
+        library.impl(name, never_compiled(kernel), backend)
+    return library

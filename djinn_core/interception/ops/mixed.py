@@ -1,0 +1,75 @@
+"""CPU tensors among the arguments of a remote op: which ops take them, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, device_type
+from djinn_core.interception.tensors.upload import upload_copy
+
+aten = torch.ops.aten
+
+# PyTorch lets these take CPU tensors beside tensors of an accelerator.
+_TAKE_CPU_TENSORS = {
+    id(op)
+    for op in (
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten.index_put_.default,
+        aten._index_put_impl_.default,
+        aten._unsafe_index.Tensor,
+        aten._pack_padded_sequence.default,
+        aten._pad_packed_sequence.default,
+        aten._ctc_loss.Tensor,
+        aten._ctc_loss_backward.Tensor,
+        aten.tensor_split.tensor_indices_or_sections,
+        aten._pack_padded_sequence_backward.default,
+        aten.histogramdd.default,
+        aten.bincount.default,
+    )
+}
+
+
+class CpuOperand(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    """An argument is a CPU tensor with dimensions."""
+
+
+def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with CPU tensors replaced by remote copies.
+
+    Raises:
+        UnsupportedOperation: one of them is sparse, quantized or nested.
+        RuntimeError: the op does not take CPU tensors beside remote ones, as on every accelerator.
+    """
+    for layout in _layouts((*args, *kwargs.values())):
+        if layout != torch.strided:
+            raise UnsupportedOperation(
+                f"{func.name()} was given a tensor of layout {layout}: {DEVICE_NAME} has strided tensors only. "
+                "Do this on the CPU"
+            )
+    if id(func) not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
+            f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"
+        )
+    return tuple(_upload(a) for a in args), {name: _upload(value) for name, value in kwargs.items()}
+
+
+def _layouts(arguments: Iterable[Any]) -> Iterator[torch.layout]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument.layout
+        elif isinstance(argument, (list, tuple)):
+            yield from _layouts(argument)
+
+
+def _upload(argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [_upload(a) for a in argument]
+    if isinstance(argument, torch.Tensor) and not isinstance(argument, LazyTensor) and argument.dim() > 0:
+        return upload_copy(argument)
+    return argument

@@ -1,0 +1,63 @@
+"""`nn.TransformerEncoder` with a padding mask: what PyTorch does with nested tensors, which the remote device does not have.
+
+In evaluation PyTorch drops the padding, runs the layers on what is left, and puts zeros where the padding was. Here the
+layers see padding and mask, which gives the same everywhere else, and the zeros are put there at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn_core.interception.dispatch import handles
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+
+Forward = Callable[..., torch.Tensor]
+
+
+class _Encoder(threading.local):
+    aligned = False
+
+
+_encoder = _Encoder()
+
+
+@handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
+def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """Whether padding comes last in each row, which is when PyTorch drops it: the answer is no, the truth is remembered."""
+    kept = args[1]
+    _encoder.aligned = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
+    return False
+
+
+def pad_with_zeros(forward: Forward) -> Forward:
+    """`TransformerEncoder.forward` that returns zeros for padding where PyTorch does."""
+
+    @functools.wraps(forward)
+    def encode(
+        self: torch.nn.TransformerEncoder,
+        src: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        src_key_padding_mask: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> torch.Tensor:
+        _encoder.aligned = False
+        out = forward(self, src, mask, src_key_padding_mask, is_causal)
+        dropped = (
+            _encoder.aligned and mask is None and not torch.is_autocast_enabled() and not _differentiated(self, src)
+        )
+        if not dropped or src_key_padding_mask is None or not isinstance(out, LazyTensor):
+            return out
+        padding = src_key_padding_mask if src_key_padding_mask.dtype == torch.bool else src_key_padding_mask != 0
+        zeros = out.new_zeros(out.shape[-1])
+        return torch.where(padding.unsqueeze(-1), zeros if self.norm is None else self.norm(zeros), out)
+
+    return encode
+
+
+def _differentiated(encoder: torch.nn.TransformerEncoder, src: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in (src, *encoder.layers[0].parameters()))

@@ -1,0 +1,59 @@
+"""`capture()`: what the code inside records, as a program, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from djinn_core.interception.recording.recorder import current, freeze
+from djinn_core.interception.recording.streaming import Entry
+from djinn_core.interception.tensors.lazy_tensor import logical_device
+from djinn_core.interception.tensors.storage import still_to_free
+from djinn_core.ir.program import Program
+
+
+class Capturing:
+    """A capture that is under way or done."""
+
+    def __init__(self, skip: int) -> None:
+        self._skip = skip  # instructions that were recorded, and not yet sent, before the capture began
+        self.sent: list[Entry] = []
+        self._program: Program | None = None
+
+    @property
+    def program(self) -> Program:
+        """What was recorded so far; fixed when the capture ends."""
+        if self._program is not None:
+            return self._program
+        return freeze([*self.sent, *current().entries][self._skip :], still_to_free())
+
+    def finish(self) -> None:
+        """Fix the program."""
+        self._program = self.program
+
+
+@contextmanager
+def capturing() -> Iterator[Capturing]:
+    """Record what this thread does inside the block.
+
+    Factories without a device argument make remote tensors. Nothing is sent unless the code inside needs a result; what
+    was recorded runs later, when something outside needs it.
+    """
+    recorder = current()
+    capture = Capturing(len(recorder.entries))
+    recorder.captures.append(capture.sent)
+    before, recorder.fixed = recorder.fixed, recorder.entries[-1] if recorder.entries else None
+    try:
+        with torch.device(logical_device(0)):
+            yield capture
+    finally:
+        capture.finish()
+        recorder.fixed = before
+        recorder.captures = [c for c in recorder.captures if c is not capture.sent]
+
+
+def is_capturing() -> bool:
+    """Whether this thread is inside `capture()`."""
+    return bool(current().captures)

@@ -1,0 +1,261 @@
+"""A call that was recorded once and is recorded again at a stroke.
+
+Whoever knows that a function does the same ops whenever its inputs have the same metadata, a compiler that guards it for
+instance, need not run it again: its instructions are appended with other values, without dispatch, without a tensor for
+what nobody sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import attrs
+import torch
+from torch.autograd.graph import increment_version
+
+from djinn_core.interception.port import port
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.recording.site import user_site
+from djinn_core.interception.recording.streaming import Entry
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.interception.tensors.upload import upload_copy
+from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.values import TensorMeta, storage_of
+
+Handles = Callable[[Sequence[int]], tuple[int, ...]]
+CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
+
+
+@attrs.frozen
+class _Output:
+    """A tensor that the call returns: input `same`, or a new value.
+
+    That is at `place`, and looks into the `storage`-th of those that the call makes.
+    """
+
+    same: int = -1
+    place: int = -1
+    storage: int = 0
+    meta: TensorMeta | None = None
+
+
+@attrs.frozen
+class RecordedCall:
+    """Instructions over places: inputs first, then constants, then what the call makes, storage by storage.
+
+    Attributes:
+        steps: per instruction what is known of it, how to find its handles, and its scalars.
+        constants: values that the call uploaded. written: inputs that it writes into.
+        made: per storage that the call makes its size in bytes and how many views of it there are.
+        views: per view that the call makes of a storage that is there before, the input or constant over that storage.
+        outputs: what it returns, an object that is no tensor as it is.
+        dead: places of values that nobody holds afterwards.
+    """
+
+    steps: tuple[tuple[Call, Handles, tuple[Slot, ...]], ...]
+    constants: tuple[LazyTensor, ...]
+    written: tuple[int, ...]
+    made: tuple[tuple[int, int], ...]
+    views: tuple[int, ...]
+    outputs: tuple[Any, ...]
+    dead: tuple[int, ...]
+
+    def record(self, inputs: Sequence[LazyTensor]) -> list[Any]:
+        """Record the call once more with `inputs`, whose metadata must be as it was; what it returns."""
+        recorder = current()
+        epoch = recorder.epoch
+        values = [tensor.remote for tensor in inputs]
+        for value in values:
+            if value.storage.user is not recorder:
+                recorder.touch(value.storage)
+        for place in self.written:
+            recorder.claim(values[place].storage)
+            if not inputs[place].is_inference():
+                increment_version(inputs[place])
+        places = [value.handle for value in values]
+        places += [tensor.remote.handle for tensor in self.constants]
+        storages: list[Storage] = []
+        for nbytes, views in self.made:
+            storage = Storage(nbytes, recorder)
+            storages.append(storage)
+            places += [storage.view() for _ in range(views)]
+        there = values + [tensor.remote for tensor in self.constants]
+        places += [there[place].storage.view() for place in self.views]
+        site, module = user_site(), recorder.module
+        recorder.entries += [(call, find(places), slots, *site, module) for call, find, slots in self.steps]
+        recorder.dead += [places[place] for place in self.dead]
+        port.ops_captured += len(self.steps)
+        outputs = [self._output(o, inputs, storages, places) for o in self.outputs]
+        if recorder.epoch != epoch:
+            recorder.restamp([*(values[place].storage for place in self.written), *storages])
+        if len(recorder.entries) >= recorder.limit:
+            recorder.reached()
+        return outputs
+
+    @staticmethod
+    def _output(output: Any, inputs: Sequence[LazyTensor], storages: list[Storage], places: list[int]) -> Any:
+        if not isinstance(output, _Output):
+            return output
+        if output.same >= 0:
+            return inputs[output.same]
+        assert output.meta is not None
+        return wrap(Value.at(storages[output.storage], output.meta, places[output.place]))
+
+
+def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> tuple[Any, RecordedCall | None]:
+    """Call `function` with `inputs`; what it returns (a sequence), and how to record the same again.
+
+    The latter is None where that cannot be known: where the function waited for a result, or wrote into what is neither
+    an input nor its own.
+    """
+    recorder = current()
+    sent: list[Entry] = []
+    start, before = len(recorder.entries), recorder.fixed
+    uploads, recorder.constants = recorder.constants, []
+    recorder.captures.append(sent)
+    recorder.fixed = recorder.entries[-1] if recorder.entries else None
+    epoch = recorder.epoch
+    try:
+        outputs = function(*inputs)
+        entries = recorder.entries[start:]
+        undisturbed = recorder.epoch == epoch and not sent and recorder.watcher is None
+        if not undisturbed:
+            return outputs, None
+        return outputs, _Analysis(inputs, entries, recorder.constants).result(outputs)
+    finally:
+        recorder.constants = uploads
+        recorder.fixed = before
+        recorder.captures = [c for c in recorder.captures if c is not sent]
+
+
+class _Unknown(Exception):  # noqa: N818 - a signal between functions of this module
+    """The call cannot be recorded at a stroke."""
+
+
+class _Analysis:
+    def __init__(
+        self, inputs: Sequence[LazyTensor], entries: Sequence[Entry], uploads: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        self.inputs = inputs
+        self.entries = entries
+        self.input_places: dict[int, int] = {}
+        for place, tensor in enumerate(inputs):
+            self.input_places.setdefault(tensor.remote.handle, place)
+        self.uploads = dict(uploads)
+        # The place of an input or constant over each storage that is there before.
+        self.there = {storage_of(h): len(inputs) + i for i, h in enumerate(self.uploads)}
+        self.there |= {storage_of(t.remote.handle): i for i, t in reversed(list(enumerate(inputs)))}
+        self.sizes: dict[int, int] = {}  # bytes of each storage that the call makes
+        self.new: list[int] = []  # handles that it makes, in order
+        self.returned: set[int] = set()  # storages that it returns
+
+    def result(self, outputs: Any) -> RecordedCall | None:
+        try:
+            return self._result(outputs)
+        except _Unknown:
+            return None
+
+    def _result(self, outputs: Any) -> RecordedCall:
+        for entry in self.entries:
+            self._look_at(entry)
+        used = {handle for entry in self.entries for handle in entry[1]}
+        if sum(data.nbytes for data in self.uploads.values()) > CONSTANTS_LIMIT:
+            raise _Unknown
+        known = {*self.input_places, *self.uploads, *self.new}
+        if not used <= known or not isinstance(outputs, (list, tuple)):
+            raise _Unknown
+        places = self._places()
+        found = tuple(self._output(output, places) for output in outputs)
+        kept = {o.place for o in found if isinstance(o, _Output)}
+        return RecordedCall(
+            steps=tuple((entry[0], _finder([places[h] for h in entry[1]]), entry[2]) for entry in self.entries),
+            constants=tuple(upload_copy(data) for data in self.uploads.values()),
+            written=tuple(sorted(self._written())),
+            made=tuple((size, len(self._views_of(storage))) for storage, size in self.sizes.items()),
+            views=tuple(self.there[storage_of(h)] for h in self._views_of_what_was_there()),
+            outputs=found,
+            dead=tuple(places[h] for h in self.new if places[h] not in kept),
+        )
+
+    def _look_at(self, entry: Entry) -> None:
+        call, handles = entry[0], entry[1]
+        if call.changes:
+            raise _Unknown  # an operand is another tensor afterwards
+        made = iter(handles[call.operand_count :])
+        for meta, alias, same, nbytes in call.outcome:
+            if same >= 0 or meta is None:
+                continue
+            handle = next(made)
+            self.new.append(handle)
+            if alias < 0:
+                self.sizes[storage_of(handle)] = nbytes
+            elif storage_of(handle) not in self.sizes and storage_of(handle) not in self.there:
+                raise _Unknown
+
+    def _written(self) -> set[int]:
+        written: set[int] = set()
+        for entry in self.entries:
+            for operand in entry[0].writes:
+                storage = storage_of(entry[1][operand])
+                if self.there.get(storage, len(self.inputs)) < len(self.inputs):
+                    written.add(self.there[storage])
+                elif storage not in self.sizes:
+                    raise _Unknown  # writes into a constant
+        return written
+
+    def _views_of(self, storage: int) -> list[int]:
+        return [h for h in self.new if storage_of(h) == storage]
+
+    def _views_of_what_was_there(self) -> list[int]:
+        return [h for h in self.new if storage_of(h) not in self.sizes]
+
+    def _places(self) -> dict[int, int]:
+        places = dict(self.input_places)
+        at = len(self.inputs)
+        made = [handle for storage in self.sizes for handle in self._views_of(storage)]
+        ordered = [*self.uploads, *made, *self._views_of_what_was_there()]
+        for number, handle in enumerate(ordered):
+            places[handle] = at + number
+        return places
+
+    def _output(self, output: Any, places: dict[int, int]) -> Any:
+        if not isinstance(output, torch.Tensor):
+            return output
+        if type(output) is not LazyTensor or output.requires_grad:
+            raise _Unknown
+        handle = output.remote.handle
+        for place, tensor in enumerate(self.inputs):
+            if tensor is output:
+                return _Output(same=place)
+        if handle not in places or handle not in self.new:
+            raise _Unknown
+        storage = storage_of(handle)
+        if storage not in self.sizes or storage in self.returned:
+            raise _Unknown  # PyTorch must know that what it returns shares memory
+        self.returned.add(storage)
+        return _Output(place=places[handle], storage=list(self.sizes).index(storage), meta=output.remote.meta)
+
+
+def _finder(places: Sequence[int]) -> Handles:
+    if len(places) == 1:
+        (only,) = places
+        return lambda handles: (handles[only],)
+    return itemgetter(*places) if places else lambda _: ()
+
+
+def is_watched() -> bool:
+    """Whether somebody, such as `djinn.verify()`, wants to see every op of this thread as it is recorded."""
+    return current().watcher is not None
+
+
+def metadata_of(inputs: Sequence[LazyTensor]) -> tuple[object, ...]:
+    """What a recorded call relies on: the session, the inputs' metadata, which of them share memory or are the same."""
+    first: dict[int, int] = {}
+    values = [tensor.remote for tensor in inputs]
+    shared = tuple([first.setdefault(value.handle >> 32, i) for i, value in enumerate(values)])
+    handles: dict[int, int] = {}
+    same = tuple([handles.setdefault(value.handle, i) for i, value in enumerate(values)])
+    return (port.sessions_ended, tuple([value.meta for value in values]), shared, same)

@@ -1,0 +1,359 @@
+"""The program that a thread is recording, and when it is cut and sent."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Container, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from djinn_core.errors import ForkedProcess
+from djinn_core.interception.ending import survivable
+from djinn_core.interception.port import Answer, Runtime, Submission, port
+from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.interception.recording.foresight import OPENING, Foresight
+from djinn_core.interception.recording.streaming import Entry, steady_cut
+from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
+from djinn_core.ir.module_path import ForwardCalls, ModuleCall
+from djinn_core.ir.program import Program, Slot
+from djinn_core.torch_private import without_modes
+
+WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
+UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
+
+# Serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because cutting
+# one thread's program may demand that another's goes first.
+sending = threading.RLock()
+_tracking = threading.RLock()
+# Uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
+_held: deque[tuple[int, torch.Tensor]] = deque()
+
+if TYPE_CHECKING:
+    from djinn_core.interception.recording.watching import Watcher
+
+
+@attrs.frozen
+class Ask:
+    """What a cut asks for beside running the program."""
+
+    fetch: tuple[int, ...] = ()
+    describe: tuple[int, ...] = ()
+    synchronize: bool = False
+
+
+class Recorder:
+    """Records one thread's program.
+
+    Entries are appended without a lock, while other threads may cut the program. So whoever appends looks at `epoch`
+    before and after: where it changed, `restamp` says that what was recorded may be unsent still. At most one recorder
+    has unsent writes to a storage: using it from another thread sends that program first (`touch`).
+
+    Attributes:
+        entries: what is unsent. epoch: how often it was cut. limit: with how many entries it must be told (`reached`).
+        captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
+        constants: what is uploaded, where somebody wants to know. dead: handles that nobody holds, and never held.
+        module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
+        differentiating: whether the thread is in a backward pass. watcher: who is told of every op.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_foresight",
+        "_thread",
+        "captures",
+        "constants",
+        "dead",
+        "differentiating",
+        "entries",
+        "epoch",
+        "fixed",
+        "forward_calls",
+        "limit",
+        "module",
+        "uploaded",
+        "uploads",
+        "watcher",
+    )
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.epoch = 0
+        self.captures: list[list[Entry]] = []
+        self.constants: list[tuple[int, torch.Tensor]] | None = None
+        self.dead: list[int] = []
+        self.fixed: Entry | None = None
+        self.module: ModuleCall | None = None
+        self.forward_calls = ForwardCalls()
+        self.differentiating = False
+        self.watcher: Watcher | None = None
+        self.uploaded = 0
+        self.uploads = 0
+        self.limit = OPENING
+        self._foresight = Foresight()
+        self._thread = weakref.ref(threading.current_thread())
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is unsent and nothing will be recorded any more."""
+        thread = self._thread()
+        return not self.entries and (thread is None or not thread.is_alive())
+
+    def touch(self, storage: Storage) -> None:
+        """Order the unsent work of other threads on `storage` before what this thread records next."""
+        last = storage.user
+        if last is not None and last is not self and storage.written is last and storage.written_at == last.epoch:
+            last.cut()
+        with _tracking:
+            last = storage.user
+            if last is not None and last is not self:
+                # It may be about to append a read, so it counts even where it has nothing unsent.
+                storage.readers = {r for r in storage.readers or () if not r.done} | {last}
+            storage.user = self
+
+    def claim(self, storage: Storage) -> None:
+        """Note a write to `storage`, after the unsent reads of other threads."""
+        if storage.readers:
+            with _tracking:
+                readers, storage.readers = storage.readers, None
+            for reader in (readers or set()) - {self}:
+                reader.cut()
+        storage.written = self
+        storage.written_at = self.epoch
+
+    def take_back(self, value: Value, ops: Container[str]) -> bool:
+        """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
+        with collect_later, sending:
+            last = self.entries[-1] if self.entries else None
+            if last is None or last is self.fixed or last[0].op not in ops or last[1] != (value.handle,):
+                return False
+            self.entries.pop()
+        value.storage.written = None
+        return True
+
+    def restamp(self, storages: list[Storage]) -> None:
+        """Another thread cut this program while an op was being appended: its writes and results may be unsent still."""
+        for storage in storages:
+            if storage.written is self:
+                storage.written_at = self.epoch
+
+    def cut(self) -> None:
+        """Send what was recorded so far, without waiting."""
+        if self.entries:
+            self._send(_runtime(), Ask())
+
+    def flush(self) -> None:
+        """Send what all threads have recorded so far, and what may be freed, without waiting."""
+        for other in recorders():
+            if other is not self:
+                other.cut()
+        self._send(_runtime(), Ask())
+
+    def figures(self, *, reset_peak: bool) -> Mapping[str, int]:
+        """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
+        with survivable(), collect_later, sending:
+            self.flush()
+            return _runtime().figures(reset_peak=reset_peak)
+
+    def reached(self) -> None:
+        """There are `limit` entries: send a piece that was foreseen, or most of a program that has grown too long."""
+        foresight = self._foresight
+        if len(self.entries) >= port.checkpoint_instructions:
+            if not self.captures:
+                self._send(_runtime(), Ask(), steady_cut)
+        elif self.captures or port.whole_programs:
+            self.limit = port.checkpoint_instructions
+            return
+        elif foresight.opens():
+            foresight.recognise(self.entries)
+        elif foresight.until_cut() is not None and foresight.confirms(self.entries):
+            self._send(_runtime(), Ask())
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        """Be told at the next piece that is foreseen, or when the program is too long."""
+        ahead = OPENING if self._foresight.opens() and not self.entries else self._foresight.until_cut()
+        most = port.checkpoint_instructions
+        self.limit = most if ahead is None else min(ahead, most)
+
+    @without_modes
+    def ask(self, ask: Ask) -> Answer:
+        """Send what was recorded so far and wait for what `ask` names."""
+        runtime = _runtime()
+        number = self._send(runtime, ask)
+        with survivable():
+            return runtime.wait(number)
+
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """Make `source` (a CPU tensor) the value `handle`; it is the caller's again when this returns."""
+        if self.constants is not None:
+            self.constants.append((handle, source.clone()))
+        if self.captures and not port.is_open():
+            _held.append((handle, source.clone()))
+            return
+        runtime = _runtime()
+        with survivable(), collect_later:
+            _send_held(runtime)
+            runtime.upload(handle, source)
+        self.uploaded += source.nbytes
+        self.uploads += 1
+        if self.uploaded >= UPLOADED_LIMIT or self.uploads >= port.checkpoint_instructions:
+            self.uploaded = self.uploads = 0
+            if freed and not self.captures:
+                self._send(runtime, Ask())
+
+    def _send(self, runtime: Runtime, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> int:
+        with survivable(), collect_later, sending:
+            _send_held(runtime)
+            if ask.synchronize or _waiting.count > WAITING_LIMIT:
+                for other in recorders():
+                    if other is not self and other.entries:
+                        runtime.submit(other.take(Ask()))
+            return runtime.submit(self.take(ask, cut))
+
+    def take(self, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> Submission:
+        """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
+        # What is freed by now was used by what is recorded by now. Whoever appends after `epoch` has changed will see that;
+        # where only a part is taken, by this recorder's own thread, what stays is as unsent as before.
+        dead = self._collect_freed()
+        if cut is len:
+            self.epoch += 1
+        taken = self.entries[: cut(self.entries)]
+        del self.entries[: len(taken)]
+        if taken:
+            self._foresight.taken(taken)
+            self._set_limit()
+        if cut is not len:
+            dead = _put_back(dead, self.entries)
+        self.uploaded = self.uploads = 0
+        for captured in self.captures:
+            captured.extend(taken)
+        handles = [value.handle for value in dead] + self._take_dead()
+        program = freeze(taken, handles)
+        inside = program.dead
+        free = tuple(h for h in handles if h not in inside)
+        return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
+
+    def _take_dead(self) -> list[int]:
+        """Those of `dead` that what is left does not mention."""
+        if not self.entries:
+            taken, self.dead = self.dead, []
+            return taken
+        used = {handle for entry in self.entries for handle in entry[1]} if self.dead else set()
+        taken = [handle for handle in self.dead if handle not in used]
+        self.dead = [handle for handle in self.dead if handle in used]
+        return taken
+
+    def _collect_freed(self) -> list[Value]:
+        """Freed values that no other thread's unsent program uses; the others wait."""
+        mine: list[Value] = []
+        waiting: list[Value] = []
+        for value in take_freed():
+            users = {value.storage.user, *(value.storage.readers or ())} - {self, None}
+            (waiting if any(u.entries for u in users if u is not None) else mine).append(value)
+        freed.extend(waiting)
+        _waiting.count = len(waiting)
+        return mine
+
+
+def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
+    """Let those of the freed values wait that `entries` mention; the others."""
+    used = {handle for entry in entries for handle in entry[1]}
+    freed.extend(value for value in dead if value.handle in used)
+    return [value for value in dead if value.handle not in used]
+
+
+@attrs.define
+class _Waiting:
+    count: int = 0
+
+
+_waiting = _Waiting()
+
+
+def _runtime() -> Runtime:
+    with survivable():
+        return port.runtime()
+
+
+def _send_held(runtime: Runtime) -> None:
+    while _held:
+        runtime.upload(*_held.popleft())
+
+
+def freeze(entries: list[Entry], dead: list[int]) -> Program:
+    """The entries as a frozen program; handles in `dead` that it mentions die with it."""
+    operands: list[int] = []
+    slots: list[Slot] = []
+    for entry in entries:
+        operands += entry[1]
+        slots += entry[2]
+    return Program(
+        calls=tuple([e[0] for e in entries]),
+        operands=tuple(operands),
+        slots=tuple(slots),
+        dead=frozenset(dead).intersection(operands) if dead else frozenset(),
+        sites=tuple([(e[3], e[4]) for e in entries]),
+        modules=tuple([e[5] for e in entries]),
+    )
+
+
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        with _all_lock:
+            _all.add(self.recorder)
+
+
+# Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
+_all: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_all_lock = threading.RLock()
+_local: _PerThread | _Refusing = _PerThread()
+
+
+def current() -> Recorder:
+    """This thread's recorder."""
+    return _local.recorder
+
+
+def recorders() -> list[Recorder]:
+    """The recorders of all threads."""
+    with _all_lock:
+        return list(_all)
+
+
+def drop_everything() -> None:
+    """The session has ended: what was recorded for it, and what it would have freed, means nothing to the next."""
+    with sending:
+        for recorder in recorders():
+            recorder.take(Ask())
+        freed.clear()
+        _held.clear()
+        port.sessions_ended += 1
+
+
+class _Refusing:
+    """In the place of `_PerThread` where nothing can be recorded."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """None.
+
+        Raises:
+            ForkedProcess: always.
+        """
+        raise ForkedProcess
+
+
+def forget_everything() -> None:
+    """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
+    global _local, _all_lock, _tracking, sending
+    sending, _tracking, _all_lock = threading.RLock(), threading.RLock(), threading.RLock()
+    collect_later.restart()
+    _all.clear()
+    freed.clear()
+    _held.clear()
+    _local = _Refusing() if port.forked else _PerThread()

@@ -1,0 +1,1 @@
+"""Remote tensors and the storages that they look into."""

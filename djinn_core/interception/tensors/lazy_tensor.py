@@ -1,0 +1,213 @@
+"""LazyTensor: a tensor whose memory is somewhere else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.interception.tensors import copies
+from djinn_core.interception.tensors.remote_storage import RemoteStorage, addresses
+from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.ir.values import TensorMeta
+
+DEVICE_NAME = "remote_accelerator"
+
+# What the type of the remote device is called: by its own name, and by those that `go_by` adds.
+_names = [DEVICE_NAME]
+
+
+def is_remote(device: torch.device) -> bool:
+    """Whether tensors on `device` are remote."""
+    return device.type in _names
+
+
+def device_type() -> str:
+    """The name that the user's program has for the remote device: `remote_accelerator`, under `djinn run` `cuda`."""
+    return _names[-1]
+
+
+def go_by(name: str) -> None:
+    """From now on the user's program calls the remote device `name`; its own name goes on being understood."""
+    _names.append(name)
+
+
+# Set by `dispatch`, which needs this class: (func, args, kwargs) -> result.
+Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on `remote_accelerator`: metadata here, memory on an executor.
+
+    Shape, strides, dtype and device are known without a message. Ops on it are recorded, not computed.
+    """
+
+    remote: Value
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
+        """A parameter, because libraries make parameters anew as `type(parameter)(data, requires_grad)`."""
+        return torch.nn.Parameter(data, requires_grad)
+
+    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    @torch_private.never_compiled
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record `func`; see `dispatch`."""
+        return dispatcher[0](func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        return printer[-1](self, tensor_contents)
+
+    def __format__(self, spec: str) -> str:
+        # `f"{loss:.3f}"`: PyTorch does this for its own class only.
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers; one round trip."""
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As for every accelerator: only with `force`, which copies the elements to this machine.
+
+        Raises:
+            TypeError: without `force`.
+        """
+        if force:
+            return self.detach().cpu().numpy(force=True)
+        raise TypeError(
+            f"can't convert a {self.device} tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.numpy()
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError(f"a {self.device} tensor has no memory on this machine to share: use Tensor.cpu() first")
+
+    __dlpack_device__ = __dlpack__
+
+    def untyped_storage(self) -> RemoteStorage:
+        """Which memory the tensor looks into; the bytes are not here."""
+        return RemoteStorage.of_tensor(wrap(self.remote))
+
+    def data_ptr(self) -> int:
+        """A number that tells memory apart, as an address would: equal where two tensors begin at the same place.
+
+        Nothing is behind it on this machine. 0 where there are no elements.
+        """
+        meta = self.remote.meta
+        return addresses.of(self.remote.storage) + meta.offset * meta.dtype.itemsize if meta.numel else 0
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The tensor without its history; assigning makes this tensor stand for another's value."""
+        return torch_private.get_data(self)
+
+    @data.setter
+    def data(self, source: torch.Tensor) -> None:
+        if isinstance(source, LazyTensor):
+            look_at(self, source.remote)
+        else:
+            torch_private.adopt_metadata(self, source)  # refuses, as it does for every other device
+
+    @data.deleter
+    def data(self) -> None:
+        raise RuntimeError("Deleting tensor data is not allowed. Delete tensor instead!")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
+        return copies.deep_copy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copies.reduce(self)
+
+    def __coerce_same_metadata_as_tangent__(self, _metadata: Any, kind: type | None = None) -> LazyTensor | None:
+        """AOTAutograd asks for a gradient of type `kind`: to what it has traced this is a plain tensor."""
+        return self if kind is torch.Tensor else None
+
+    @property
+    def __tensor_flatten__(self) -> Any:
+        """There only while `nn.Module.to` runs, which swaps subclasses that have it: Parameters and ties stay.
+
+        At any other time it would tell libraries to look for inner tensors.
+        """
+        if not conversion.active:
+            raise AttributeError("a LazyTensor has no inner tensors")
+        return self.__tensor_unflatten__
+
+    @staticmethod
+    def __tensor_unflatten__(*_: Any) -> Any:
+        """The counterpart of `__tensor_flatten__`."""
+        raise NotImplementedError("a LazyTensor has no inner tensors")
+
+
+class _Conversion(threading.local):
+    """Whether this thread is moving or converting a module."""
+
+    active = False
+
+
+conversion = _Conversion()
+dispatcher: list[Dispatch] = []
+_devices: dict[int, torch.device] = {}
+
+
+def logical_device(index: int) -> torch.device:
+    """`remote_accelerator:<index>`."""
+    device = _devices.get(index)
+    if device is None:
+        device = _devices[index] = torch.device(DEVICE_NAME, index)
+    return device
+
+
+def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
+    """A tensor that stands for `value`."""
+    meta = value.meta
+    tensor: LazyTensor = torch_private.make_wrapper(
+        cls, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
+    )
+    tensor.remote = value
+    if meta.conj or meta.neg:
+        torch_private.set_bits(tensor, meta.conj, meta.neg)
+    return tensor
+
+
+def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
+    """A tensor for a new value over `storage`."""
+    return wrap(Value(storage, meta))
+
+
+def adopt(tensor: LazyTensor, meta: TensorMeta) -> None:
+    """Give `tensor` other metadata, after an op that changed it in place."""
+    tensor.remote.meta = meta
+    look_at(tensor, tensor.remote)
+
+
+def look_at(tensor: LazyTensor, value: Value) -> None:
+    """From now on `tensor` stands for `value`."""
+    meta = value.meta
+    template = torch_private.make_wrapper(
+        LazyTensor, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
+    )
+    template.remote = tensor.remote = value
+    with torch_private.no_torch_functions():  # of classes that the user derived
+        if tensor.is_conj() or tensor.is_neg():  # PyTorch takes metadata over only where these bits are the same
+            torch_private.set_bits(tensor, conj=False, neg=False)
+        torch_private.adopt_metadata(tensor, template)
+        if meta.conj or meta.neg:
+            torch_private.set_bits(tensor, meta.conj, meta.neg)
+
+
+def describe(tensor: LazyTensor, contents: str | None) -> str:
+    """What is known without a message."""
+    del contents
+    return f"LazyTensor(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
+
+
+# How a tensor prints; `sync` appends one that shows the elements.
+printer: list[Callable[[LazyTensor, str | None], str]] = [describe]

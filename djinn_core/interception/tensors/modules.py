@@ -1,0 +1,98 @@
+"""`nn.Module.to` and its like keep Parameter objects, what hangs on them, and ties, in both directions.
+
+On other accelerators a Parameter takes over the data that was moved (`param.data = moved`). A remote tensor is of another
+class than a CPU tensor, so here the two exchange what they are: the Parameter stays the same object, with its
+attributes and hooks, for optimizers, weak references and whoever else holds it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from djinn_core import torch_objects
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion
+from djinn_core.interception.tensors.subclasses import class_of_user, remote_class
+from djinn_core.torch_private import ModuleApply
+
+_OF_THE_VALUE = ("remote", "_is_param")  # attributes that go with the data; all others stay with the object
+
+Swap = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def keep_parameters(apply: ModuleApply) -> ModuleApply:
+    """`Module._apply` that swaps remote parameters in place.
+
+    PyTorch swaps towards a traceable subclass by itself; away from one it would make new Parameters, and an optimizer
+    built before would go on training the old ones.
+    """
+
+    @functools.wraps(apply)
+    def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        held = torch_objects.held_by_script(module)
+        outer, conversion.active = conversion.active, True
+        try:
+            return _apply_swapping(apply, module, fn, *args, **kwargs)
+        finally:
+            conversion.active = outer
+            torch_objects.hold_in_script(module, held)
+
+    return applied
+
+
+def _apply_swapping(
+    apply: ModuleApply, module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any
+) -> Any:
+    remote = any(isinstance(p, LazyTensor) for p in module.parameters(recurse=False))
+    if not remote or torch.__future__.get_swap_module_params_on_conversion():
+        return apply(module, fn, *args, **kwargs)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return apply(module, fn, *args, **kwargs)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def swap_in_conversions(swap: Swap) -> Swap:
+    """`torch.utils.swap_tensors`, which lets go of hooks and attributes, and refuses tensors that are referenced weakly."""
+
+    @functools.wraps(swap)
+    def swapped(kept: torch.Tensor, made: torch.Tensor) -> None:
+        if conversion.active and (isinstance(kept, LazyTensor) or isinstance(made, LazyTensor)):
+            _take_over(kept, made)
+        else:
+            swap(kept, made)
+
+    return swapped
+
+
+def _take_over(kept: torch.Tensor, made: torch.Tensor) -> None:
+    """Make `kept` what `made` is; `made` becomes what `kept` was, and is not needed any more."""
+    torch_objects.poison_gradient_node(kept, _moved)
+    mine, other = vars(kept), vars(made)
+    for name in _OF_THE_VALUE:
+        swapped = {id(d): d.pop(name) for d in (mine, other) if name in d}
+        if id(mine) in swapped:
+            other[name] = swapped[id(mine)]
+        if id(other) in swapped:
+            mine[name] = swapped[id(other)]
+    kept.__class__, made.__class__ = _class_after(kept, made), type(kept)
+    torch_objects.swap_contents(kept, made)
+
+
+def _class_after(kept: torch.Tensor, made: torch.Tensor) -> type[torch.Tensor]:
+    """That of `made`, but where the user gave `kept` a class of his own, it stays."""
+    cls = class_of_user(kept)
+    if cls in {torch.Tensor, torch.nn.Parameter}:
+        return type(made)
+    return remote_class(cls) if isinstance(made, LazyTensor) else cls
+
+
+def _moved(_: Any) -> NoReturn:
+    raise RuntimeError(
+        "backward reached a parameter that was moved or converted after the forward pass: call .to() before the forward "
+        "pass, or after both"
+    )

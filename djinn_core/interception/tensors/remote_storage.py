@@ -1,0 +1,247 @@
+"""`tensor.untyped_storage()` of a remote tensor: which memory it looks into, without having the memory here.
+
+Libraries find tied weights by comparing storages, `torch.save` saves storages and tensors that look into them, and
+`torch.load(map_location="remote_accelerator:0")` makes storages first and tensors over them afterwards. There is one
+`RemoteStorage` for all tensors over the same memory, as PyTorch has one storage object for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from djinn_core import torch_objects, torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.values import new_storage
+
+if TYPE_CHECKING:
+    from djinn_core.interception.tensors.storage import Storage
+
+# Where addresses begin: no process has memory there, so no remote address is one of a CPU tensor.
+_FIRST_ADDRESS = 1 << 56
+_PAGE = 4096
+_known: weakref.WeakValueDictionary[int, RemoteStorage] = weakref.WeakValueDictionary()
+
+
+class _Addresses:
+    """Numbers that no two storages share, nor any bytes of theirs; nothing is behind them."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_ADDRESS
+        self._numbers = itertools.count()
+
+    def reserve(self, nbytes: int) -> range:
+        """So many addresses that were not given out before."""
+        pages = nbytes // _PAGE + 1
+        made = range(self._next, self._next + pages * _PAGE)
+        self._next = made.stop
+        return made
+
+    def of(self, storage: Storage) -> int:
+        """The first address of `storage`; another one when it has grown beyond what was reserved for it."""
+        if not storage.nbytes:
+            return 0
+        reserved = storage.addresses
+        if reserved is None or len(reserved) < storage.nbytes:
+            reserved = storage.addresses = self.reserve(storage.nbytes)
+        return reserved.start
+
+
+addresses = _Addresses()
+
+
+class RemoteStorage(torch.UntypedStorage):
+    """A storage on a remote device. What reads its bytes fetches them; what would share them is refused.
+
+    Attributes:
+        base: a tensor that looks into it; None until the first is made.
+        source: bytes on this machine that become its content when the first tensor is made over it, or None.
+    """
+
+    base: Any
+    source: torch.UntypedStorage | None
+    _device: torch.device
+    _number: int
+    _reserved: range | None
+
+    @classmethod
+    def of_tensor(cls, tensor: Any) -> RemoteStorage:
+        """The storage that `tensor` looks into; the tensor is the storage's from now on."""
+        number = tensor.remote.storage.id
+        made = _known.get(number)
+        if made is None:
+            made = cls._make(tensor.device, number)
+            made.base = tensor
+            _known[number] = made
+        return made
+
+    @classmethod
+    def of_bytes(cls, source: torch.UntypedStorage, device: torch.device) -> RemoteStorage:
+        """A storage on `device` whose content is `source`, which must not change any more."""
+        made = cls._make(device, new_storage())
+        made.source = source
+        return made
+
+    @classmethod
+    def _make(cls, device: torch.device, number: int) -> RemoteStorage:
+        made: RemoteStorage = cls(0)
+        made.base = made.source = made._reserved = None
+        made._device, made._number = device, number
+        return made
+
+    def look_as(self, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of `dtype` that looks into this storage; its shape is whatever it is."""
+        with torch.no_grad():
+            if self.base is None:
+                assert self.source is not None
+                whole = self.source.nbytes() // dtype.itemsize * dtype.itemsize == self.source.nbytes()
+                plain = torch.empty(0, dtype=dtype if whole else torch.uint8, device="cpu").set_(self.source)
+                self.base, self.source = plain.to(self._device), None
+                self.base.remote.storage.addresses = self._reserved
+                _known[self.base.remote.storage.id] = self
+            base: torch.Tensor = self.base
+            if base.dtype == dtype and not base.is_conj() and not base.is_neg():
+                return base
+            return self.octets()[: self.nbytes() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def octets(self) -> torch.Tensor:
+        """All bytes, as a remote tensor that looks into this storage."""
+        with torch.no_grad():
+            base = self.look_as(torch.uint8) if self.base is None else torch_private.without_bits(self.base)
+            first = base.as_strided((0,), (1,), 0)
+            octets = first if first.dtype == torch.uint8 else first.view(torch.uint8)
+            return octets.as_strided((self.nbytes(),), (1,), 0)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The logical device."""
+        return self._device
+
+    @property
+    def _cdata(self) -> int:  # what libraries tell storages apart by; PyTorch's own are addresses
+        return self._number
+
+    def data_ptr(self) -> int:
+        """A number that storages of different memory do not share; no address on this machine. 0 where there are no bytes."""
+        if self.base is not None:
+            return addresses.of(self.base.remote.storage)
+        if self._reserved is None:
+            self._reserved = addresses.reserve(self.nbytes())
+        return self._reserved.start if self.nbytes() else 0
+
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        if self.base is not None:
+            return int(self.base.remote.storage.nbytes)
+        assert self.source is not None
+        return self.source.nbytes()
+
+    size = __len__ = nbytes
+
+    def cpu(self) -> torch.UntypedStorage:
+        """The bytes, on this machine: one round trip."""
+        here: torch.UntypedStorage = (
+            self.octets().cpu().untyped_storage() if self.source is None else self.source.clone()
+        )
+        return here
+
+    def tolist(self) -> list[int]:
+        """The bytes as numbers: one round trip."""
+        numbers: list[int] = self.octets().tolist()
+        return numbers
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.octets()[index].item() if isinstance(index, int) else self.cpu()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.octets()[index] = value
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tolist())
+
+    def __repr__(self) -> str:
+        numbers = "\n ".join(str(number) for number in self.tolist())
+        return f" {numbers}\n[torch.storage.UntypedStorage(device={self._device}) of size {self.nbytes()}]"
+
+    def fill_(self, value: int) -> RemoteStorage:
+        """Write `value` to every byte."""
+        self.octets().fill_(value)
+        return self
+
+    def copy_(self, source: Any, _non_blocking: bool | None = None) -> Any:
+        """Take over the bytes of another storage of this size, remote or on the CPU."""
+        if isinstance(source, RemoteStorage):
+            self.octets().copy_(source.octets())
+        else:
+            self.octets().copy_(torch.empty(0, dtype=torch.uint8, device="cpu").set_(source))
+        return self
+
+    def clone(self) -> RemoteStorage:
+        """A storage of its own with the same bytes."""
+        made: RemoteStorage = self.octets().clone().untyped_storage()  # type: ignore[assignment]
+        return made
+
+    def to(self, *, device: Any, **_: Any) -> torch.UntypedStorage:
+        """This storage, or its bytes on another device."""
+        target = torch.device(device)
+        if target.type == self._device.type:
+            return self
+        return self.cpu() if target.type == "cpu" else self.octets().to(target).untyped_storage()
+
+    def resize_(self, size: int) -> RemoteStorage:
+        """Make room for `size` bytes.
+
+        Raises:
+            UnsupportedOperation: that would be fewer than now.
+        """
+        if size < self.nbytes():
+            raise UnsupportedOperation(
+                f"a storage on {self._device} cannot shrink from {self.nbytes()} to {size} bytes; drop its tensors instead"
+            )
+        self.octets().resize_(size)
+        return self
+
+    def is_shared(self) -> bool:
+        """Memory of an accelerator counts as shared: it need not be moved to be sent to another process."""
+        return True
+
+    def __reduce__(self) -> Any:
+        return _remake, (self.cpu(), str(self._device))
+
+    def _write_file(self, *arguments: Any) -> None:
+        torch_objects.write_storage(self.cpu(), *arguments)
+
+    def _set_from_file(self, *arguments: Any) -> RemoteStorage:
+        # What `torch.save` wrote in its old format: tensors are made first, and their storages filled afterwards.
+        read = torch_objects.read_storage(self.nbytes(), *arguments)
+        if self.base is None:
+            self.source = read
+            return self
+        self.copy_(read)
+        return self
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedOperation(
+            f"the bytes of a storage on {self._device} are not on this machine: use the tensor, or tensor.cpu()"
+        )
+
+    byteswap = _share_fd_cpu_ = _share_filename_cpu_ = _share_cuda_ = _refuse
+
+
+def _remake(source: torch.UntypedStorage, device: str) -> RemoteStorage:
+    """A storage that was sent to this process."""
+    return RemoteStorage.of_bytes(source, torch.device(device))
+
+
+def new_on(device: torch.device, content: int | Any) -> RemoteStorage:
+    """`torch.UntypedStorage(content, device=device)`: of so many bytes, or with the given ones."""
+    if isinstance(content, int):
+        octets = torch.empty(content, dtype=torch.uint8, device=device)
+    else:
+        octets = torch.tensor(list(content), dtype=torch.uint8, device=device)
+    made: RemoteStorage = octets.untyped_storage()  # type: ignore[assignment]
+    return made

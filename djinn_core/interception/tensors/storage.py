@@ -1,0 +1,115 @@
+"""Remote storages and the values that look into them, as the client keeps track of them."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of
+
+if TYPE_CHECKING:
+    from djinn_core.interception.recording.recorder import Recorder
+
+# Values that nobody holds any more. Finalizers run at any moment, also while their own thread holds a lock, so they append
+# here and do nothing else; `Recorder` frees what has gathered. It is the value itself that is kept, because a collection
+# of cycles runs all finalizers before it takes anything apart: another one may use the value after its own has run, or
+# even bring it back to life.
+freed: deque[Value] = deque()
+
+
+def take_freed() -> list[Value]:
+    """The values in `freed` that are gone for good; the others stay there."""
+    gone: list[Value] = []
+    for _ in range(len(freed)):
+        value = freed.popleft()
+        if sys.getrefcount(value) > _ONLY_HERE:
+            freed.append(value)
+        else:
+            gone.append(value)
+    return gone
+
+
+def still_to_free() -> list[int]:
+    """The handles of the values that are gone for good, which stay in `freed`."""
+    gone = take_freed()
+    freed.extend(gone)
+    return [value.handle for value in gone]
+
+
+_ONLY_HERE = 2  # references to a value that a local variable and the call of `getrefcount` have
+
+
+class Storage:
+    """Memory on the remote side that one or more values look into.
+
+    Attributes:
+        id: its number. nbytes: its size.
+        user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
+        written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
+        addresses: what `data_ptr()` says; none before somebody asks.
+    """
+
+    __slots__ = ("addresses", "id", "nbytes", "readers", "user", "views", "written", "written_at")
+
+    def __init__(self, nbytes: int, user: Recorder | None) -> None:
+        self.id = new_storage()
+        self.nbytes = nbytes
+        self.addresses: range | None = None
+        self.views = 0
+        self.user = user
+        self.readers: set[Recorder] | None = None
+        self.written = user
+        self.written_at = user.epoch if user is not None else 0
+
+    def view(self) -> int:
+        """A handle for one more value over this storage."""
+        self.views += 1
+        return make_handle(self.id, self.views)
+
+
+class Value:
+    """One remote tensor. When the last reference to it goes, its handle is freed."""
+
+    __slots__ = ("handle", "meta", "storage")
+
+    def __init__(self, storage: Storage, meta: TensorMeta) -> None:
+        self.storage = storage
+        self.meta = meta
+        storage.views = views = storage.views + 1
+        self.handle = storage.id << 32 | views
+
+    @classmethod
+    def at(cls, storage: Storage, meta: TensorMeta, handle: int) -> Value:
+        """The value `handle`, which `storage.view()` gave out."""
+        value = cls.__new__(cls)
+        value.storage, value.meta, value.handle = storage, meta, handle
+        return value
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
+
+    def __del__(self, append: Any = freed.append) -> None:  # globals are gone when the interpreter ends
+        if hasattr(self, "handle"):  # whoever copies objects may make one without calling its constructor
+            append(self)
+
+
+class BorrowedValue(Value):
+    """A value that somebody else holds: its handle is not freed with this object."""
+
+    __slots__ = ()
+
+    def __init__(self, storage: Storage, meta: TensorMeta, handle: int) -> None:
+        self.storage = storage
+        self.meta = meta
+        self.handle = handle
+
+    def __del__(self, append: Any = None) -> None:
+        """Nothing: whoever holds the value frees it."""
+
+
+def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
+    """The value `handle` of a program, without holding it."""
+    storage = Storage(meta.extent * meta.dtype.itemsize, None)
+    storage.id = storage_of(handle)
+    return BorrowedValue(storage, meta, handle)

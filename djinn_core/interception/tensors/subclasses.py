@@ -1,0 +1,110 @@
+"""Remote tensors of classes that the user derived from `torch.Tensor`.
+
+On other accelerators `tensor.as_subclass(Mine)` gives the same tensor another Python class. A remote tensor must stay a
+`LazyTensor` to be recorded, so it gets a class that is both: the user's methods and `__torch_function__` come first, below
+them the ops are recorded as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn_core import torch_objects, torch_private
+from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+
+aten = torch.ops.aten
+
+MakeSubclass = Callable[..., torch.Tensor]
+
+
+class _Wanted(threading.local):
+    cls: type[LazyTensor] | None = None
+
+
+_wanted = _Wanted()
+
+
+class _OfUser(LazyTensor):
+    """Below the user's class: what PyTorch's own `__torch_function__` does, which a LazyTensor switches off."""
+
+    of_user: type[torch.Tensor]
+
+    @classmethod
+    def __torch_function__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not all(issubclass(cls, t) for t in types):
+            return NotImplemented
+        with torch_private.no_torch_functions():
+            out = func(*args, **(kwargs or {}))
+        return torch_objects.convert_results(func, out, cls.of_user)
+
+
+@functools.cache
+def remote_class(cls: type[torch.Tensor]) -> type[LazyTensor]:
+    """The class of remote tensors that are `cls` as well."""
+    if issubclass(cls, LazyTensor):
+        return cls
+    if cls in {torch.Tensor, torch.nn.Parameter}:
+        return LazyTensor
+    members: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "of_user": cls}
+    for name in ("__deepcopy__", "__reduce_ex__"):
+        if getattr(cls, name) in {getattr(torch.Tensor, name), getattr(torch.nn.Parameter, name)}:
+            members[name] = getattr(LazyTensor, name)
+    if hasattr(cls, "cls_to_become"):  # a lazy module's parameter, once its shape is known
+        members["cls_to_become"] = LazyTensor
+    made: type[LazyTensor] = types.new_class(cls.__name__, (cls, _OfUser), exec_body=lambda body: body.update(members))
+    return made
+
+
+def class_of_user(tensor: torch.Tensor) -> type[torch.Tensor]:
+    """The class that the user gave `tensor`, without what makes it remote."""
+    cls: type[torch.Tensor] = getattr(type(tensor), "of_user", type(tensor))
+    return torch.Tensor if cls is LazyTensor else cls
+
+
+def as_subclass(tensor: LazyTensor, cls: type[torch.Tensor]) -> LazyTensor:
+    """The same memory and history, as a tensor of class `cls`."""
+    outer, _wanted.cls = _wanted.cls, remote_class(cls)
+    try:
+        with torch_private.no_torch_functions():
+            made: LazyTensor = aten.alias.default(tensor)
+    finally:
+        _wanted.cls = outer
+    if issubclass(cls, torch.nn.Parameter):
+        vars(made)["_is_param"] = True
+    return made
+
+
+@handles(aten.alias.default)
+def alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Another tensor over the same memory, of the class that `as_subclass` wants."""
+    made = record(func, args, kwargs)
+    return made if _wanted.cls is None else wrap(made.remote, _wanted.cls)
+
+
+def make_subclass(plain: MakeSubclass) -> MakeSubclass:
+    """`torch.Tensor._make_subclass`, for remote tensors as well: a tensor of that class without history."""
+
+    @functools.wraps(plain)
+    def make(cls: type[torch.Tensor], data: torch.Tensor, require_grad: bool = False, **options: Any) -> torch.Tensor:
+        if isinstance(data, LazyTensor):
+            made = as_subclass(data.detach(), cls)  # type: ignore[arg-type]
+            with torch_private.no_torch_functions():
+                return made.requires_grad_(require_grad)
+        return plain(cls, data, require_grad, **options)
+
+    return make
+
+
+def register() -> None:
+    """Have PyTorch make remote tensors of the user's classes."""
+    torch_objects.wrap_make_subclass(make_subclass)
+    LazyTensor.as_subclass = as_subclass  # type: ignore[method-assign,assignment]

@@ -1,0 +1,48 @@
+"""Tensor data on its way out: CPU tensors become remote values."""
+
+from __future__ import annotations
+
+import torch
+
+from djinn_core import torch_objects, torch_private
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.ir.values import contiguous_strides, tensor_meta
+
+_EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
+
+
+@torch_private.without_modes
+def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
+    """A new contiguous remote tensor with the elements of `source`."""
+    plain = _plain(source).contiguous()
+    shape = tuple(plain.shape)
+    meta = tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device)
+    value = Value(Storage(meta.nbytes, None), meta)
+    current().upload(value.handle, plain)
+    return wrap(value)
+
+
+@torch_private.without_modes
+def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
+    """Make `source` the content of `target` where `target` was made by the last instruction, in its place.
+
+    `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns whether it applied.
+    """
+    meta = target.remote.meta
+    source = torch_objects.of_own_class(source)
+    if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
+        return False
+    if meta.extent * meta.dtype.itemsize != meta.nbytes or not current().take_back(target.remote, _EMPTY):
+        return False  # not dense: padding would travel; or it has been used already
+    plain = _plain(source)
+    if plain.stride() != meta.stride:
+        plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
+    current().upload(target.remote.handle, plain)
+    return True
+
+
+def _plain(source: torch.Tensor) -> torch.Tensor:
+    """`source` on the CPU, with nothing left to do when it is read."""
+    return torch_objects.of_own_class(source).detach().cpu().resolve_conj().resolve_neg()
