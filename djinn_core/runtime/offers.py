@@ -1,17 +1,37 @@
-"""Uploads that the executor may not need: offered by digest, sent where it has no such bytes."""
+"""Uploads, on the client's side: large ones are offered by digest and sent where the executor has no such bytes."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from collections import deque
+from typing import Final, Protocol
 
 import attrs
+import torch
 
-from djinn_core.wire.messages import Offer, TensorHeader
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.runtime.stats import Stats
+from djinn_core.wire.messages import Offer, Recalled, TensorHeader, Upload, Want, encode
+from djinn_core.wire.tensors import tensor_to_wire
 
+CHUNK: Final = 64 << 20  # bytes of an upload that travel in one frame
 OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
 COPY_BYTES: Final = 32 << 20  # a larger tensor is not copied: its upload waits for the answer
 HELD_BYTES: Final = 256 << 20  # copies that may wait for answers at a time
+
+
+class Channel(Protocol):
+    """What sending uploads needs of the session that it belongs to."""
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame."""
+
+    def take_what_came(self) -> None:
+        """Take in the answers that are there."""
+
+    def take_next(self) -> None:
+        """Wait for an answer, for a while, and take it in."""
 
 
 @attrs.frozen
@@ -22,39 +42,85 @@ class Offered:
     data: memoryview
 
 
-class Offers:
-    """The offers that the executor has not answered."""
+class Uploads:
+    """Sends tensors to the executor, and holds the offers that it has not answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel, stats: Stats, offers: bool) -> None:
+        """`offers`: whether the executor keeps weights, so that large tensors are offered first."""
+        self._channel = channel
+        self._stats = stats
+        self._offers = offers
         self._open: dict[int, Offered] = {}
-        self.held = 0
+        self._held = 0
+        self._wanted: deque[int] = deque()
+        self._sending = False
 
-    def __contains__(self, handle: int) -> bool:
-        return handle in self._open
+    @property
+    def unanswered(self) -> bool:
+        """Whether an offer waits for its answer, or for its bytes to be sent."""
+        return bool(self._open)
 
-    def __len__(self) -> int:
-        return len(self._open)
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
+        header, data = tensor_to_wire(source)
+        if self._offers and data.nbytes >= OFFER_BYTES:
+            self._offer(handle, header, data)
+        else:
+            self._send(handle, header, data)
 
-    def make(self, handle: int, header: TensorHeader, data: memoryview) -> Offer:
-        """The offer of `data`, of which a copy is kept unless it is large: then the caller waits for the answer."""
-        kept = data if waits(data) else memoryview(bytes(data))
+    def answered(self, answer: Want | Recalled) -> None:
+        """Note what the executor says of an offer; what it wants goes with the next `send_wanted`.
+
+        Raises:
+            ProtocolError: there was no such offer.
+        """
+        if answer.handle not in self._open:
+            raise ProtocolError(f"the executor answers an offer of {answer.handle}, which was not made")
+        if isinstance(answer, Want):
+            self._wanted.append(answer.handle)
+        else:
+            self._stats.bytes_recalled += self._close(answer.handle)
+
+    def send_wanted(self) -> None:
+        """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it."""
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            while self._wanted:
+                handle = self._wanted.popleft()
+                offered = self._open.get(handle)
+                if offered is not None:
+                    self._send(handle, offered.header, offered.data)
+                    self._close(handle)
+        finally:
+            self._sending = False
+
+    def _offer(self, handle: int, header: TensorHeader, data: memoryview) -> None:
+        """Offer `data`, of which a copy is kept unless it is large: then this waits for the answer."""
+        large = data.nbytes > COPY_BYTES
+        kept = data if large else memoryview(bytes(data))
         self._open[handle] = Offered(header, kept)
-        self.held += data.nbytes
+        self._held += data.nbytes
         digest = hashlib.sha256(kept).digest()
-        return Offer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)
+        self._channel.send(Frame(encode(Offer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest))))
+        self._channel.take_what_came()
+        while (large and handle in self._open) or self._held > HELD_BYTES:
+            if self._open:
+                self._channel.take_next()
 
-    def get(self, handle: int) -> Offered | None:
-        """What was offered as `handle`, where that is not answered."""
-        return self._open.get(handle)
-
-    def close(self, handle: int) -> int:
+    def _close(self, handle: int) -> int:
         """The offer is answered, and its bytes were sent if they were wanted; how many they are."""
         offered = self._open.pop(handle, None)
         size = offered.data.nbytes if offered is not None else 0
-        self.held -= size
+        self._held -= size
         return size
 
-
-def waits(data: memoryview) -> bool:
-    """Whether an upload of `data` waits for the answer to its offer."""
-    return data.nbytes > COPY_BYTES
+    def _send(self, handle: int, header: TensorHeader, data: memoryview) -> None:
+        size = data.nbytes
+        self._stats.bytes_uploaded += size
+        for start in range(0, max(size, 1), CHUNK):
+            self._channel.take_what_came()
+            part = data[start : start + CHUNK]
+            message = Upload(handle, header.dtype, header.shape, header.stride, size, start)
+            self._channel.send(Frame(encode(message), [part]))

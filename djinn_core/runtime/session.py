@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import attrs
@@ -20,7 +20,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.offers import HELD_BYTES, OFFER_BYTES, Offers, waits
+from djinn_core.runtime.offers import Uploads
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
@@ -40,19 +40,16 @@ from djinn_core.wire.messages import (
     Query,
     Recalled,
     Submit,
-    TensorHeader,
-    Upload,
     Want,
     decode,
     encode,
 )
 from djinn_core.wire.templates import TemplateCache
-from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_from_wire, tensor_to_wire
+from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_from_wire
 
 log = get_logger("djinn.session")
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
-CHUNK = 64 << 20  # bytes of an upload that travel in one frame
 PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that collections and other threads have a chance
 
 
@@ -102,9 +99,7 @@ class Session:
         self._failures = Failures()
         self._known: TemplateCache[_Bound] = TemplateCache()
         self._receiving = threading.RLock()
-        self._offers = Offers() if recalls else None
-        self._wanted: deque[int] = deque()
-        self._sending_wanted = False
+        self._uploads = Uploads(self, stats, recalls)
         self._figures: list[Figures] = []
         self.lost: str = ""
 
@@ -117,7 +112,7 @@ class Session:
             SessionLost: the executor is gone.
         """
         self._check()
-        self._take_what_came()
+        self.take_what_came()
         while len(self._pending) >= WINDOW:
             self._stats.round_trips += 1
             self._receive_until(next(iter(self._pending)))
@@ -143,7 +138,7 @@ class Session:
         self._pending[sequence] = _Pending(program, prepared, bound, claimed, answered, submission.synchronize)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
-        self._send(frame)
+        self.send(frame)
         self._observers.tell("submitted", submission=sequence, instructions=len(program))
         return sequence
 
@@ -178,53 +173,10 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        header, data = tensor_to_wire(source)
-        if self._offers is not None and data.nbytes >= OFFER_BYTES:
-            self._offer(self._offers, handle, header, data)
-        else:
-            self._upload(handle, header, data)
+        self._uploads.upload(handle, source)
 
-    def _offer(self, offers: Offers, handle: int, header: TensorHeader, data: memoryview) -> None:
-        self._send(Frame(encode(offers.make(handle, header, data))))
-        self._take_what_came()
-        while (waits(data) and handle in offers) or offers.held > HELD_BYTES:
-            with collect_later, self._receiving:
-                if len(offers):
-                    self._receive_one(PATIENCE)
-
-    def _answer_offer(self, answer: Want | Recalled) -> None:
-        offered = self._offers.get(answer.handle) if self._offers is not None else None
-        if self._offers is None or offered is None:
-            raise ProtocolError(f"the executor answers an offer of {answer.handle}, which was not made")
-        if isinstance(answer, Want):
-            self._wanted.append(answer.handle)
-        else:
-            self._stats.bytes_recalled += self._offers.close(answer.handle)
-
-    def _send_wanted(self, offers: Offers) -> None:
-        """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it."""
-        if self._sending_wanted:
-            return
-        self._sending_wanted = True
-        try:
-            while self._wanted:
-                handle = self._wanted.popleft()
-                offered = offers.get(handle)
-                if offered is not None:
-                    self._upload(handle, offered.header, offered.data)
-                    offers.close(handle)
-        finally:
-            self._sending_wanted = False
-
-    def _upload(self, handle: int, header: TensorHeader, data: memoryview) -> None:
-        size = data.nbytes
-        self._stats.bytes_uploaded += size
-        for start in range(0, max(size, 1), CHUNK):
-            self._take_what_came()
-            part = data[start : start + CHUNK]
-            self._send(Frame(encode(Upload(handle, header.dtype, header.shape, header.stride, size, start)), [part]))
-
-    def _send(self, frame: Frame) -> None:
+    def send(self, frame: Frame) -> None:
+        """Send a frame; raises `SessionLost` where the executor is gone."""
         self._check()
         try:
             self.connection.send(frame)
@@ -271,7 +223,7 @@ class Session:
                 if number in self._pending:
                     self._receive_one(PATIENCE)
 
-    def _take_what_came(self) -> None:
+    def take_what_came(self) -> None:
         """Take in the answers that are there, so that neither end waits for the other to read.
 
         An answer that somebody asked for but did not stay for may be large, so it is awaited.
@@ -287,9 +239,15 @@ class Session:
             finally:
                 self._receiving.release()
 
+    def take_next(self) -> None:
+        """Wait for an answer to an offer, for a while; another thread may take it in."""
+        with collect_later, self._receiving:
+            if self._uploads.unanswered:
+                self._receive_one(PATIENCE)
+
     def _awaits(self) -> bool:
         """Whether the executor has something to answer."""
-        return bool(self._pending or self._offers)
+        return bool(self._pending or self._uploads.unanswered)
 
     def _receive_one(self, timeout: float) -> bool:
         """Take in one frame; whether one came within `timeout` seconds."""
@@ -301,8 +259,7 @@ class Session:
             return False
         except (TransportError, ProtocolError) as error:
             self._lose(error)
-        if self._wanted and self._offers is not None:
-            self._send_wanted(self._offers)
+        self._uploads.send_wanted()
         return True
 
     def _take(self, message: AnyMessage, body: Sequence[Buffer]) -> None:
@@ -311,7 +268,7 @@ class Session:
         elif isinstance(message, NeedTemplate):
             self._define(message)
         elif isinstance(message, Want | Recalled):
-            self._answer_offer(message)
+            self._uploads.answered(message)
         elif isinstance(message, Figures):
             self._figures.append(message)
         elif isinstance(message, Broken):
@@ -323,7 +280,7 @@ class Session:
         pending = self._pending.get(needed.sequence)
         if pending is None or pending.prepared is None or pending.bound is None:
             raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
-        self._send(Frame(encode(Define(pending.prepared.template, _first(pending.bound)))))
+        self.send(Frame(encode(Define(pending.prepared.template, _first(pending.bound)))))
 
     def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
         pending = self._pending.get(completed.sequence)
@@ -371,7 +328,7 @@ class Session:
         """
         self._stats.round_trips += 1
         with collect_later, self._receiving:
-            self._send(Frame(encode(Query(reset_peak))))
+            self.send(Frame(encode(Query(reset_peak))))
             while not self._figures:
                 self._receive_one(PATIENCE)
             return dict(self._figures.pop().values)
@@ -391,7 +348,7 @@ class Session:
         """End the session; the executor frees everything in it."""
         if not self.lost:
             try:
-                self._send(Frame(encode(Goodbye())))
+                self.send(Frame(encode(Goodbye())))
             except DjinnError as error:
                 log.debug("no goodbye", reason=str(error))
             self.lost = f"the session with {self.server} was closed"
