@@ -1,36 +1,24 @@
 """Models on a server process of its own over loopback TCP, against local eager PyTorch with as many threads.
 
-    python benchmarks/bench_models.py [--json] [--rounds 5] [--only decode,train]
+    python benchmarks/bench_models.py [--json] [--quick] [--rounds 5] [--case decode,train]
 
-Local and remote take turns; medians count. `alone` is the local time before there was a server, to show that the
-reference does not suffer from it. Random weights: the work is the same as with trained ones.
+Local and remote take turns; medians count. `alone` is the local time before there was a server and after it was gone (the
+smaller of the two), to show that the reference does not suffer from it. Random weights: the work is the same as with
+trained ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
-import json
-import statistics
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
-import attrs
 import torch
+from attrs import evolve
+from measuring import Case, Effort, Outcome, Run, compare, main, median_of
 from serving import connected
 
 REMOTE = "remote_accelerator:0"
-Run = Callable[[], None]
-
-
-@attrs.frozen
-class Case:
-    """Something to time: `start` puts a model on a device and returns what to call, `times` how often a round calls it."""
-
-    name: str
-    bar: float
-    times: int
-    start: Callable[[str], Run]
+Start = Callable[[str], Run]
 
 
 def gpt2(**config: object) -> torch.nn.Module:
@@ -40,7 +28,7 @@ def gpt2(**config: object) -> torch.nn.Module:
     return GPT2LMHeadModel(GPT2Config(**config))
 
 
-def decode(tokens: int = 24, **config: object) -> Callable[[str], Run]:
+def decode(tokens: int = 24, **config: object) -> Start:
     """A token of greedy decoding with a growing cache; prefill and the end of `generate` are not in it."""
 
     def start(device: str) -> Run:
@@ -97,7 +85,7 @@ def train(device: str) -> Run:
     return step
 
 
-def forward(make: Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]]) -> Callable[[str], Run]:
+def forward(make: Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]]) -> Start:
     """A forward pass, result and all."""
 
     def start(device: str) -> Run:
@@ -128,69 +116,37 @@ def bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 
 TOY = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
-CASES = (
-    Case("decode", 1.05, 24, decode()),
-    Case("toy_decode", 5.0, 48, decode(48, **TOY)),
-    Case("toy_decode_compiled", 2.0, 48, compiled_decode),
-    Case("train", 1.02, 2, train),
-    Case("resnet50", 1.03, 3, forward(resnet50)),
-    Case("bert", 1.03, 8, forward(bert)),
-)
+WARM_CALLS = 8  # plans, templates, pieces
 
 
-def milliseconds(run: Run, times: int) -> float:
-    """The median time of a call."""
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found) * 1e3
-
-
-def measure(case: Case, rounds: int) -> dict[str, float]:
-    """Medians over rounds, and of the ratios within a round."""
-    here = case.start("cpu")
+def measured(start: Start, times: int, effort: Effort) -> Outcome:
+    """Local and remote in turns; `start` puts a model on a device and returns what to call, `times` how often a round."""
+    here = start("cpu")
     for _ in range(3):
         here()
-    alone = milliseconds(here, case.times)
-    with connected():
-        there = case.start(REMOTE)
-        for _ in range(max(8, case.times // 4)):  # plans, templates, pieces
+    before = median_of(here, effort.times(times))
+    with connected(threads=effort.threads):
+        there = start(REMOTE)
+        for _ in range(effort.times(max(WARM_CALLS, times // 4))):
             there()
-        local: list[float] = []
-        remote: list[float] = []
-        for turn in range(rounds):
-            order = [(here, local), (there, remote)]
-            for run, times in order if turn % 2 else reversed(order):
-                times.append(milliseconds(run, case.times))
-    ratios = [b / a for a, b in zip(local, remote, strict=True)]
-    return {
-        "alone_ms": alone,
-        "local_ms": statistics.median(local),
-        "remote_ms": statistics.median(remote),
-        "ratio": statistics.median(ratios),
-        "bar": case.bar,
-    }
+        compared = compare(here, there, effort, times, alone=before)
+    after = median_of(here, effort.times(times))
+    return evolve(compared, alone=min(before, after)).outcome()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="names of cases, separated by commas")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    names = options.only.split(",") if options.only else [case.name for case in CASES]
-    found = {case.name: measure(copy.copy(case), options.rounds) for case in CASES if case.name in names}
-    if options.json:
-        print(json.dumps({f"{name}_ratio": values["ratio"] for name, values in found.items()}))
-        return
-    print(f"{'':22}{'alone ms':>10}{'local ms':>10}{'remote ms':>10}{'ratio':>8}{'bar':>8}")
-    for name, values in found.items():
-        figures = (values[key] for key in ("alone_ms", "local_ms", "remote_ms"))
-        print(f"{name:22}{''.join(f'{v:10.2f}' for v in figures)}{values['ratio']:8.2f}{values['bar']:8.2f}")
+def case(name: str, bar: float, times: int, start: Start) -> Case:
+    """A case of this script."""
+    return Case(name, bar, partial(measured, start, times))
 
+
+CASES = (
+    case("decode", 1.05, 24, decode()),
+    case("toy_decode", 5.0, 48, decode(48, **TOY)),
+    case("toy_decode_compiled", 2.0, 48, compiled_decode),
+    case("train", 1.02, 2, train),
+    case("resnet50", 1.03, 3, forward(resnet50)),
+    case("bert", 1.03, 8, forward(bert)),
+)
 
 if __name__ == "__main__":
-    main()
+    main("Models, over loopback TCP against local eager PyTorch", CASES)

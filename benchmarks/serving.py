@@ -7,14 +7,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import djinn
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 
 START_SECONDS = 60.0
+Way = Callable[[str], AbstractContextManager[str]]
 
 
 @contextmanager
@@ -39,12 +40,19 @@ def server(*arguments: str, threads: int = 1) -> Iterator[ConnectionFile]:
 
 
 @contextmanager
-def connected(*arguments: str) -> Iterator[None]:
-    """`remote_accelerator` is a server of its own over TCP, as long as the block lasts."""
-    with server("--store-gib", "0", *arguments) as serving:
-        url = next(url for url in serving.urls if url.startswith("tcp://"))
+def connected(*arguments: str, threads: int = 1, by: Way = nullcontext) -> Iterator[None]:
+    """`remote_accelerator` is a server of its own over TCP, as long as the block lasts.
+
+    `by` gives, for the server's URL, one that leads there by another way, such as a slow link.
+    """
+    with server("--store-gib", "0", *arguments, threads=threads) as serving, by(url_of(serving)) as url:
         djinn.configure(servers=[url], token=serving.token, disable=("local",))
         try:
             yield
         finally:
             djinn.configure()
+
+
+def url_of(serving: ConnectionFile, scheme: str = "tcp") -> str:
+    """The server's URL of this scheme."""
+    return next(url for url in serving.urls if url.startswith(f"{scheme}://"))
