@@ -5,28 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from djinn_core.ir.flow import COPIES, is_view
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.values import storage_of
 
-# These copy without computing: what comes out is what went in, in another dtype or layout.
-COPIES = frozenset({"_to_copy", "_unsafe_view", "clone", "contiguous", "reshape", "to"})
 _SCALINGS = frozenset({"div", "mul"})
-
-
-def is_view(node: Node) -> bool:
-    """Whether `node` makes nothing but views of its first input."""
-    return (
-        bool(node.outputs)
-        and not node.writes
-        and bool(node.inputs)
-        and all(storage_of(v) == storage_of(node.inputs[0]) for v in node.outputs)
-    )
 
 
 def origin(graph: Graph, value: int) -> int:
     """The value that `value` was viewed, cast or copied from, as far back as the graph goes."""
-    *_, first = chain(graph, value)
-    return first
+    while (node := graph.producer(value)) is not None and node.inputs and (is_view(node) or node.operation in COPIES):
+        value = node.inputs[0]
+    return value
 
 
 def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterator[int]:

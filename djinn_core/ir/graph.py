@@ -11,6 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import attrs
 import msgspec
 
+from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
@@ -96,6 +97,10 @@ class Graph(Protocol):
 
     def consumers(self, value: int) -> Sequence[Node]:
         """The nodes that use a value, in order."""
+
+    @property
+    def flow(self) -> Flow:
+        """The data flow from op to op, past views, casts and copies."""
 
     @property
     def topology_hash(self) -> str:
@@ -192,6 +197,11 @@ class ProgramGraph:
     def consumers(self, value: int) -> Sequence[Node]:
         """The nodes that use a value, in order."""
         return self._consumers.get(value, ())
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The data flow from op to op, past views, casts and copies."""
+        return Flow(self)
 
     @cached_property
     def topology_hash(self) -> str:

@@ -9,7 +9,7 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import DataResidency, PatternMatch, WorkloadProfile
 from djinn_core.stages.attribution import warn_skipped
 from djinn_core.stages.classify import classify
-from djinn_core.stages.families import role_of
+from djinn_core.ir.families import role_of
 from djinn_core.stages.residency import residency_of
 from djinn_core.stages.verify import check_match
 

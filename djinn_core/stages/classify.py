@@ -13,7 +13,7 @@ from djinn_core.ir.arguments import arguments
 from djinn_core.ir.dataflow import ancestors
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
-from djinn_core.stages.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER, is_backward
+from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER, is_backward
 
 _TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows looked up is no position table
 _COUNTING = frozenset({"arange", "cumsum"})

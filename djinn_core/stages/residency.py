@@ -5,7 +5,7 @@ from __future__ import annotations
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import DataResidency
 from djinn_core.ir.values import storage_of
-from djinn_core.stages.families import weights_of
+from djinn_core.ir.families import weights_of
 
 
 def residency_of(graph: Graph, training: bool) -> dict[int, DataResidency]:

@@ -1,0 +1,221 @@
+"""What computed what a node reads: the data flow of a graph from op to op, past views, casts and copies.
+
+Values say who made a tensor; they do not say who wrote into it since. Here every operand of a node has one *source*: the
+node that last wrote what the node will see there, or the value from outside. Sources are integers: `n >= 0` is the node
+`n`, and a negative one is `~position` of an input in `graph.inputs`. All tables are built in linear time, once a graph.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import attrs
+
+from djinn_core.ir.values import storage_of
+
+if TYPE_CHECKING:
+    from djinn_core.ir.graph import Graph, Node
+
+# These copy without computing: what comes out is what went in, in another dtype or layout.
+COPIES = frozenset({
+    "_reshape_alias_copy", "_reshape_copy", "_to_copy", "_unsafe_view", "alias_copy", "as_strided_copy", "clone",
+    "contiguous", "detach_copy", "expand_copy", "flatten", "lift_fresh", "lift_fresh_copy", "permute_copy", "reshape",
+    "select_copy", "slice_copy", "split_copy", "split_with_sizes_copy", "squeeze_copy", "t_copy", "to",
+    "transpose_copy", "unbind_copy", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "unsqueeze_copy",
+    "view_copy",
+})  # fmt: skip
+_BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_dropout", "native_dropout"})
+_WRITERS_KEPT = 16  # writes into one storage that are told apart by where they write
+
+
+@attrs.define(eq=False, slots=False)
+class Flow:
+    """The data flow of a graph.
+
+    Attributes:
+        sources: for each node, by operand, the source of what it reads there.
+        looks: for each node whether it only looks at, casts or copies its data: views, casts, copies, dropout that is off.
+        computed: for each node the source that its result is after all that looks: itself, where it computes.
+    """
+
+    graph: Graph
+    sources: list[tuple[int, ...]] = attrs.field(init=False, factory=list)
+    looks: list[bool] = attrs.field(init=False, factory=list)
+    computed: list[int] = attrs.field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        walk = _Walk(self.graph)
+        for node in self.graph.nodes:
+            sources = walk.take(node)
+            passed = _passed_on(self.graph, node, sources)
+            self.sources.append(sources)
+            self.looks.append(passed is not None)
+            self.computed.append(node.id if passed is None else self.beyond(passed))
+
+    def beyond(self, source: int) -> int:
+        """The source that `source` shows, past everything that only looks."""
+        return self.computed[source] if source >= 0 else source
+
+    def operands(self, node: Node) -> list[int]:
+        """Sources of `node`'s operands, past everything that only looks."""
+        return [self.beyond(s) for s in self.sources[node.id]]
+
+    def node(self, source: int) -> Node | None:
+        """The node that a source is; None where it comes from outside."""
+        return self.graph.nodes[source] if source >= 0 else None
+
+    def value(self, source: int) -> int:
+        """A value that a source is: the first result of the node, what it writes, or the input of the graph."""
+        if source < 0:
+            return self.graph.inputs[~source]
+        node = self.graph.nodes[source]
+        return (*node.outputs, *node.writes, *node.inputs)[0]
+
+    def operand(self, node: Node, value: int) -> int:
+        """The source of `value` where `node` reads it, past everything that only looks."""
+        return self.beyond(self.sources[node.id][node.inputs.index(value)])
+
+    def source(self, value: int) -> int:
+        """The source that made `value`, past everything that only looks. Later writes into it do not count."""
+        maker = self.graph.producer(value)
+        return self.computed[maker.id] if maker is not None else self._outside[value]
+
+    @cached_property
+    def _outside(self) -> dict[int, int]:
+        return {value: ~position for position, value in enumerate(self.graph.inputs)}
+
+    @cached_property
+    def _direct(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Ids of the nodes that read each node's result, and of those that read each input, as it is."""
+        nodes: list[list[int]] = [[] for _ in self.graph.nodes]
+        outside: list[list[int]] = [[] for _ in self.graph.inputs]
+        for user, sources in enumerate(self.sources):
+            for source in dict.fromkeys(sources):
+                (nodes[source] if source >= 0 else outside[~source]).append(user)
+        return nodes, outside
+
+    @cached_property
+    def _effective(self) -> tuple[list[list[int]], list[list[int]]]:
+        """The same past everything that only looks."""
+        nodes: list[list[int]] = [[] for _ in self.graph.nodes]
+        outside: list[list[int]] = [[] for _ in self.graph.inputs]
+        for user, sources in enumerate(self.sources):
+            if self.looks[user]:
+                continue
+            for source in dict.fromkeys(map(self.beyond, sources)):
+                (nodes[source] if source >= 0 else outside[~source]).append(user)
+        return nodes, outside
+
+    def readers(self, source: int) -> Sequence[int]:
+        """Ids of the nodes that read a source's result as it is, views and copies among them, in order."""
+        nodes, outside = self._direct
+        return nodes[source] if source >= 0 else outside[~source]
+
+    def users(self, source: int) -> Sequence[int]:
+        """Ids of the nodes that compute with a source's result, past everything that only looks, in order."""
+        nodes, outside = self._effective
+        return nodes[source] if source >= 0 else outside[~source]
+
+    def ancestors(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
+        """Sources that `source` is computed from, itself first, nearest first, past everything that only looks.
+
+        The walk does not go past ops in `stop`, and ends after `limit` sources.
+        """
+        start = self.beyond(source)
+        queue, seen = deque([start]), {start}
+        while queue and limit:
+            limit -= 1
+            current = queue.popleft()
+            yield current
+            if current < 0 or self.graph.nodes[current].operation in stop:
+                continue
+            fresh = [s for s in dict.fromkeys(map(self.beyond, self.sources[current])) if s not in seen]
+            seen.update(fresh)
+            queue.extend(fresh)
+
+    def descendants(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
+        """Ids of nodes that compute with `source`'s result, directly or through others, nearest first; bounds as above."""
+        queue, seen = deque([self.beyond(source)]), {self.beyond(source)}
+        while queue and limit:
+            for user in self.users(queue.popleft()):
+                if user in seen:
+                    continue
+                seen.add(user)
+                limit -= 1
+                yield user
+                if limit <= 0:
+                    return
+                if self.graph.nodes[user].operation not in stop:
+                    queue.append(user)
+
+
+class _Walk:
+    """Goes over the nodes in order and says what each operand's source is."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._makers: dict[int, int] = {value: ~position for position, value in enumerate(graph.inputs)}
+        self._writes: dict[int, list[tuple[int, int]]] = {}  # by storage: nodes that wrote into it, and which value
+
+    def take(self, node: Node) -> tuple[int, ...]:
+        makers, writes = self._makers, self._writes
+        if writes:
+            sources = tuple([self._written(node, v) if v >> 32 in writes else makers[v] for v in node.inputs])
+        else:
+            sources = tuple([makers[v] for v in node.inputs])
+        for value in node.outputs:
+            makers[value] = node.id
+        for value in node.writes:
+            made = writes.setdefault(storage_of(value), [])
+            made.append((node.id, value))
+            if len(made) > _WRITERS_KEPT:
+                del made[0]
+        return sources
+
+    def _written(self, node: Node, value: int) -> int:
+        """Who last wrote what `value` shows; for what `node` writes itself, who last wrote anywhere into the storage."""
+        maker = self._makers[value]
+        everything = value in node.writes
+        for writer, written in reversed(self._writes[storage_of(value)]):
+            if writer < maker:
+                break
+            if everything or written == value or self._meet(written, value):
+                return writer
+        return maker
+
+    def _meet(self, one: int, other: int) -> bool:
+        """Whether two values of one storage may share elements."""
+        a, b = self._graph.meta(one), self._graph.meta(other)
+        return a.offset < b.extent and b.offset < a.extent
+
+
+def is_view(node: Node) -> bool:
+    """Whether `node` makes nothing but views of its first input."""
+    outputs = node.outputs
+    if not outputs or node.writes or not node.inputs:
+        return False
+    storage = node.inputs[0] >> 32
+    return all([v >> 32 == storage for v in outputs])
+
+
+def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:
+    """The source that `node` passes on without computing; None where it computes."""
+    if not sources:
+        return None
+    if node.operation in COPIES or is_view(node):
+        return sources[0]
+    if node.operation in _DROPOUTS and not node.random:
+        return sources[0]
+    if node.operation == "copy_" and len(sources) > 1 and _overwrites(graph, node):
+        return sources[1]
+    return None
+
+
+def _overwrites(graph: Graph, node: Node) -> bool:
+    """Whether a `copy_` fills a tensor that was made for that."""
+    maker = graph.producer(node.writes[0]) if node.writes else None
+    return maker is not None and maker.operation in _BLANK
