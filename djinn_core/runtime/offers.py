@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from typing import Final, Protocol
 
@@ -12,6 +11,7 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.runtime.stats import Stats
+from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import Offer, Recalled, TensorHeader, Upload, Want, encode
 from djinn_core.wire.tensors import tensor_to_wire
 
@@ -34,12 +34,13 @@ class Channel(Protocol):
         """Wait for an answer, for a while, and take it in."""
 
 
-@attrs.frozen
-class Offered:
-    """An upload that was offered, and its bytes."""
+@attrs.define
+class _Upload:
+    """A tensor on its way: its bytes, and how many of them were sent."""
 
     header: TensorHeader
     data: memoryview
+    sent: int = 0
 
 
 class Uploads:
@@ -50,7 +51,7 @@ class Uploads:
         self._channel = channel
         self._stats = stats
         self._offers = offers
-        self._open: dict[int, Offered] = {}
+        self._open: dict[int, _Upload] = {}
         self._held = 0
         self._wanted: deque[int] = deque()
         self._sending = False
@@ -66,7 +67,7 @@ class Uploads:
         if self._offers and data.nbytes >= OFFER_BYTES:
             self._offer(handle, header, data)
         else:
-            self._send(handle, header, data)
+            self._send(handle, _Upload(header, data))
 
     def answered(self, answer: Want | Recalled) -> None:
         """Note what the executor says of an offer; what it wants goes with the next `send_wanted`.
@@ -82,32 +83,48 @@ class Uploads:
             self._stats.bytes_recalled += self._close(answer.handle)
 
     def send_wanted(self) -> None:
-        """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it."""
+        """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it.
+
+        What an interrupt leaves unsent, the next call sends.
+        """
         if self._sending:
             return
         self._sending = True
         try:
             while self._wanted:
-                handle = self._wanted.popleft()
-                offered = self._open.get(handle)
-                if offered is not None:
-                    self._send(handle, offered.header, offered.data)
-                    self._close(handle)
+                handle = self._wanted[0]
+                self._send(handle, self._open[handle])
+                self._wanted.popleft()
+                self._close(handle)
         finally:
             self._sending = False
 
     def _offer(self, handle: int, header: TensorHeader, data: memoryview) -> None:
         """Offer `data`, of which a copy is kept unless it is large: then this waits for the answer."""
         large = data.nbytes > COPY_BYTES
-        kept = data if large else memoryview(bytes(data))
-        self._open[handle] = Offered(header, kept)
+        offered = _Upload(header, data if large else memoryview(bytes(data)))
+        digest = digest_of_content(offered.data)
+        self._open[handle] = offered
         self._held += data.nbytes
-        digest = hashlib.sha256(kept).digest()
-        self._channel.send(Frame(encode(Offer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest))))
-        self._channel.take_what_came()
-        while (large and handle in self._open) or self._held > HELD_BYTES:
-            if self._open:
+        try:
+            self._channel.send(
+                Frame(encode(Offer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)))
+            )
+        except BaseException:
+            self._close(handle)
+            raise
+        self._await(handle, offered, large)
+
+    def _await(self, handle: int, offered: _Upload, large: bool) -> None:
+        """Wait until the caller's memory is not needed any more, and not too much waits."""
+        try:
+            self._channel.take_what_came()
+            while (large and handle in self._open) or self._held > HELD_BYTES:
                 self._channel.take_next()
+        except BaseException:  # the caller takes its memory back, and the executor waits for what it wants
+            if large and handle in self._open:
+                offered.data = memoryview(bytes(offered.data))
+            raise
 
     def _close(self, handle: int) -> int:
         """The offer is answered, and its bytes were sent if they were wanted; how many they are."""
@@ -116,11 +133,14 @@ class Uploads:
         self._held -= size
         return size
 
-    def _send(self, handle: int, header: TensorHeader, data: memoryview) -> None:
-        size = data.nbytes
-        self._stats.bytes_uploaded += size
-        for start in range(0, max(size, 1), CHUNK):
+    def _send(self, handle: int, upload: _Upload) -> None:
+        header, size = upload.header, upload.data.nbytes
+        while True:
             self._channel.take_what_came()
-            part = data[start : start + CHUNK]
-            message = Upload(handle, header.dtype, header.shape, header.stride, size, start)
+            part = upload.data[upload.sent : upload.sent + CHUNK]
+            message = Upload(handle, header.dtype, header.shape, header.stride, size, upload.sent)
             self._channel.send(Frame(encode(message), [part]))
+            upload.sent += part.nbytes
+            self._stats.bytes_uploaded += part.nbytes
+            if upload.sent >= size:
+                return

@@ -252,6 +252,7 @@ class Session:
     def _receive_one(self, timeout: float) -> bool:
         """Take in one frame; whether one came within `timeout` seconds."""
         self._check()
+        self._uploads.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
         try:
             frame = self.connection.receive(timeout)
             self._take(decode(frame.head), frame.body)

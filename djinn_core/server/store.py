@@ -6,7 +6,6 @@ executor processes may share the directory. What a file says is checked against 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import queue
 import tempfile
@@ -18,6 +17,7 @@ import attrs
 import torch
 
 from djinn_core.logs import get_logger
+from djinn_core.wire.content import ContentHash, digest_of_file
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
 QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it uploads wait
@@ -90,9 +90,7 @@ class WeightStore:
             return False
         if self._checked.get(digest, (0, 0))[1] == status.st_ino:
             return True
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").digest()
-        if found != digest:
+        if digest_of_file(path) != digest:
             _log.warning("a stored weight is damaged and was removed", file=str(path))
             path.unlink(missing_ok=True)
             return False
@@ -154,7 +152,7 @@ class WeightStore:
 def _copy_hashed(data: torch.Tensor, file: int) -> bytes:
     """Write `data` and return the digest of what was written, which a write to `data` meanwhile does not tear."""
     view = data.numpy().data
-    state = hashlib.sha256()
+    state = ContentHash()
     for start in range(0, len(view), CHUNK):
         part = bytes(view[start : start + CHUNK])
         state.update(part)

@@ -140,7 +140,7 @@ class Upload(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """A new value whose bytes the executor may have: like `Upload`, with their SHA-256 in place of them.
+    """A new value whose bytes the executor may have: like `Upload`, with their BLAKE3-256 in place of them.
 
     The executor answers with `Recalled` or `Want`. A submission that follows waits for the uploads that are wanted.
     """

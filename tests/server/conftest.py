@@ -159,3 +159,21 @@ def own_server(tmp_path):
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory):
+    """`remote_accelerator` is a server that keeps weights; gives its store's directory."""
+    import djinn
+
+    folder = tmp_path_factory.mktemp("keeping")
+    server = start_server(folder, "--store", str(folder / "weights"), "--threads", "1", "--drain-seconds", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("DJINN_")]:
+            patch.delenv(name)
+        patch.setenv("DJINN_CONFIG", os.devnull)
+        djinn.configure(servers=[server.url("tcp")], token=server.token, disable=("local",))
+        djinn.init()
+        yield folder / "weights"
+        djinn.configure()
+    server.stop()

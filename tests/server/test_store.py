@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from djinn_core.server.store import WeightStore
+from djinn_core.wire.content import digest_of_content
 
 SIZE = 1 << 20
 
@@ -19,7 +19,7 @@ def some(seed):
 
 
 def digest_of(data):
-    return hashlib.sha256(data.numpy()).digest()
+    return digest_of_content(data.numpy())
 
 
 @pytest.fixture

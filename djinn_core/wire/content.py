@@ -1,0 +1,31 @@
+"""What bytes go by: a digest of their content, which both ends compute alike."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from blake3 import blake3
+
+from djinn_core.wire.frames import Buffer
+
+DIGEST_BYTES = 32
+
+# BLAKE3: 0.14 s of processor time a GB, where SHA-256 takes 0.5 with the processor's own instructions for it and several
+# times that without. Both let other threads run meanwhile.
+ContentHash = blake3
+
+
+def digest_of_content(data: Buffer) -> bytes:
+    """The digest of `data`."""
+    return blake3(data).digest()
+
+
+def digest_of_file(path: Path) -> bytes:
+    """The digest of what the file at `path` holds.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, blake3).digest()  # type: ignore[arg-type]
