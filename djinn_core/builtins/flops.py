@@ -1,103 +1,93 @@
-"""Floating-point operations of the ops that multiply and add; a multiply-add counts as two, everything else as none.
+"""Floating-point operations as `torch.utils.flop_counter` counts them; a multiply-add counts as two.
 
-This is the convention of `torch.utils.flop_counter`, whose counts the tests compare with these. What an elementwise op
-costs is the memory that it moves.
-
-- A product contracts `k` elements for each element of its result: `2 k` each, however batches are broadcast.
-- A convolution does the work of a product with the unfolded input (Chellapilla et al., "High Performance Convolutional
-  Neural Networks for Document Processing", 2006): each position of the result meets the whole kernel of its group. Its
-  gradients by input and by weight are convolutions of the same size.
-- Attention is two products, the scores and their weighted sum. Backward, fused kernels compute the scores again and then
-  four products more (Dao et al., "FlashAttention", 2022, algorithm 4).
+The formulas are PyTorch's own: whatever is in its registry is counted by it, also what a library registered there. Ops that
+the counter takes apart, and that a program may hold whole, count as their parts would: those that occur in every model by
+the formula of the part, all others by having the counter watch them on the meta device. Everything else counts as nothing,
+as it does there: what an elementwise op costs is in `work`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from djinn_core.ir.arguments import arguments
+import torch
+from torch.utils import flop_counter
+
+from djinn_core.builtins.meta_call import meta_call, meta_results
 from djinn_core.ir.attention import FUSED_ATTENTION
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.operators import allowed_operators, resolve
+from djinn_core.torch_private import is_composite
 
 Shape = tuple[int, ...]
+Rule = Callable[[Sequence[Shape], Shape], float]
+
+# The counter knows the fused kernels of CUDA; those of other devices do the same work.
+_ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_backward"
+_SAME_AS = {f"{name}_backward": _ATTENTION_BACKWARD for name in FUSED_ATTENTION}
 
 
 def flops_of(graph: Graph, node: Node) -> float:
-    """Floating-point operations of `node`; 0 for ops that do not multiply matrices."""
+    """Floating-point operations of `node`; 0 for ops of which PyTorch's counter counts none."""
     rule = _RULES.get(node.operation)
-    return float(rule(graph, node, arguments(node))) if rule else 0.0
+    if rule is not None:
+        made = node.outputs[0] if node.outputs else node.writes[-1]
+        return rule([graph.meta(v).shape for v in node.inputs], graph.meta(made).shape)
+    formula = _formula(node)
+    if formula is not None:
+        args, kwargs = meta_call(graph, node)
+        return float(formula(*args, **kwargs, out_val=meta_results(graph, node)))
+    return _watched(graph, node) if _is_taken_apart(node.op) else 0.0
 
 
-def _shape(graph: Graph, value: int) -> Shape:
-    return graph.meta(value).shape
+def _formula(node: Node) -> Callable[..., Any] | None:
+    namespace = node.op.partition("::")[0]
+    return _registered().get(_SAME_AS.get(node.operation) or f"{namespace}.{node.operation}")
 
 
-def _made(graph: Graph, node: Node) -> Shape:
-    """Shape of the first result, also where the op writes into an operand (`out=`)."""
-    return _shape(graph, node.outputs[0] if node.outputs else node.writes[-1])
+_known: tuple[int, dict[str, Callable[..., Any]]] = (-1, {})
 
 
-def _product(left: str) -> Callable[[Graph, Node, dict[str, Any]], int]:
-    """A product whose argument named `left` has its last dimension contracted."""
-
-    def rule(graph: Graph, node: Node, given: dict[str, Any]) -> int:
-        return 2 * math.prod(_made(graph, node)) * math.prod(_shape(graph, given[left])[-1:])
-
-    return rule
-
-
-def _convolution(graph: Graph, node: Node, given: dict[str, Any]) -> int:
-    weight = _shape(graph, given["weight"])
-    transposed = bool(given.get("transposed")) or "transpose" in node.operation
-    positions = _shape(graph, node.inputs[0]) if transposed else _made(graph, node)
-    return _convolution_work(_batched(positions, weight), weight)
+def _registered() -> dict[str, Callable[..., Any]]:
+    """PyTorch's formulas by name of the op; libraries may add to them at any time."""
+    global _known
+    registry = flop_counter.flop_registry
+    if _known[0] != len(registry):
+        _known = (len(registry), {str(packet): formula for packet, formula in registry.items()})
+    return _known[1]
 
 
-def _batched(shape: Shape, weight: Shape) -> Shape:
-    return shape if len(shape) == len(weight) else (1, *shape)
+def _is_taken_apart(op: str) -> bool:
+    return op.startswith("aten::") and op in allowed_operators() and is_composite(resolve(op))
 
 
-def _convolution_work(positions: Shape, weight: Shape) -> int:
-    """Each position of the result (of the input, where transposed) meets the whole kernel of its group."""
-    return 2 * positions[0] * math.prod(positions[2:]) * math.prod(weight)
+def _watched(graph: Graph, node: Node) -> float:
+    """What the counter sees of the parts of a composite op."""
+    args, kwargs = meta_call(graph, node)
+    with torch.no_grad(), flop_counter.FlopCounterMode(display=False) as counter:
+        resolve(node.op)(*args, **kwargs)
+    return float(counter.get_total_flops())
 
 
-def _convolution_backward(graph: Graph, _: Node, given: dict[str, Any]) -> int:
-    weight = _shape(graph, given["weight"])
-    positions = _shape(graph, given["input"] if given["transposed"] else given["grad_output"])
-    wanted = sum(bool(want) for want in given["output_mask"][:2])  # the bias's gradient is a sum
-    return wanted * _convolution_work(positions, weight)
+def _linear(operands: Sequence[Shape], made: Shape) -> float:
+    given, weight = operands[:2]
+    return 2.0 * math.prod(made) * given[-1] if len(weight) == 2 else 0.0
 
 
-def _attention(graph: Graph, _: Node, given: dict[str, Any]) -> int:
-    q, k, v = (_shape(graph, given[n]) for n in ("query", "key", "value"))
-    return 2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+def _matmul(operands: Sequence[Shape], made: Shape) -> float:
+    left, right = operands[:2]
+    return 2.0 * math.prod(made) * left[-1] if len(right) > 1 else 0.0  # products with a vector are not counted
 
 
-def _attention_backward(graph: Graph, _: Node, given: dict[str, Any]) -> int:
-    """The scores again, then gradients of the scores and of the three inputs."""
-    q, k, v = (_shape(graph, given[n]) for n in ("query", "key", "value"))
-    return 2 * math.prod(q[:-1]) * k[-2] * (3 * q[-1] + 2 * v[-1])
+def _attention(operands: Sequence[Shape], made: Shape) -> float:
+    query, key = operands[:2]
+    return 2.0 * math.prod(made[:-1]) * key[-2] * (query[-1] + made[-1])
 
 
-_CONVOLUTIONS = (
-    "convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-    "conv_transpose2d", "conv_transpose3d",
-)  # fmt: skip
-_RULES: dict[str, Callable[[Graph, Node, dict[str, Any]], int]] = {
-    "mm": _product("self"),
-    "bmm": _product("self"),
-    **dict.fromkeys(("mv", "dot", "vdot"), _product("self")),
-    **dict.fromkeys(("addmm", "addmm_"), _product("mat1")),
-    **dict.fromkeys(("addmv", "addmv_"), _product("mat")),
-    **dict.fromkeys(("baddbmm", "baddbmm_"), _product("batch1")),
-    "matmul": _product("self"),
-    "linear": _product("input"),
-    "convolution_backward": _convolution_backward,
-    "convolution_backward_overrideable": _convolution_backward,
-    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+_RULES: dict[str, Rule] = {
+    "linear": _linear,
+    "matmul": _matmul,
     **dict.fromkeys(FUSED_ATTENTION, _attention),
-    **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},
 }

@@ -12,10 +12,12 @@ class CostEstimate:
     """Predicted cost of one node on one device.
 
     Attributes:
-        flops: floating-point operations (a multiply-add counts as two).
+        flops: floating-point operations as `torch.utils.flop_counter` counts them: those of products, convolutions and
+            attention (a multiply-add counts as two).
         bytes_read, bytes_written: memory traffic in bytes.
         seconds: predicted time.
         model: name of the cost model that said so.
+        operations: arithmetic of every kind, elementwise ops and reductions included.
     """
 
     flops: float
@@ -23,6 +25,7 @@ class CostEstimate:
     bytes_written: int
     seconds: float
     model: str = ""
+    operations: float = 0.0
 
 
 @attrs.frozen

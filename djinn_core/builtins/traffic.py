@@ -1,0 +1,79 @@
+"""Bytes that an op reads and writes, from metadata alone.
+
+Each operand is read once and each result written once. Elements that lie on each other (expanded, overlapping) count once,
+by their storage; ops that look rows up read only those; ops that overwrite do not read what was there; views move nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.values import TensorMeta, storage_of
+
+# These make memory without writing it.
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+# These overwrite their first operand without looking at it.
+_FILLS = frozenset({
+    "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_",
+    "uniform_", "zero_", "_foreach_copy_", "_foreach_zero_",
+})  # fmt: skip
+# These read only the elements of their first operand that indices name: as many as they return.
+_LOOK_UPS = frozenset({
+    "embedding", "gather", "index", "index_select", "masked_select", "take", "take_along_dim", "_unsafe_index",
+})  # fmt: skip
+# These return a row for each bag, and read one for each index.
+_BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
+# These write only the elements of their first operand that indices name: as many as the source has.
+_SCATTERS = frozenset({
+    "_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "index_put_", "index_reduce_", "put_", "scatter_",
+    "scatter_add_", "scatter_reduce_",
+})  # fmt: skip
+_ACCUMULATE = frozenset({"index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_"})
+
+
+def traffic_of(graph: Graph, node: Node) -> tuple[int, int]:
+    """Bytes read and bytes written by `node`, which is no view."""
+    operation = node.operation
+    if operation in _ALLOCATIONS:
+        return 0, 0
+    if operation in _SCATTERS:
+        return _scattered(graph, node)
+    written = _written(graph, node)
+    if operation in _LOOK_UPS:
+        table, *indices = dict.fromkeys(node.inputs)
+        return min(distinct_bytes(graph.meta(table)), written) + _total(graph, indices), written
+    if operation in _BAGS:
+        table, indices, *rest = node.inputs
+        width = graph.meta(table).shape[-1] * graph.meta(table).dtype.itemsize
+        return graph.meta(indices).numel * width + _total(graph, (indices, *rest)), written
+    overwritten = set(node.writes) if operation in _FILLS or node.op.endswith("out") else set()
+    return _total(graph, [v for v in dict.fromkeys(node.inputs) if v not in overwritten]), written
+
+
+def _written(graph: Graph, node: Node) -> int:
+    """Bytes of results that have memory of their own, and of what is written in place."""
+    looked_into = {storage_of(v) for v in node.inputs}
+    fresh = [v for v in node.outputs if storage_of(v) not in looked_into]
+    return _total(graph, (*fresh, *dict.fromkeys(node.writes)))
+
+
+def _scattered(graph: Graph, node: Node) -> tuple[int, int]:
+    target, *sources = dict.fromkeys(node.inputs)
+    into = graph.meta(target)
+    count = max((graph.meta(v).numel for v in sources), default=0)
+    touched = min(distinct_bytes(into), count * into.dtype.itemsize)
+    again = touched if node.operation in _ACCUMULATE else 0
+    return _total(graph, sources) + again, touched
+
+
+def _total(graph: Graph, values: Iterable[int]) -> int:
+    return sum(distinct_bytes(graph.meta(v)) for v in values)
+
+
+def distinct_bytes(meta: TensorMeta) -> int:
+    """Bytes of the elements that differ in place: an expanded dimension has stride 0 and costs nothing."""
+    count = 1
+    for size, stride in zip(meta.shape, meta.stride, strict=True):
+        count *= min(size, 1) if stride == 0 else size
+    return min(count, meta.extent) * meta.dtype.itemsize

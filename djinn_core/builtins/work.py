@@ -1,0 +1,234 @@
+"""What an op does, whatever it runs on: its kind, its size, its arithmetic and the memory that it moves.
+
+The answer is remembered by everything that it depends on (form of the call, metadata of operands and results, scalars), so a
+program of 1,000 ops is as quick as its few dozen different ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import attrs
+import torch
+
+from djinn_core.builtins.flops import flops_of
+from djinn_core.builtins.traffic import traffic_of
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
+from djinn_core.ir.dataflow import is_view
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.operators import allowed_operators, resolve
+from djinn_core.ir.values import TensorMeta
+
+Kind = Literal[
+    "view", "product", "convolution", "attention", "pointwise", "reduction", "normalisation", "softmax", "look_up", "copy",
+    "pooling", "sort", "scan", "random", "other",
+]  # fmt: skip
+
+
+@attrs.frozen
+class Work:
+    """What one op does.
+
+    Attributes:
+        operation: the op without namespace and overload.
+        kind: which family it is of.
+        flops: as PyTorch's counter counts them.
+        operations: arithmetic that is really done, elementwise ops and reductions included.
+        bytes_read, bytes_written: memory moved.
+        dims: of products, convolutions and attention, as products: (batch, rows, columns, contracted); otherwise
+            (elements,), of the larger of operands and results.
+        dtype: of the result.
+        tensors: results that it makes; many for the ops that take lists.
+        strided: whether an operand is read out of order.
+    """
+
+    operation: str
+    kind: Kind
+    flops: float
+    operations: float
+    bytes_read: int
+    bytes_written: int
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+    tensors: int = 1
+    strided: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Memory moved."""
+        return self.bytes_read + self.bytes_written
+
+
+_LIMIT = 65536
+_known: dict[tuple[object, ...], tuple[object, Work]] = {}
+
+
+def work_of(graph: Graph, node: Node) -> Work:
+    """The work of `node`."""
+    metas = [graph.meta(v) for v in (*node.inputs, *node.outputs)]
+    aliased = is_view(node)
+    # Forms are shared by the calls of one kind; by identity they are quick keys, and what is kept here keeps them.
+    key = (node.op, id(node.form), aliased, node.slots, *metas)
+    found = _known.get(key)
+    if found is not None:
+        return found[1]
+    work = _view(graph, node) if aliased else _work(graph, node)
+    if len(_known) >= _LIMIT:
+        _known.clear()
+    _known[key] = (node.form, work)
+    return work
+
+
+def _view(graph: Graph, node: Node) -> Work:
+    meta = graph.meta(node.outputs[0])
+    return Work(node.operation, "view", 0.0, 0.0, 0, 0, (0,), meta.dtype)
+
+
+def _work(graph: Graph, node: Node) -> Work:
+    made = node.outputs or tuple(dict.fromkeys(node.writes))
+    metas = [graph.meta(v) for v in made]
+    read, written = traffic_of(graph, node)
+    kind = _kind(graph, node)
+    flops = flops_of(graph, node)
+    dims = _dims(graph, node, kind)
+    return Work(
+        operation=node.operation,
+        kind=kind,
+        flops=flops,
+        operations=_operations(node.operation, kind, dims, flops),
+        bytes_read=read,
+        bytes_written=written,
+        dims=dims,
+        dtype=metas[0].dtype if metas else torch.float32,
+        tensors=max(1, len(made)),
+        strided=any(not _in_order(graph.meta(v)) for v in node.inputs),
+    )
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------
+
+_PRODUCTS = frozenset({
+    "_scaled_mm", "addbmm", "addbmm_", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "bmm", "dot",
+    "linear", "matmul", "mm", "mv", "vdot",
+})  # fmt: skip
+_CONVOLUTIONS = frozenset({
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "convolution", "convolution_backward", "convolution_backward_overrideable", "convolution_overrideable",
+    "cudnn_convolution",
+})  # fmt: skip
+_COPIES = frozenset({
+    "_to_copy", "_unsafe_view", "cat", "clone", "constant_pad_nd", "contiguous", "copy_", "repeat", "reshape", "roll",
+    "slice_scatter", "stack", "to", "tril", "triu",
+})  # fmt: skip
+_NORMS = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
+_LOOK_UPS = ("embedding", "gather", "index", "scatter", "take", "put")
+_NAMED: dict[str, Kind] = {
+    **dict.fromkeys(_PRODUCTS, "product"),
+    **dict.fromkeys(_CONVOLUTIONS, "convolution"),
+    **dict.fromkeys(FUSED_ATTENTION, "attention"),
+    **dict.fromkeys([f"{name}_backward" for name in FUSED_ATTENTION], "attention"),
+    **dict.fromkeys(_COPIES, "copy"),
+    **dict.fromkeys(["sort", "topk", "argsort", "kthvalue", "median", "_unique2", "msort"], "sort"),
+    **dict.fromkeys(["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "_cummax_helper"], "scan"),
+    **dict.fromkeys([*SOFTMAX, "_log_softmax", "log_softmax"], "softmax"),
+    **dict.fromkeys(["_softmax_backward_data", "_log_softmax_backward_data"], "softmax"),
+}
+
+
+def _kind(graph: Graph, node: Node) -> Kind:
+    operation = node.operation
+    named = _NAMED.get(operation)
+    if named is not None:
+        return named
+    if any(norm in operation for norm in _NORMS):
+        return "normalisation"
+    if "pool" in operation:
+        return "pooling"
+    if node.random or "dropout" in operation:
+        return "random"
+    if operation.lstrip("_").startswith(_LOOK_UPS):
+        return "look_up"
+    if _is_pointwise(node.op) or operation.startswith(("_foreach_", "_fused_")):
+        return "pointwise"
+    return "reduction" if _shrinks(graph, node) else "other"
+
+
+def _is_pointwise(op: str) -> bool:
+    if not op.startswith("aten::") or op not in allowed_operators():
+        return False
+    return torch.Tag.pointwise in resolve(op).tags
+
+
+def _shrinks(graph: Graph, node: Node) -> bool:
+    given = max((graph.meta(v).numel for v in node.inputs), default=0)
+    return given > sum(graph.meta(v).numel for v in node.outputs or node.writes)
+
+
+def _in_order(meta: TensorMeta) -> bool:
+    """Whether the elements are read one after the other, or all are the same; expanded dimensions do not count."""
+    steps = [(n, s) for n, s in zip(meta.shape, meta.stride, strict=True) if n > 1 and s > 0]
+    return not steps or steps[-1][1] == min(s for _, s in steps) == 1
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------
+
+
+def _dims(graph: Graph, node: Node, kind: Kind) -> tuple[int, ...]:
+    shapes = [graph.meta(v).shape for v in node.inputs]
+    if kind == "product" and len(shapes) >= 2:
+        return _product_dims(graph, node, shapes)
+    if kind == "convolution":
+        return _convolution_dims(graph, node, shapes)
+    if kind == "attention" and len(shapes) >= 3:
+        query, key = shapes[1:3] if node.operation.endswith("_backward") else shapes[:2]
+        return (math.prod(query[:-2]), query[-2], key[-2], query[-1])
+    elements = sum(graph.meta(v).numel for v in node.outputs or dict.fromkeys(node.writes))
+    if kind != "look_up":
+        elements = max([elements, *(math.prod(s) for s in shapes)])
+    return (elements,)
+
+
+def _product_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    made = graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
+    left, right = shapes[1:3] if node.operation.startswith(("add", "badd")) and len(shapes) > 2 else shapes[:2]
+    contracted = left[-1] if left else 1
+    if len(right) <= 1:
+        return (1, math.prod(made), 1, contracted)
+    columns = made[-1] if made else 1
+    batch = math.prod(right[:-2]) if len(right) > 2 else 1
+    return (batch, math.prod(made) // max(1, batch * columns), columns, contracted)
+
+
+def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """As products, one for each group: positions by channels made by what each position meets of the kernel."""
+    backward, given = "backward" in node.operation, arguments(node)
+    operand, weight = shapes[1:3] if backward else shapes[:2]
+    made = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
+    transposed = bool(given.get("transposed")) or "transpose" in node.operation
+    space = operand if transposed else made
+    batch = space[0] if len(space) == len(weight) else 1
+    positions = batch * math.prod(space[2 - len(weight) :])
+    groups, kernel = max(1, int(given.get("groups") or 1)), math.prod(weight[2:])
+    if transposed:
+        return (groups, positions, weight[1] * kernel, weight[0] // groups)
+    return (groups, positions, weight[0] // groups, weight[1] * kernel)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------
+
+# Arithmetic for each element.
+_EACH: dict[Kind, float] = {"normalisation": 8.0, "softmax": 5.0, "pooling": 9.0, "random": 10.0, "copy": 0.0}
+
+
+def _operations(operation: str, kind: Kind, dims: tuple[int, ...], flops: float) -> float:
+    if kind in {"product", "convolution"} and len(dims) == 4:
+        passes = 2.0 if operation.startswith("convolution_backward") else 1.0
+        return passes * 2.0 * math.prod(dims)
+    if flops or kind == "attention":
+        return flops
+    elements = dims[0]
+    if kind == "sort":
+        return elements * math.log2(max(2, elements))
+    return elements * _EACH.get(kind, 1.0)
