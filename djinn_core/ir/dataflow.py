@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from djinn_core.ir.flow import COPIES, is_view
 from djinn_core.ir.graph import Graph, Node
 
+__all__ = ["COPIES", "ancestors", "chain", "is_view", "origin", "users"]
+
 _SCALINGS = frozenset({"div", "mul"})
 
 

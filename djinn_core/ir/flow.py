@@ -199,7 +199,7 @@ def is_view(node: Node) -> bool:
     if not outputs or node.writes or not node.inputs:
         return False
     storage = node.inputs[0] >> 32
-    return all([v >> 32 == storage for v in outputs])
+    return all(v >> 32 == storage for v in outputs)
 
 
 def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:

@@ -1,0 +1,56 @@
+"""What patterns are written with: a small language over ops, families of ops, and the data flow of a graph."""
+
+from __future__ import annotations
+
+from djinn_core.ir.families import (
+    ACTIVATION,
+    CONVOLUTION,
+    EMBEDDING,
+    LOSS,
+    MATRIX_PRODUCT,
+    NORMALISATION,
+    OPTIMIZER,
+    POOLING,
+    is_backward,
+    weights_of,
+)
+from djinn_core.ir.flow import COPIES, Flow, is_view
+from djinn_core.matching.found import Found, Place
+from djinn_core.matching.language import anything, computed, op, optional, outside, through
+from djinn_core.matching.layers import Layer, is_given, layer_at, linear
+from djinn_core.matching.matcher import Matcher, matcher
+from djinn_core.matching.structure import Structure, structure
+from djinn_core.matching.terms import Term
+
+__all__ = [
+    "ACTIVATION",
+    "CONVOLUTION",
+    "COPIES",
+    "EMBEDDING",
+    "LOSS",
+    "MATRIX_PRODUCT",
+    "NORMALISATION",
+    "OPTIMIZER",
+    "POOLING",
+    "Flow",
+    "Found",
+    "Layer",
+    "Matcher",
+    "Place",
+    "Structure",
+    "Term",
+    "anything",
+    "computed",
+    "is_backward",
+    "is_given",
+    "is_view",
+    "layer_at",
+    "linear",
+    "matcher",
+    "op",
+    "optional",
+    "outside",
+    "structure",
+    "through",
+    "weights_of",
+]

@@ -1,0 +1,100 @@
+"""What a search has found so far, and places in a graph that conditions look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.values import TensorMeta
+
+
+@attrs.frozen
+class Place:
+    """A node in its graph: what conditions are asked about."""
+
+    graph: Graph
+    node: Node
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the op was called with, by the names of its schema; tensors as value ids."""
+        return arguments(self.node)
+
+    @property
+    def result(self) -> TensorMeta:
+        """Metadata of the first result, or of what is written."""
+        node = self.node
+        return self.graph.meta((*node.outputs, *node.writes, *node.inputs)[0])
+
+    @property
+    def operands(self) -> tuple[TensorMeta, ...]:
+        """Metadata of the tensors that it reads."""
+        return tuple([self.graph.meta(v) for v in self.node.inputs])
+
+
+@attrs.frozen
+class Found:
+    """A way in which a term fits, so far.
+
+    Attributes:
+        graph: where.
+        nodes: ids of the nodes that it covers, views and casts between them among them; a set that keeps its order.
+        names: sources by the names that the term gives; see `ir.flow` for what a source is.
+    """
+
+    graph: Graph
+    nodes: dict[int, None]
+    names: Mapping[str, int]
+
+    def covering(self, *nodes: int) -> Found:
+        """The same with more nodes."""
+        return Found(self.graph, {**self.nodes, **dict.fromkeys(nodes)}, self.names)
+
+    def named(self, name: str, source: int) -> Found | None:
+        """The same with one more name; None where the name stands for something else already."""
+        known = self.names.get(name)
+        if known is not None:
+            return self if known == source else None
+        return Found(self.graph, self.nodes, {**self.names, name: source})
+
+    def __getitem__(self, name: str) -> Node:
+        """The node of that name.
+
+        Raises:
+            KeyError: nothing in the graph has that name: the term does not give it, or it comes from outside.
+        """
+        source = self.names[name]
+        if source < 0:
+            raise KeyError(f"{name!r} comes from outside the graph; its value is found.value({name!r})")
+        return self.graph.nodes[source]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def place(self, name: str) -> Place:
+        """The node of that name in its graph."""
+        return Place(self.graph, self[name])
+
+    def value(self, name: str) -> int:
+        """The value of that name: the first result of its node, or the input of the graph."""
+        return self.graph.flow.value(self.names[name])
+
+    def meta(self, name: str) -> TensorMeta:
+        """Metadata of the value of that name."""
+        return self.graph.meta(self.value(name))
+
+    def described(self) -> dict[str, str]:
+        """For the templates of reasons: what each name stands for, in words."""
+        return {name: self._in_words(source) for name, source in self.names.items()}
+
+    def _in_words(self, source: int) -> str:
+        if source < 0:
+            return f"an input of shape {self.graph.meta(self.graph.inputs[~source]).shape}"
+        return f"{self.graph.nodes[source].op} (node {source})"
+
+
+Ways = Iterator[Found]

@@ -1,0 +1,228 @@
+"""The language: terms that say which ops flow into which.
+
+A term is matched backwards from the op that ends it, because an op has few operands and may have many users. Views, casts,
+copies and dropout that is off may stand anywhere between two ops, unless a term names them. A name without a trailing
+underscore means the op in place as well: `op("relu")` finds `relu_`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.matching.found import Found, Place, Ways
+
+Condition = Callable[[Place], bool]
+_COMMUTATIVE = frozenset({
+    "add", "add_", "bitwise_and", "bitwise_or", "eq", "logical_and", "logical_or", "maximum", "minimum", "mul", "mul_", "ne",
+})  # fmt: skip
+
+
+class Term(ABC):
+    """Something that a source may be. `>>` feeds it into another term, `|` gives an alternative, `["x"]` names it."""
+
+    @abstractmethod
+    def ways(self, found: Found, source: int) -> Ways:
+        """The ways in which `source` is this, each `found` with what was found on the way."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> frozenset[str] | None:
+        """The ops that it can end with; None where it can be anything."""
+
+    def __rshift__(self, after: Term) -> Term:
+        return after.fed_by(self)
+
+    def __or__(self, other: Term) -> Term:
+        return Either((self, other))
+
+    def __getitem__(self, name: str) -> Term:
+        return Named(self, name)
+
+    def where(self, *conditions: Condition) -> Term:
+        """The same, where each of `conditions` is true of the node."""
+        return Where(self, conditions)
+
+    def fed_by(self, before: Term) -> Term:
+        """The same, with `before` flowing into it.
+
+        Raises:
+            TypeError: nothing can flow into it.
+        """
+        raise TypeError(f"nothing can flow into a {type(self).__name__}, so no {type(before).__name__} can")
+
+
+@attrs.frozen(eq=False)
+class Op(Term):
+    """One op, by names; with what flows into it.
+
+    Attributes:
+        names: ops, as `Node.operation` has them.
+        operands: what its tensor operands are, in order; those beyond the last may be anything. In ops such as `add` and
+            `mul`, either order.
+        keywords: what its arguments are, by the names of its schema.
+        feeds: what flows into it, at any operand.
+    """
+
+    names: frozenset[str]
+    operands: tuple[Term, ...] = ()
+    keywords: tuple[tuple[str, Term], ...] = ()
+    feeds: tuple[Term, ...] = ()
+
+    def __call__(self, /, *operands: Term, **keywords: Term) -> Op:
+        """The same with these operands: in order, or by the names of the op's schema."""
+        return attrs.evolve(self, operands=operands, keywords=tuple(keywords.items()))
+
+    @property
+    def ends(self) -> frozenset[str]:
+        return self.names
+
+    def fed_by(self, before: Term) -> Op:
+        return attrs.evolve(self, feeds=(*self.feeds, before))
+
+    def ways(self, found: Found, source: int) -> Ways:
+        flow = found.graph.flow
+        passed: list[int] = []
+        while source >= 0:
+            node = found.graph.nodes[source]
+            if node.operation in self.names:
+                yield from self._inside(found.covering(*passed, source), node)
+                return
+            if not flow.looks[source]:
+                return
+            passed.append(source)
+            source = next(iter(flow.sources[source]), -1)
+
+    def _inside(self, found: Found, node: Node) -> Ways:
+        for way in self._ordered(found, node):
+            for named in self._by_name(way, node, self.keywords):
+                yield from self._fed(named, node, self.feeds)
+
+    def _ordered(self, found: Found, node: Node) -> Ways:
+        if not self.operands:
+            yield found
+            return
+        sources = found.graph.flow.sources[node.id]
+        if len(sources) < len(self.operands):
+            return
+        yield from _each(found, self.operands, sources)
+        if node.operation in _COMMUTATIVE and len(self.operands) == len(sources) == 2:
+            yield from _each(found, self.operands, sources[::-1])
+
+    def _by_name(self, found: Found, node: Node, keywords: tuple[tuple[str, Term], ...]) -> Ways:
+        if not keywords:
+            yield found
+            return
+        (name, term), rest = keywords[0], keywords[1:]
+        value = arguments(node).get(name)
+        if value not in node.inputs:
+            return
+        source = found.graph.flow.sources[node.id][node.inputs.index(value)]
+        for way in term.ways(found, source):
+            yield from self._by_name(way, node, rest)
+
+    def _fed(self, found: Found, node: Node, feeds: tuple[Term, ...]) -> Ways:
+        if not feeds:
+            yield found
+            return
+        for source in dict.fromkeys(found.graph.flow.sources[node.id]):
+            for way in feeds[0].ways(found, source):
+                yield from self._fed(way, node, feeds[1:])
+
+
+def _each(found: Found, terms: tuple[Term, ...], sources: tuple[int, ...]) -> Ways:
+    if not terms:
+        yield found
+        return
+    for way in terms[0].ways(found, sources[0]):
+        yield from _each(way, terms[1:], sources[1:])
+
+
+@attrs.frozen(eq=False)
+class Either(Term):
+    """One of several terms; the first that fits counts."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        ends = [term.ends for term in self.terms]
+        return None if any(e is None for e in ends) else frozenset(itertools.chain(*filter(None, ends)))
+
+    def __or__(self, other: Term) -> Either:
+        return Either((*self.terms, other))
+
+    def fed_by(self, before: Term) -> Either:
+        return Either(tuple(term.fed_by(before) for term in self.terms))
+
+    def ways(self, found: Found, source: int) -> Ways:
+        for term in self.terms:
+            yield from term.ways(found, source)
+
+
+@attrs.frozen(eq=False)
+class Named(Term):
+    """A term with a name: twice in a pattern, it stands for the same."""
+
+    term: Term
+    name: str
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        return self.term.ends
+
+    def fed_by(self, before: Term) -> Named:
+        return Named(self.term.fed_by(before), self.name)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        reached = _reached(found.graph, self.term, source)
+        for way in self.term.ways(found, source):
+            named = way.named(self.name, reached)
+            if named is not None:
+                yield named
+
+
+@attrs.frozen(eq=False)
+class Where(Term):
+    """A term whose node meets conditions."""
+
+    term: Term
+    conditions: tuple[Condition, ...]
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        return self.term.ends
+
+    def fed_by(self, before: Term) -> Where:
+        return Where(self.term.fed_by(before), self.conditions)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        reached = _reached(found.graph, self.term, source)
+        if reached < 0 or not _may_end(self.term, found.graph.nodes[reached]):
+            return
+        place = Place(found.graph, found.graph.nodes[reached])
+        if all(condition(place) for condition in self.conditions):
+            yield from self.term.ways(found, source)
+
+
+def _may_end(term: Term, node: Node) -> bool:
+    return term.ends is None or node.operation in term.ends
+
+
+def _reached(graph: Graph, term: Term, source: int) -> int:
+    """The source that `term` ends at: the first op on the way back that it names, views included."""
+    flow, ends = graph.flow, term.ends
+    while ends is not None and source >= 0 and flow.looks[source] and graph.nodes[source].operation not in ends:
+        source = next(iter(flow.sources[source]), -1)
+    return flow.beyond(source) if ends is None else source
+
+
+def names_of(operations: Iterable[str]) -> frozenset[str]:
+    """Names of ops, and of the same ops in place."""
+    given = frozenset(operations)
+    return given | {f"{name}_" for name in given if not name.endswith("_")}

@@ -1,0 +1,193 @@
+"""Patterns in a few words: what they find, in graphs of either making, and what they leave alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import djinn
+from djinn.fx import fx_graph
+from djinn.patterns import ACTIVATION, anything, computed, linear, matcher, op, optional, outside, structure, through
+from djinn.testing import PatternConformance, ProgramBuilder
+
+MLP = matcher(
+    "mlp",
+    linear()["up"] >> op(ACTIVATION)["act"] >> linear()["down"],
+    confidence=0.9,
+    reason="{act} stands between {up} and {down}",
+    details=lambda found: {"width": found.meta("up").shape[-1]},
+)
+GATED = matcher(
+    "gated",
+    op("mul")(linear()["gate"] >> op("silu"), linear()["up"]) >> linear(),
+    confidence=0.95,
+    reason="{gate} gates {up}",
+)
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.gate = nn.Linear(8, 16, bias=False)
+
+    def forward(self, x):
+        x = x + self.b(nn.functional.gelu(self.a(self.norm(x))).double().float())
+        return x + self.b(self.a(x) * nn.functional.silu(self.gate(x)))
+
+
+def exported(model, x):
+    return fx_graph(torch.export.export(model, (x,)))
+
+
+def traced(model, x):
+    def run(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,))
+
+    return fx_graph(make_fx(run, tracing_mode="fake")(dict(model.named_parameters()), x))
+
+
+def captured(model, x):
+    with djinn.capture() as program:
+        model.to("remote_accelerator:0")(x.to("remote_accelerator:0"))
+    return program.graph
+
+
+def matches(pattern, graph):
+    return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
+
+
+@pytest.mark.parametrize("make", [exported, traced, captured])
+def test_layers_are_found_however_they_were_written_down(make):
+    graph = make(Both(), torch.rand(2, 5, 8))
+    (mlp,), (gated,) = matches(MLP, graph), matches(GATED, graph)
+    assert mlp.details == {"width": 16}
+    assert "gelu" in mlp.reason
+    covered = {graph.nodes[n].operation for n in mlp.nodes}
+    assert "gelu" in covered
+    assert covered & {"_to_copy", "to"}
+    assert {"silu", "mul"} <= {graph.nodes[n].operation for n in gated.nodes}
+    assert gated.confidence == 0.95
+
+
+def chain_of(*operations):
+    builder = ProgramBuilder()
+    value = builder.input(4, 4)
+    for name in operations:
+        value = builder.op(f"aten::{name}", value, shape=(4, 4))
+    return builder.graph()
+
+
+def found(term, graph):
+    return [m.nodes for m in matches(matcher("x", term, confidence=1.0, reason="because"), graph)]
+
+
+def test_alternatives_options_and_runs_of_ops():
+    graph = chain_of("mm", "mul", "div", "tanh", "neg")
+    assert found(op("tanh", "silu") >> op("neg"), graph) == [(3, 4)]
+    assert found((op("silu") | op("tanh")) >> op("neg"), graph) == [(3, 4)]
+    assert found(op("silu") >> op("neg"), graph) == []
+    assert found(op("tanh") >> optional(op("abs")) >> op("neg"), graph) == [(3, 4)]
+    assert found(op("div") >> optional(op("tanh")) >> op("neg"), graph) == [(2, 3, 4)]
+    assert found(op("mm") >> through("mul", "div") >> op("tanh"), graph) == [(0, 1, 2, 3)]
+    assert found(op("mm") >> through("mul", "div", limit=1) >> op("tanh"), graph) == []
+    assert found(op("neg").where(lambda at: at.result.shape == (4, 4)), graph) == [(4,)]
+    assert found(op("neg").where(lambda at: at.result.shape == (5, 5)), graph) == []
+
+
+def test_operands_in_order_in_either_order_and_the_same_twice():
+    builder = ProgramBuilder()
+    x = builder.input(4, 4)
+    a = builder.op("aten::tanh", x, shape=(4, 4))
+    builder.op("aten::mul.Tensor", x, a, shape=(4, 4))  # 1
+    builder.op("aten::div.Tensor", x, a, shape=(4, 4))  # 2
+    builder.op("aten::mul.Tensor", a, a, shape=(4, 4))  # 3
+    graph = builder.graph()
+    assert found(op("mul")(op("tanh"), outside()), graph) == [(0, 1)]
+    assert found(op("div")(op("tanh"), outside()), graph) == []
+    assert found(op("div")(outside(), op("tanh")), graph) == [(0, 2)]
+    assert found(op("mul")(anything("x"), anything("x")), graph) == [(3,)]
+    assert found(op("mul")(computed("x"), anything()), graph) == [(1,), (3,)]
+    assert found(op("div")(other=op("tanh")), traced_division()) != []
+    assert found(op("div")(self=op("tanh")), traced_division()) == []
+
+
+def traced_division():
+    return fx_graph(make_fx(lambda x: x / torch.tanh(x), tracing_mode="fake")(torch.rand(3)))
+
+
+def test_ops_in_place_and_what_was_written_through_a_view_count():
+    def written(x):
+        y = torch.tanh(x).clone()
+        y.view(-1)[2:].mul_(2.0)
+        y.relu_()
+        return torch.neg(y)
+
+    graph = fx_graph(make_fx(written, tracing_mode="fake")(torch.rand(3, 3)))
+    assert found(op("relu") >> op("neg"), graph)
+    assert found(op("mul") >> op("relu"), graph)
+    assert found(op("tanh") >> op("mul"), graph)
+    assert not found(op("tanh") >> op("relu"), graph)  # what it sees was written in between
+
+
+LAYER = ["linear", "addmm"]
+RESIDUAL = structure(
+    "residual",
+    {
+        "act": ["gelu"],
+        "source": LAYER,
+        "norm": ["native_layer_norm", "layer_norm"],
+        "up": LAYER,
+        "down": LAYER,
+        "add": ["add"],
+    },
+    [("source", "norm"), ("norm", "up"), ("up", "act"), ("act", "down"), ("down", "add"), ("source", "add")],
+    confidence=0.9,
+    reason="{add} adds {down} to what {norm} normalises",
+)
+
+
+def test_structures_that_are_no_trees():
+    class Block(nn.Module):
+        def __init__(self, skip):
+            super().__init__()
+            self.skip, self.inner, self.first = skip, Both(), nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.first(x)
+            inner = self.inner
+            return (y if self.skip else x) + inner.b(nn.functional.gelu(inner.a(inner.norm(y))))
+
+    for make in (exported, traced):
+        (match,) = matches(RESIDUAL, make(Block(skip=True), torch.rand(2, 8)))
+        assert match.reason.startswith("aten::add")
+        assert matches(RESIDUAL, make(Block(skip=False), torch.rand(2, 8))) == []
+
+
+def test_a_term_that_says_nothing_is_refused():
+    with pytest.raises(djinn.ConfigurationError, match="may end with any op"):
+        matcher("all", anything(), confidence=1.0, reason="always")
+    with pytest.raises(TypeError, match="nothing can flow into"):
+        op("tanh") >> outside()
+
+
+class TestMlp(PatternConformance):
+    @pytest.fixture
+    def pattern(self):
+        return MLP
+
+    @pytest.fixture
+    def recognised(self):
+        builder = ProgramBuilder()
+        x, up, down = builder.input(4, 8), builder.input(8, 16), builder.input(16, 8)
+        hidden = builder.op("aten::relu", builder.op("aten::mm", x, up, shape=(4, 16)), shape=(4, 16))
+        builder.op("aten::mm", hidden, down, shape=(4, 8))
+        return {"two layers": builder.graph()}
+
+
+class TestResidual(PatternConformance):
+    @pytest.fixture
+    def pattern(self):
+        return RESIDUAL
