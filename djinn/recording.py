@@ -1,7 +1,8 @@
-"""For interceptors: what a function records, to be recorded again at a stroke."""
+"""For interceptors: what a function records, to be recorded again at a stroke; values that are asked for and come later."""
 
 from __future__ import annotations
 
+from djinn_core.interception.later import Pending, fetch_later, round_trip_seconds
 from djinn_core.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tracing import let_dynamo_trace
@@ -9,10 +10,13 @@ from djinn_core.torch_tracing import takes_list
 
 __all__ = [
     "LazyTensor",
+    "Pending",
     "RecordedCall",
+    "fetch_later",
     "is_watched",
     "let_dynamo_trace",
     "metadata_of",
     "record_call",
+    "round_trip_seconds",
     "takes_list",
 ]

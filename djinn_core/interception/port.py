@@ -62,6 +62,22 @@ class Runtime(Protocol):
             SessionLost: the remote state is gone.
         """
 
+    def leave(self, number: int, nbytes: int) -> None:
+        """Submission `number` asked for `nbytes` that will be waited for later, once, or forgotten.
+
+        Whoever calls holds the recorders' lock since it was submitted.
+        """
+
+    def has_come(self, number: int) -> bool:
+        """Whether `wait` returns or raises at once; takes in what has come, and waits for nothing."""
+
+    def forget(self, number: int) -> None:
+        """Nobody will wait for a submission that was left. Safe in finalizers."""
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """What a message takes to the executor and back, beside the executor's own time; None where it is not known yet."""
+
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Make `source` (a CPU tensor) the value `handle`; `source` is the caller's again when this returns."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -19,6 +19,7 @@ from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
+from djinn_core.runtime.late import LateAnswers, RoundTrips
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.offers import Uploads
 from djinn_core.runtime.planner import Planner
@@ -69,6 +70,7 @@ class _Pending:
     claimed: tuple[int, ...]
     answered: bool  # whether somebody waits for what it brings
     synchronize: bool
+    position: int  # where its frame ends among the bytes of the connection
 
 
 class Session:
@@ -96,6 +98,9 @@ class Session:
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool]] = {}
         self._abandoned: set[int] = set()
+        self._dropped: set[int] = set()
+        self._late = LateAnswers()
+        self._link = RoundTrips()
         self._failures = Failures()
         self._known: TemplateCache[_Bound] = TemplateCache()
         self._receiving = threading.RLock()
@@ -134,8 +139,13 @@ class Session:
         frame = Frame(encode(message))
         claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
+        position = self._make_room(len(frame.head))
+        if not self._pending:
+            self._link.sent_alone(sequence)
         self._sequence = sequence
-        self._pending[sequence] = _Pending(program, prepared, bound, claimed, answered, submission.synchronize)
+        self._pending[sequence] = _Pending(
+            program, prepared, bound, claimed, answered, submission.synchronize, position
+        )
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         self.send(frame)
@@ -173,7 +183,16 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
+        self._make_room(source.nbytes)
         self._uploads.upload(handle, source)
+
+    def _make_room(self, nbytes: int) -> int:
+        """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
+        position = self.connection.bytes_sent + nbytes
+        while (number := self._late.blocked_by(position, self._pending)) is not None:
+            self._stats.round_trips += 1
+            self._receive_until(number)
+        return position
 
     def send(self, frame: Frame) -> None:
         """Send a frame; raises `SessionLost` where the executor is gone."""
@@ -203,19 +222,47 @@ class Session:
             RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
             SessionLost: the executor is gone.
         """
-        self._stats.round_trips += 1
+        late, there = number in self._late, number not in self._pending
+        self._stats.round_trips += not (late and there)
         try:
             self._receive_until(number)
         except BaseException:
-            self._abandoned.add(number)
+            if not late:  # who has come for it late may come again
+                self._abandoned.add(number)
             raise
         completed, body, synchronize = self._answers.pop(number)
+        self._late.taken(number)
+        if not there:
+            self._link.came(number, _seconds(completed))
         tensors = self._tensors(completed, body)
         described = tuple([self._described(d) for d in completed.described])
         unseen = self._failures.take_unseen() if synchronize else self._failures.take_check()
         if unseen is not None:
             raise unseen
         return Answer(tensors, described)
+
+    def leave(self, number: int, nbytes: int) -> None:
+        """As `Runtime.leave`."""
+        self._late.leave(number, nbytes)
+
+    def forget(self, number: int) -> None:
+        """As `Runtime.forget`."""
+        self._late.forget(number)
+
+    def has_come(self, number: int) -> bool:
+        """As `Runtime.has_come`."""
+        if number in self._pending and not self.lost:
+            try:
+                with collect_later:
+                    self._take_in_while(lambda: number in self._pending)
+            except SessionLost:
+                return True  # `wait` says why
+        return number not in self._pending or bool(self.lost)
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """As `Runtime.round_trip_seconds`."""
+        return self._link.seconds
 
     def _receive_until(self, number: int) -> None:
         while number in self._pending:
@@ -232,12 +279,24 @@ class Session:
             self._receive_until(number)
             self._abandoned.discard(number)
             self._answers.pop(number, None)
-        if self._awaits() and self._receiving.acquire(blocking=False):
+        self._take_in_while(self._awaits)
+
+    def _take_in_while(self, awaited: Callable[[], bool]) -> None:
+        """Take in what is there, as long as something is awaited; unless another thread does."""
+        if awaited() and self._receiving.acquire(blocking=False):
             try:
-                while self._awaits() and self._receive_one(0.0):
+                self._drop_forgotten()
+                while awaited() and self._receive_one(0.0):
                     pass
             finally:
                 self._receiving.release()
+
+    def _drop_forgotten(self) -> None:
+        for number in self._late.take_forgotten():
+            if number in self._pending:
+                self._dropped.add(number)
+            else:
+                self._answers.pop(number, None)
 
     def take_next(self) -> None:
         """Wait for an answer to an offer, for a while; another thread may take it in."""
@@ -288,15 +347,17 @@ class Session:
         if pending is None:
             raise ProtocolError(f"the executor answers submission {completed.sequence}, which does not wait")
         timing = completed.timing
+        self._late.has_read(pending.position)
         self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
-        self._stats.server_seconds += timing.queue + timing.decode + timing.execute + timing.encode
+        self._stats.server_seconds += _seconds(completed)
         if completed.failures:
             nodes = pending.prepared.nodes if pending.prepared is not None else ()
             self._failures.note(completed.sequence, completed.failures, pending.program, nodes)
         if pending.claimed and pending.prepared is not None:
             _trust(pending, completed)
-        if completed.sequence in self._abandoned:
+        if completed.sequence in self._abandoned or completed.sequence in self._dropped:
             self._abandoned.discard(completed.sequence)
+            self._dropped.discard(completed.sequence)
         elif pending.answered:
             self._answers[completed.sequence] = (completed, body, pending.synchronize)
         del self._pending[completed.sequence]
@@ -354,6 +415,11 @@ class Session:
                 log.debug("no goodbye", reason=str(error))
             self.lost = f"the session with {self.server} was closed"
         self.connection.close()
+
+
+def _seconds(completed: Completed) -> float:
+    timing = completed.timing
+    return timing.queue + timing.decode + timing.execute + timing.encode
 
 
 def _bind(prepared: Prepared, program: Program, values: list[int]) -> _Bound:

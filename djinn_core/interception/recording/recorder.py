@@ -187,6 +187,15 @@ class Recorder:
         with survivable():
             return runtime.wait(number)
 
+    @without_modes
+    def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> tuple[Runtime, int]:
+        """Send what was recorded so far, and ask for values of `nbytes` that `wait` of the runtime gives later."""
+        runtime = _runtime()
+        with sending:
+            number = self._send(runtime, Ask(fetch=fetch))
+            runtime.leave(number, nbytes)
+        return runtime, number
+
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Make `source` (a CPU tensor) the value `handle`; it is the caller's again when this returns."""
         if self.constants is not None:

@@ -1,0 +1,109 @@
+"""Values that are asked for now and looked at later."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import djinn
+from djinn.recording import fetch_later
+from djinn_core.runtime import client
+
+SECONDS = 60.0
+
+
+def until_done(pending):
+    deadline = time.monotonic() + SECONDS
+    while not pending.done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_it_comes_without_anybody_waiting(embedded):
+    x = torch.arange(6, device=embedded).reshape(2, 3)
+    pending = fetch_later([x.t(), (x > 2).any()])
+    x.zero_()
+    djinn.reset_stats()
+    until_done(pending)
+    assert djinn.stats()["round_trips"] == 0
+    elements, flag = pending.result()
+    assert elements.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert elements.device.type == "cpu"
+    assert flag.item() is True
+    assert djinn.stats()["round_trips"] == 0
+    assert pending.result()[0] is elements
+    assert x.sum().item() == 0
+
+
+def test_who_looks_too_early_waits(embedded):
+    x = torch.randn(256, 256, device=embedded)
+    asked = []
+    for _ in range(20):
+        x = x @ x
+        x = x / x.norm()
+        asked.append((fetch_later([x.sum()]), x.sum()))
+    late = [pending.result()[0].item() for pending, _ in reversed(asked)]
+    assert late == [total.item() for _, total in reversed(asked)]
+
+
+def test_what_failed_says_so_when_it_is_looked_at(embedded):
+    x = torch.arange(3, device=embedded)
+    pending = fetch_later([x[torch.tensor([7], device=embedded)]])
+    until_done(pending)
+    assert fetch_later([x]).result()[0].tolist() == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(djinn.RemoteIndexError):
+            pending.result()
+    djinn.synchronize()
+
+
+def test_what_nobody_wants_any_more_is_thrown_away(embedded):
+    x = torch.arange(3, device=embedded)
+    for _ in range(5):
+        fetch_later([x])
+        x += 1
+    assert x.tolist() == [5, 6, 7]
+    x += 1
+    assert x.tolist() == [6, 7, 8]
+    session = client._state.session
+    assert not session._answers
+    assert not session._dropped
+
+
+def test_large_answers_and_large_uploads_do_not_wait_for_each_other(embedded):
+    large = torch.arange(4 << 20, device=embedded)
+    pendings = [fetch_later([large + i]) for i in range(3)]
+    sent = torch.arange(2 << 20).to(embedded)
+    for _ in range(100):
+        sent = sent + torch.ones(300, 1, dtype=torch.int64).to(embedded)[0]
+        fetch_later([sent[:1]])
+    assert sent[:2].tolist() == [100, 101]
+    assert [p.result()[0][1].item() for p in pendings] == [1, 2, 3]
+
+
+def test_an_interrupted_look_can_be_repeated(embedded, monkeypatch):
+    x = torch.arange(3, device=embedded)
+    pending = fetch_later([x])
+    session = client._state.session
+
+    def interrupted(_number):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(session, "_receive_until", interrupted)
+        pending.result()
+    assert pending.result()[0].tolist() == [0, 1, 2]
+
+
+def test_it_ends_with_its_session(connect, url_of):
+    with connect(url_of("tcp")):
+        pending = fetch_later([torch.arange(3, device="remote_accelerator:0")])
+        there = fetch_later([torch.arange(2, device="remote_accelerator:0")])
+        assert there.result()[0].tolist() == [0, 1]
+        unread = fetch_later([torch.arange(1 << 20, device="remote_accelerator:0")])
+    assert pending.result()[0].tolist() == [0, 1, 2]
+    assert unread.done()
+    with pytest.raises(djinn.SessionLost):
+        unread.result()
