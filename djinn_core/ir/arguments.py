@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from djinn_core.ir.form import (
     ComplexSlot,
     Constant,
     Enumerated,
+    Form,
     ListArg,
     Operand,
     ScalarTensor,
@@ -30,15 +32,19 @@ def arguments(node: Node) -> dict[str, Any]:
     Tensors appear as value ids, numbers as numbers, dtypes and the like by name, devices as `device`, generators as None.
     A node without a form has none.
     """
-    if node.form is None:
+    form = node.form
+    if form is None:
         return {}
-    names, defaults = _parameters(node.op)
-    unpack = _Unpacking(iter(node.inputs), iter(node.slots)).unpack
+    known = _readers.get(id(form))
+    if known is None or known[0] is not form:
+        if len(_readers) >= _FORMS_LIMIT:
+            _readers.clear()
+        known = _readers[id(form)] = (form, *_reader(form))
+    _, defaults, readers = known
     given = dict(defaults)
-    for position, argument in enumerate(node.form.args):
-        given[names[position] if position < len(names) else str(position)] = unpack(argument)
-    for name, argument in node.form.kwargs:
-        given[name] = unpack(argument)
+    inputs, slots = node.inputs, node.slots
+    for name, read in readers:
+        given[name] = read(inputs, slots)
     return given
 
 
@@ -50,29 +56,67 @@ def slot_positions(nodes: tuple[Node, ...]) -> Iterator[range]:
         at += len(node.slots)
 
 
-class _Unpacking:
-    """Takes operands and slots in the order in which a form mentions them."""
+_FORMS_LIMIT = 16384
+Read = Callable[[tuple[int, ...], tuple[int | float, ...]], Any]
+# By identity of a form, which is here as well, so that nothing else can have it: how to read a node of that form.
+_readers: dict[int, tuple[Form, dict[str, Any], tuple[tuple[str, Read], ...]]] = {}
 
-    def __init__(self, operands: Iterator[int], slots: Iterator[int | float]) -> None:
+
+def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
+    """What a call of `form` has without being told, and how to read each argument that it is told."""
+    names, defaults = _parameters(form.op)
+    making = _Making(itertools.count(), itertools.count())
+    readers = [
+        (names[position] if position < len(names) else str(position), making.read(argument))
+        for position, argument in enumerate(form.args)
+    ]
+    readers += [(name, making.read(argument)) for name, argument in form.kwargs]
+    return defaults, tuple(readers)
+
+
+class _Making:
+    """Makes readers; counts operands and slots in the order in which a form mentions them."""
+
+    def __init__(self, operands: Iterator[int], slots: Iterator[int]) -> None:
         self._operands, self._slots = operands, slots
-        self._kinds: dict[type, Callable[[Any], Any]] = {
-            Operand: lambda _: next(self._operands),
-            SlotArg: lambda _: next(self._slots),
-            ComplexSlot: lambda _: complex(next(self._slots), next(self._slots)),
+        self._kinds: dict[type, Callable[[Any], Read]] = {
+            Operand: lambda _: _operand(next(self._operands)),
+            SlotArg: lambda _: _slot(next(self._slots)),
+            ComplexSlot: lambda _: _complex(next(self._slots), next(self._slots)),
             ScalarTensor: self._scalar,
-            Constant: lambda a: a.value,
-            Enumerated: lambda a: a.name,
-            SelfDevice: lambda a: "cpu" if a.cpu else "device",
-            ListArg: lambda a: [self.unpack(item) for item in a.items],
+            Constant: lambda a: _fixed(a.value),
+            Enumerated: lambda a: _fixed(a.name),
+            SelfDevice: lambda a: _fixed("cpu" if a.cpu else "device"),
+            ListArg: lambda a: _list([self.read(item) for item in a.items]),
         }
 
-    def unpack(self, argument: Argument) -> Any:
+    def read(self, argument: Argument) -> Read:
         kind = self._kinds.get(type(argument))
-        return kind(argument) if kind else None
+        return kind(argument) if kind else _fixed(None)
 
-    def _scalar(self, argument: ScalarTensor) -> Any:
+    def _scalar(self, argument: ScalarTensor) -> Read:
         parts = [next(self._slots) for _ in range(slots_taken(argument))]
-        return parts[0] if len(parts) == 1 else complex(*parts)
+        return _slot(parts[0]) if len(parts) == 1 else _complex(*parts)
+
+
+def _operand(position: int) -> Read:
+    return lambda inputs, _: inputs[position]
+
+
+def _slot(position: int) -> Read:
+    return lambda _, slots: slots[position]
+
+
+def _complex(real: int, imaginary: int) -> Read:
+    return lambda _, slots: complex(slots[real], slots[imaginary])
+
+
+def _fixed(value: Any) -> Read:
+    return lambda _, __: value
+
+
+def _list(items: list[Read]) -> Read:
+    return lambda inputs, slots: [read(inputs, slots) for read in items]
 
 
 @functools.cache
