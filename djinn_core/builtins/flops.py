@@ -8,6 +8,7 @@ as it does there: what an elementwise op costs is in `work`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,27 +25,24 @@ from djinn_core.torch_private import is_composite
 Shape = tuple[int, ...]
 Rule = Callable[[Sequence[Shape], Shape], float]
 
-# The counter knows the fused kernels of CUDA; those of other devices do the same work.
-_ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_backward"
-_SAME_AS = {f"{name}_backward": _ATTENTION_BACKWARD for name in FUSED_ATTENTION}
-
 
 def flops_of(graph: Graph, node: Node) -> float:
     """Floating-point operations of `node`; 0 for ops of which PyTorch's counter counts none."""
-    rule = _RULES.get(node.operation)
+    formula = _registered().get(_counted_name(node.op))
+    rule = _RULES.get(node.operation) if formula is None else None
     if rule is not None:
         made = node.outputs[0] if node.outputs else node.writes[-1]
         return rule([graph.meta(v).shape for v in node.inputs], graph.meta(made).shape)
-    formula = _formula(node)
     if formula is not None:
         args, kwargs = meta_call(graph, node)
         return float(formula(*args, **kwargs, out_val=meta_results(graph, node)))
     return _watched(graph, node) if _is_taken_apart(node.op) else 0.0
 
 
-def _formula(node: Node) -> Callable[..., Any] | None:
-    namespace = node.op.partition("::")[0]
-    return _registered().get(_SAME_AS.get(node.operation) or f"{namespace}.{node.operation}")
+@functools.lru_cache(maxsize=4096)
+def _counted_name(op: str) -> str:
+    """The op as the counter's registry names it: `aten.mm` for `aten::mm.out`."""
+    return ".".join(op.replace("::", ".").split(".")[:2])
 
 
 _known: tuple[int, dict[str, Callable[..., Any]]] = (-1, {})
@@ -59,6 +57,7 @@ def _registered() -> dict[str, Callable[..., Any]]:
     return _known[1]
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_taken_apart(op: str) -> bool:
     return op.startswith("aten::") and op in allowed_operators() and is_composite(resolve(op))
 
@@ -82,12 +81,26 @@ def _matmul(operands: Sequence[Shape], made: Shape) -> float:
 
 
 def _attention(operands: Sequence[Shape], made: Shape) -> float:
+    """The scores, and the weighted sum of the values."""
     query, key = operands[:2]
     return 2.0 * math.prod(made[:-1]) * key[-2] * (query[-1] + made[-1])
 
 
+def _attention_backward(operands: Sequence[Shape], _: Shape) -> float:
+    """Each of the two products has a gradient by either operand."""
+    query, key, value = operands[1:4]
+    return 4.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _nothing(_: Sequence[Shape], __: Shape) -> float:
+    return 0.0
+
+
+# Ops that the counter takes apart on the meta device, and the kernels of which it knows nothing.
 _RULES: dict[str, Rule] = {
+    "layer_norm": _nothing,
     "linear": _linear,
     "matmul": _matmul,
     **dict.fromkeys(FUSED_ATTENTION, _attention),
+    **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},
 }

@@ -44,9 +44,9 @@ def traffic_of(graph: Graph, node: Node) -> tuple[int, int]:
         table, *indices = dict.fromkeys(node.inputs)
         return min(distinct_bytes(graph.meta(table)), written) + _total(graph, indices), written
     if operation in _BAGS:
-        table, indices, *rest = node.inputs
+        table, bags, *rest = node.inputs
         width = graph.meta(table).shape[-1] * graph.meta(table).dtype.itemsize
-        return graph.meta(indices).numel * width + _total(graph, (indices, *rest)), written
+        return graph.meta(bags).numel * width + _total(graph, (bags, *rest)), written
     overwritten = set(node.writes) if operation in _FILLS or node.op.endswith("out") else set()
     return _total(graph, [v for v in dict.fromkeys(node.inputs) if v not in overwritten]), written
 

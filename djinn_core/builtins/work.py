@@ -6,6 +6,7 @@ program of 1,000 ops is as quick as its few dozen different ones.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -155,6 +156,7 @@ def _kind(graph: Graph, node: Node) -> Kind:
     return "reduction" if _shrinks(graph, node) else "other"
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_pointwise(op: str) -> bool:
     if not op.startswith("aten::") or op not in allowed_operators():
         return False
@@ -226,7 +228,9 @@ def _operations(operation: str, kind: Kind, dims: tuple[int, ...], flops: float)
     if kind in {"product", "convolution"} and len(dims) == 4:
         passes = 2.0 if operation.startswith("convolution_backward") else 1.0
         return passes * 2.0 * math.prod(dims)
-    if flops or kind == "attention":
+    if kind == "attention":  # backward, kernels compute the scores again
+        return (5.0 if operation.endswith("_backward") else 2.0) * 2.0 * math.prod(dims)
+    if flops:
         return flops
     elements = dims[0]
     if kind == "sort":

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from djinn.fx import fx_graph
 from djinn.testing import ProgramBuilder, topology
@@ -93,8 +93,10 @@ def test_flops_of_backward_passes_are_what_pytorch_counts(case):
 def test_flops_of_the_backward_pass_of_attention_are_what_pytorch_counts():
     _, *inputs = CASES["attention"]
     graph = fx_graph(make_fx(gradients(attention), tracing_mode="fake")(*inputs))
-    shapes = [i.shape for i in inputs]
-    assert counted_here(graph) == sdpa_flop_count(*shapes) + sdpa_backward_flop_count(shapes[0], *shapes)
+    # Of the CPU's kernel the counter knows nothing; on the meta device attention is the products that it is made of.
+    assert counted_here(graph) == counted_by_torch(
+        gradients(F.scaled_dot_product_attention), *(i.to("meta") for i in inputs)
+    )
 
 
 def bytes_of(builder):
