@@ -1,7 +1,7 @@
 """Graphs that `torch.fx` or `torch.export` made, as programs: the same graph, annotations and schedules as for recorded ones.
 
-Only graphs of ATen ops with metadata of every value can be read: `torch.export.export(...)` or
-`make_fx(..., tracing_mode="fake")`, not `torch.fx.symbolic_trace`.
+Graphs of ATen ops with metadata of every value are read as they are: those of `torch.export.export(...)` and
+`make_fx(..., tracing_mode="fake")`. Others, such as those of `torch.fx.symbolic_trace`, are traced anew first.
 """
 
 from __future__ import annotations
@@ -28,18 +28,26 @@ from djinn_core.ir.form import (
     SessionGenerator,
     SlotArg,
 )
+from djinn_core.ir.fx_lowering import is_lowered, lowered
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Call, Program, Signature, Slot
 from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of, tensor_meta
 
 
-def fx_graph(module: fx.GraphModule | torch.export.ExportedProgram) -> ProgramGraph:
+def fx_graph(module: fx.GraphModule | torch.export.ExportedProgram, *inputs: Any) -> ProgramGraph:
     """The graph of `module`; `graph.program` is the program that does the same.
 
+    Args:
+        module: what was traced or exported.
+        *inputs: example inputs, for a graph of torch functions and modules without metadata. Nothing runs on them; the
+            parameters and buffers of `module` come before them among the inputs of the graph.
+
     Raises:
-        UnsupportedOperation: a node is not an ATen op, or a value has no metadata.
+        UnsupportedOperation: nothing is known of an input or of a value.
     """
     graph_module = module.graph_module if isinstance(module, torch.export.ExportedProgram) else module
+    if not is_lowered(graph_module):
+        graph_module = lowered(graph_module, inputs)
     reader = _Reader(graph_module)
     for node in graph_module.graph.nodes:
         reader.read(node)
@@ -329,4 +337,5 @@ def _is_random(func: OpOverload, node: fx.Node) -> bool:
 def _module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()), ("", None))[0] if stack else ""
-    return str(path).removeprefix("L['self'].").removeprefix("L__self___")
+    path = str(path).removeprefix("traced.")
+    return path.removeprefix("L['self'].").removeprefix("L__self___")

@@ -107,9 +107,37 @@ def test_hashes_do_not_depend_on_when_a_graph_was_read():
     assert first.shape_hash == second.shape_hash
 
 
-def test_what_is_not_aten_is_refused_with_a_way_out():
-    with pytest.raises(UnsupportedOperation, match=r"torch\.export"):
-        fx_graph(torch.fx.symbolic_trace(Small()))
+def test_graphs_of_torch_functions_and_modules_become_graphs_of_aten_ops():
+    x = torch.rand(5, 4)
+    traced_by_fx = torch.fx.symbolic_trace(Small().eval())
+    graph = fx_graph(traced_by_fx, x)
+    assert [(n.operation, n.module) for n in graph.nodes] == [
+        ("linear", "first"), ("layer_norm", "norm"), ("relu", ""), ("linear", "second")
+    ]  # fmt: skip
+    inputs = [*traced_by_fx.parameters(), x]
+    got = replay(graph, {v: t.detach() for v, t in zip(graph.inputs, sorted_as(graph, inputs), strict=True)})
+    torch.testing.assert_close(got[graph.outputs[0]], traced_by_fx(x).detach())
+
+
+def sorted_as(graph, tensors):
+    """Tensors in the order in which the graph uses inputs of their sizes, which all differ here or are alike."""
+    left = list(tensors)
+    return [
+        left.pop(next(i for i, t in enumerate(left) if tuple(t.shape) == graph.meta(v).shape)) for v in graph.inputs
+    ]
+
+
+def test_metadata_that_a_pass_left_stands_in_for_inputs():
+    from torch.fx.passes.shape_prop import ShapeProp
+
+    module = torch.fx.symbolic_trace(Small().eval())
+    with pytest.raises(UnsupportedOperation, match="give example inputs"):
+        fx_graph(module)
+    ShapeProp(module).propagate(torch.rand(5, 4))
+    assert (
+        fx_graph(module).topology_hash
+        == fx_graph(torch.fx.symbolic_trace(Small().eval()), torch.rand(5, 4)).topology_hash
+    )
 
 
 def test_arguments_have_the_names_and_defaults_of_the_schema():
