@@ -10,14 +10,14 @@ from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.libraries.install import install as adapt_libraries
-from djinn_core.interception.ops import autocast, cuda_roads, factories
+from djinn_core.interception.ops import attention, autocast, cuda_roads, factories
 from djinn_core.interception.ops import normalise as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.ops.backward import guard_engine, keep_error
 from djinn_core.interception.ops.composite import register_whole
 from djinn_core.interception.ops.default_dtype import noting_changes
 from djinn_core.interception.ops.padding import pad_with_zeros
 from djinn_core.interception.recording.module_calls import follow_modules
-from djinn_core.interception.tensors import lazy_tensor, loading, pinning, storage_methods, subclasses
+from djinn_core.interception.tensors import lazy_tensor, loading, pinning, saving, storage_methods, subclasses
 from djinn_core.interception.tensors.modules import keep_parameters, swap_in_conversions
 from djinn_core.torch_objects import wrap_set_default_dtype, wrap_swap_tensors
 from djinn_core.torch_private import (
@@ -39,13 +39,14 @@ def install() -> None:
     lazy_tensor.dispatcher.append(dispatch)
     register_backend(lazy_tensor.DEVICE_NAME, make_module(), keep_error)
     _libraries.extend([factories.register(), pinning.register()])
-    _libraries.extend([register_whole(dispatch), cuda_roads.register()])
+    _libraries.extend([register_whole(dispatch), attention.register(), cuda_roads.register()])
     _libraries.extend(autocast.register())
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)
     replace_accelerator_functions(**accelerator.FUNCTIONS)
     loading.register()
     subclasses.register()
     storage_methods.install()
+    saving.install()
     processes.share_nothing()
     random_forks.install()
     wrap_engine(guard_engine)

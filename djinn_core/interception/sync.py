@@ -10,6 +10,7 @@ from djinn_core import torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.recording.recorder import Ask, current
 from djinn_core.interception.tensors import lazy_tensor
+from djinn_core.interception.tensors.expected import here
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
@@ -24,6 +25,9 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
     Raises:
         RemoteError: the value could not be computed.
     """
+    expected = here.expected.take(tensor.remote.handle) if here.expected is not None else None
+    if expected is not None:
+        return expected
     if tensor.remote.meta.nbytes > PART_BYTES:
         return fetch_in_parts(tensor, _fetch_whole)
     return _fetch_whole(tensor)

@@ -16,6 +16,7 @@ import torch
 
 from djinn_core import torch_objects, torch_private
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.tensors.expected import here
 from djinn_core.ir.values import new_storage
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class RemoteStorage(torch.UntypedStorage):
             made = cls._make(tensor.device, number)
             made.base = tensor
             _known[number] = made
+        if here.expected is not None:
+            here.expected.saw(made)
         return made
 
     @classmethod
@@ -143,11 +146,17 @@ class RemoteStorage(torch.UntypedStorage):
     size = __len__ = nbytes
 
     def cpu(self) -> torch.UntypedStorage:
-        """The bytes, on this machine: one round trip."""
-        here: torch.UntypedStorage = (
-            self.octets().cpu().untyped_storage() if self.source is None else self.source.clone()
-        )
-        return here
+        """The bytes, on this machine: one round trip, for all storages that are saved together."""
+        if self.source is not None:
+            return self.source.clone()
+        octets = here.expected.take(self.key) if here.expected is not None else None
+        whole: torch.Tensor = self.octets().cpu() if octets is None else octets
+        return whole.untyped_storage()
+
+    @property
+    def key(self) -> int:
+        """What the storage goes by among values: a handle that none of its tensors has."""
+        return int(self.base.remote.storage.id) << 32
 
     def tolist(self) -> list[int]:
         """The bytes as numbers: one round trip."""

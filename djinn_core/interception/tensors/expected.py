@@ -1,0 +1,27 @@
+"""Fetches that are known to follow each other: a place where `fetch` looks before it asks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import torch
+
+
+class Expected(Protocol):
+    """Knows which values this thread will fetch next."""
+
+    def take(self, key: int) -> torch.Tensor | None:
+        """The elements of the value `key`, where it was expected; asks for all that are, the first time."""
+
+    def saw(self, storage: Any) -> None:
+        """A remote storage was looked at, and may be fetched whole."""
+
+
+class _Here(threading.local):
+    """What this thread expects."""
+
+    expected: Expected | None = None
+
+
+here = _Here()
