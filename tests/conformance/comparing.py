@@ -31,7 +31,6 @@ OTHER_FORMULAS = frozenset(
         "prod",
         "ormqr",
         "nn.functional.linear_cross_entropy",
-        "nn.functional.scaled_dot_product_attention",
     }
 )
 NARROW = {torch.bfloat16: tol(5e-3, 5e-2), torch.float16: tol(1e-3, 4e-3)}

@@ -1,14 +1,14 @@
 """Ops that are made of other ops: which are recorded whole, and how the others are taken apart.
 
 PyTorch takes composite ops apart before a backend sees them, except in inference mode and where a backend registers a
-kernel of its own. A few are worth keeping whole while no gradient is needed: there are fewer instructions, the graph
-shows attention as one op, and the executor may choose its own kernel for it. All others are taken apart in every mode,
-so that a model records the same program in all of them.
+kernel of its own. A few are worth keeping whole while no gradient is needed: there are fewer instructions, and the
+executor may choose its own kernel. All others are taken apart in every mode, so that a model records the same program in
+all of them. Attention has a module of its own, `attention`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ KEPT_WHOLE = (
     aten.linear.default,
     aten.matmul.default,
     aten.layer_norm.default,
-    aten.scaled_dot_product_attention.default,
 )
 
 # PyTorch takes these apart for every backend that has no kernel of its own, as the CPU and CUDA have. Their parts round
@@ -35,7 +34,7 @@ WITH_KERNELS = (
     aten.native_channel_shuffle.default,
     aten.silu_backward.default,
 )
-_RECORDED = frozenset({*KEPT_WHOLE, *WITH_KERNELS})
+_RECORDED = frozenset({*KEPT_WHOLE, *WITH_KERNELS, aten.scaled_dot_product_attention.default})
 
 
 def is_taken_apart(func: Any) -> bool:
@@ -90,21 +89,13 @@ def _whole_unless_differentiated(
 ) -> Callable[..., Any]:
     @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not isinstance(args[0], LazyTensor) or _differentiated(args) or _drops_out(func, args, kwargs):
+        if not isinstance(args[0], LazyTensor) or torch_private.in_forward_mode() or is_differentiated(args):
             return take_apart(func, args, kwargs)
         return record(func, args, kwargs)
 
     return kernel
 
 
-def _differentiated(args: tuple[Any, ...]) -> bool:
-    if torch_private.in_forward_mode():
-        return True
+def is_differentiated(args: Iterable[Any]) -> bool:
+    """Whether autograd notes what is done with these arguments."""
     return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-
-
-def _drops_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Attention with dropout draws random numbers, which the program must show."""
-    if func is not aten.scaled_dot_product_attention.default:
-        return False
-    return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))

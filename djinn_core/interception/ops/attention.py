@@ -1,0 +1,193 @@
+"""Attention: recorded whole without gradients, and with them as the fused kernel that the executor's device would take.
+
+PyTorch chooses the kernel of `scaled_dot_product_attention` by device type, and knows none for a device of Python kernels but
+the one that is made of other ops: that holds the weights of attention in memory, and rounds otherwise than fused ones. So
+PyTorch's own code is asked to choose, for tensors without memory that say they are on the executor's kind of device. What
+it then calls is recorded: one instruction forward, one backward.
+
+Kinds of devices that this build of PyTorch cannot choose for get the parts, as does attention in forward mode and under
+transforms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
+
+from djinn_core import torch_private
+from djinn_core.interception.bounded import keep
+from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.ops.composite import is_differentiated, take_apart
+from djinn_core.interception.port import port
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.torch_private import never_compiled
+
+aten = torch.ops.aten
+
+_WHOLE = aten.scaled_dot_product_attention.default
+_FUSED_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+_DEFAULTS = (None, 0.0, False)  # mask, dropout, causal
+CHOICES_LIMIT = 4096  # remembered choices
+_choices: dict[tuple[Any, ...], Any] = {}
+
+
+@never_compiled
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`aten::scaled_dot_product_attention` where autograd looks at it."""
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    everything = (query, key, value, mask, dropout, causal)
+    if torch_private.in_forward_mode() or not isinstance(query, LazyTensor):
+        return take_apart(_WHOLE, everything, options)  # type: ignore[no-any-return]
+    if not dropout and not is_differentiated((query, key, value, mask)):
+        return whole(_WHOLE, everything, options)  # type: ignore[no-any-return]
+    return _as_chosen(everything, options)
+
+
+@handles(_WHOLE)
+def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Attention without gradients: the executor chooses, unless the program restricts the choice (`sdpa_kernel`)."""
+    if flash_sdp_enabled() and math_sdp_enabled():
+        return record(func, args, kwargs)
+    missing: tuple[Any, ...] = _DEFAULTS[len(args) - 3 :]
+    return _as_chosen((*args, *missing), kwargs)
+
+
+def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
+    """Attention by the kernel that the executor's device would take.
+
+    Raises:
+        RuntimeError: the arguments do not fit together, or no kernel that is allowed takes them.
+    """
+    query, key, value, mask, dropout, causal = args
+    remote = all(t is None or isinstance(t, LazyTensor) for t in args[:4])
+    if not remote or _device_kind() != "cpu" or _choice(args, options) is not _FUSED_ON_CPU:
+        return take_apart(_WHOLE, args, options)  # type: ignore[no-any-return]
+    if mask is not None and mask.dtype is torch.bool:
+        # Numbers in the shape of CPU tensors travel in the instruction.
+        mask = torch.where(mask, *(torch.scalar_tensor(n, dtype=query.dtype, device="cpu") for n in (0.0, -math.inf)))
+    out, _ = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout, causal, attn_mask=mask, scale=options.get("scale")
+    )
+    return out  # type: ignore[no-any-return]
+
+
+def _device_kind() -> str:
+    """The kind of the executor's device; empty in a capture that has none yet, and starts none."""
+    if not port.is_open():
+        if current().captures:
+            return ""
+        port.runtime()
+    return port.describe()[1].kind
+
+
+def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The op that PyTorch calls first when attention is computed on a CPU."""
+    query, key, value, mask, dropout, causal = args
+    looks = tuple(t.remote.meta for t in (query, key, value))
+    masked = None if mask is None else (mask.remote.meta, mask.requires_grad)
+    allowed = flash_sdp_enabled(), math_sdp_enabled()
+    known = (*looks, masked, dropout, causal, *options.items(), *allowed)
+    found = _choices.get(known)
+    return keep(_choices, known, _choose(args, options), CHOICES_LIMIT) if found is None else found
+
+
+class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+    def __init__(self, func: Any) -> None:
+        super().__init__()
+        self.func = func
+
+
+class _StandIn(torch.Tensor):
+    """A tensor without memory on a CPU that says what is called with it."""
+
+    __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise _Chosen(func)
+
+
+@torch_private.without_modes
+def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    query, key, value, mask, *rest = args
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            stand_ins = [_stand_in(t, query.dtype) for t in (query, key, value)]
+            if mask is not None:
+                # Of the gradients that are wanted the choice depends on the mask's alone; others would be noted here.
+                wanted = mask.requires_grad and mask.is_floating_point()
+                mask = _stand_in(mask, query.dtype).requires_grad_(wanted)
+            _WHOLE(*stand_ins, mask, *rest, **options)
+    except _Chosen as chosen:
+        return chosen.func
+    raise AssertionError("attention was computed on nothing")
+
+
+def _stand_in(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+    meta = tensor.remote.meta
+    # A mask of bools becomes one of numbers before anything else is done.
+    held = dtype if meta.dtype is torch.bool else meta.dtype
+    return torch_private.make_wrapper(_StandIn, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
+
+
+@never_compiled
+def _backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
+    """The fused kernel's gradients. They have gradients of their own, which PyTorch's kernel lacks."""
+    if not is_differentiated((*args, kwargs.get("attn_mask"))):
+        return record(_BACKWARD_ON_CPU, args, kwargs)
+    grad, query, key, value, out, logsumexp, dropout, causal = args
+    mask, scale = kwargs.get("attn_mask"), kwargs.get("scale")
+    rest = (out.detach(), logsumexp.detach(), dropout, causal)
+    return _Gradients.apply(grad, query, key, value, mask, rest, scale)  # type: ignore[no-untyped-call]
+
+
+class _Gradients(torch.autograd.Function):
+    """Gradients of attention by its fused kernel, whose own gradients are those of attention made of its parts."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        grad, query, key, value, mask, rest, scale = args
+        ctx.save_for_backward(grad, query, key, value, mask)
+        ctx.causal, ctx.scale = rest[-1], scale
+        made = record(_BACKWARD_ON_CPU, (grad, query, key, value, *rest), {"attn_mask": mask, "scale": scale})
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        *given, mask = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            grad, *inputs = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in given)
+            shared = inputs[0].shape[1] != inputs[1].shape[1]
+            made = take_apart(_WHOLE, (*inputs, mask, 0.0, ctx.causal), {"scale": ctx.scale, "enable_gqa": shared})
+            first = torch.autograd.grad(made, inputs, grad, create_graph=True)
+            second = torch.autograd.grad(first, (grad, *inputs), grads, create_graph=again, allow_unused=True)
+        return (*second, None, None, None)
+
+
+def register() -> torch.library.Library:
+    """Have these called where autograd looks; in force as long as the returned object lives."""
+    library = torch.library.Library("aten", "IMPL")
+    kernels: tuple[tuple[Any, Callable[..., Any]], ...] = ((_WHOLE, attention), (_BACKWARD_ON_CPU, _backward_on_cpu))
+    for func, kernel in kernels:
+        library.impl(func, kernel, "AutogradPrivateUse1")
+    return library

@@ -1,0 +1,126 @@
+"""`scaled_dot_product_attention` under autograd: the kernel that local eager takes, and its bits."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from djinn_core.interception.recording.recorder import current
+
+DEVICE = "remote_accelerator:0"
+FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
+PLAIN = ((2, 4, 16, 8),) * 3
+
+
+class Ops(list):
+    """What this thread records inside the block, by name."""
+
+    def __enter__(self):
+        current().watcher = self
+        return self
+
+    def __exit__(self, *_):
+        current().watcher = None
+
+    def before(self, call, operands):
+        pass
+
+    def after(self, entry, operands, results):
+        self.append(entry[0].op)
+
+
+def on(device, shapes=PLAIN, dtype=torch.float32, look=lambda x: x, mask=None, mask_grad=False, **options):
+    """Output and gradients, with their strides."""
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes]
+    if mask is not None:
+        options["attn_mask"] = mask.to(device).requires_grad_(mask_grad)
+        leaves += [options["attn_mask"]] if mask_grad else []
+    out = F.scaled_dot_product_attention(*[look(x) for x in leaves[:3]], **options)
+    grads = torch.autograd.grad(out.float().cos().sum(), leaves)
+    return [(t.detach().cpu(), t.stride()) for t in (out, *grads)]
+
+
+TALL = torch.linspace(-1, 1, 256).view(16, 16)
+FUSED_CASES = {
+    "plain": {},
+    "causal and scaled": {"is_causal": True, "scale": 0.3},
+    "float mask": {"mask": TALL},
+    "bool mask": {"mask": TALL > -0.9},
+    "shared key heads": {"shapes": (PLAIN[0], (2, 2, 16, 8), (2, 2, 16, 8)), "enable_gqa": True},
+    "bfloat16, odd sizes": {"shapes": ((1, 3, 5, 7), (1, 3, 9, 7), (1, 3, 9, 7)), "dtype": torch.bfloat16},
+    "transposed": {"shapes": ((2, 16, 4, 8),) * 3, "look": lambda x: x.transpose(1, 2), "dtype": torch.float64},
+    "expanded": {"shapes": ((1, 4, 16, 8),) * 3, "look": lambda x: x.expand(3, 4, 16, 8)},
+}
+MATH_CASES = {
+    "mask with a gradient": {"mask": TALL, "mask_grad": True},
+    "three dimensions": {"shapes": ((2, 16, 8),) * 3},
+    "no queries": {"shapes": ((2, 4, 0, 8), *PLAIN[1:])},
+    "values of another width": {"shapes": (*PLAIN[:2], (2, 4, 16, 4))},
+    "columns that are not contiguous": {"shapes": ((2, 4, 8, 16),) * 3, "look": lambda x: x.transpose(2, 3)},
+}
+
+
+@pytest.mark.parametrize("name", [*FUSED_CASES, *MATH_CASES])
+def test_kernels_bits_and_strides_are_those_of_local_eager(embedded, name):
+    options = FUSED_CASES.get(name) or MATH_CASES.get(name, {})
+    with Ops() as ops:
+        there = on(DEVICE, **options)
+    here = on("cpu", **options)
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(there, here, strict=True))
+    assert [s for _, s in there] == [s for _, s in here]
+    assert (ops.count(FUSED), ops.count(f"{FUSED}_backward")) == ((1, 1) if name in FUSED_CASES else (0, 0))
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_kernels_that_the_program_does_not_allow_are_not_taken(embedded, mode):
+    x = torch.randn(PLAIN[0], generator=torch.Generator().manual_seed(0))
+    for allowed in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with mode(), sdpa_kernel(allowed), Ops() as ops:
+            leaf = x.to(DEVICE).requires_grad_(mode is contextlib.nullcontext)
+            out = F.scaled_dot_product_attention(leaf, leaf, leaf)
+            assert torch.equal(out.detach().cpu(), F.scaled_dot_product_attention(x, x, x))
+        assert (FUSED in ops) == (allowed is SDPBackend.FLASH_ATTENTION)
+    with (
+        mode(),
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        pytest.warns(UserWarning, match="not used because"),
+        pytest.raises(RuntimeError),
+    ):
+        F.scaled_dot_product_attention(x.to(DEVICE), x.to(DEVICE), x.to(DEVICE), dropout_p=0.5)
+
+
+def twice_differentiated(device):
+    leaves = [
+        torch.linspace(-1, 1, 40).sin().view(1, 2, 5, 4).add(n).double().to(device).requires_grad_() for n in range(3)
+    ]
+    mask = torch.linspace(-1, 1, 25, dtype=torch.float64).view(5, 5).to(device)
+    out = F.scaled_dot_product_attention(*leaves, attn_mask=mask, scale=0.7).sin().sum()
+    first = torch.autograd.grad(out, leaves, create_graph=True)
+    second = torch.autograd.grad(sum((g**2).sum() for g in first), leaves, create_graph=True)
+    third = torch.autograd.grad(sum((g**2).sum() for g in second), leaves)
+    return [t.detach().cpu() for t in (*first, *second, *third)]
+
+
+def test_gradients_have_gradients_which_the_fused_kernel_lacks(embedded):
+    with Ops() as ops:
+        there = twice_differentiated(DEVICE)
+    assert ops.count(f"{FUSED}_backward") > 0
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(there, twice_differentiated("cpu"))
+
+
+def test_checkpointed_and_autocast(embedded):
+    def step(device):
+        x = torch.linspace(-1, 1, 80).view(1, 2, 5, 8).clone().to(device).requires_grad_()
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            out = checkpoint(lambda x: F.scaled_dot_product_attention(x, x, x), x, use_reentrant=False)
+        out.float().sum().backward()
+        return out.detach().cpu(), x.grad.cpu()
+
+    assert all(torch.equal(a, b) for a, b in zip(step(DEVICE), step("cpu"), strict=True))
