@@ -1,0 +1,85 @@
+"""What the classes of modules say that they are. Labels come from here; what is under test never sees a name.
+
+The rules are about classes of transformers, diffusers and torch, and of `plain_models`. Where a library's name misleads
+(`NoNorm`, GPT-2's `Conv1D`), the exception stands beside the rule.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+_ATTENTION = re.compile(r"Attention|Attn")
+_WHOLE = re.compile(r"(Layer|Block|Block\d?D|\dD|CrossAttn|Model|Encoder|Decoder|Stage|Pooler)$")
+_BLOCK = re.compile(r"(Layer|Block)$")
+_NORM = re.compile(r"(Norm|Norm\dd|NormGated|LayerNorm\w*|RMSNorm\w*)$")
+_MIXTURE = re.compile(r"(SparseMoeBlock|SparseMLP|Moe|MoE|MOE)$")
+_RECURRENT = re.compile(
+    r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell)$"
+)
+_MLP = re.compile(r"(MLP|Mlp|FeedForward|FeedForwardNetwork|PositionWiseFF|PerceptronTower)$")
+_NOT_NORMS = {"NoNorm"}
+_NOT_MIXERS = {"PatchTSMixer"}
+_MIXTURES = {"GptOssMLP"}
+# They mix positions by other means than weights over keys.
+_NOT_ATTENTION = {"RwkvSelfAttention", "SwiftFormerEfficientAdditiveAttention"}
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether queries look at keys in it, and nothing else happens but projections, positions and norms."""
+    name = type(module).__name__
+    return bool(_ATTENTION.search(name)) and not _WHOLE.search(name) and name not in _NOT_ATTENTION
+
+
+def may_be_block(module: nn.Module) -> bool:
+    """Whether its class is called a layer or a block."""
+    return bool(_BLOCK.search(type(module).__name__))
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether it normalises."""
+    name = type(module).__name__
+    return bool(_NORM.search(name)) and name not in _NOT_NORMS
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether it is one of torch's convolutions (GPT-2's `Conv1D` is a linear layer)."""
+    return isinstance(module, nn.modules.conv._ConvNd)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is one product with a weight."""
+    return isinstance(module, nn.Linear) or type(module).__name__ in {"Conv1D", "FalconLinear"}
+
+
+def is_mixture(module: nn.Module) -> bool:
+    """Whether a router chooses among experts in it."""
+    name = type(module).__name__
+    return bool(_MIXTURE.search(name)) or name in _MIXTURES
+
+
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether a state goes from position to position in it."""
+    name = type(module).__name__
+    return bool(_RECURRENT.search(name)) and not any(name.startswith(n) for n in _NOT_MIXERS)
+
+
+def is_mlp(module: nn.Module) -> bool:
+    """Whether its class is called a feed-forward network."""
+    return bool(_MLP.search(type(module).__name__))
+
+
+def is_table(module: nn.Module) -> bool:
+    """Whether it looks rows up."""
+    return isinstance(module, nn.Embedding)
+
+
+def is_bag(module: nn.Module) -> bool:
+    """Whether it looks rows up and reduces them."""
+    return isinstance(module, nn.EmbeddingBag)
+
+
+def is_interaction(module: nn.Module) -> bool:
+    """Whether it lets features of a recommender meet; classes of `plain_models`."""
+    return type(module).__name__ in {"DotInteraction", "FactorizationMachine", "CrossLayer"}

@@ -1,0 +1,238 @@
+"""What patterns ought to find in a program, from the modules in which its instructions were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import attrs
+import class_rules as rules
+from ground_truth import Instance, ModuleRun
+from module_runs import ancestors
+from torch import nn
+
+from djinn.hooks import Graph, Node
+
+# The one op of an attention that cannot be done without, fused or not.
+WEIGHING = frozenset({
+    "_safe_softmax", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_fused_attention_overrideable", "_softmax", "scaled_dot_product_attention", "softmax",
+})  # fmt: skip
+PRODUCTS = frozenset({"_grouped_mm", "addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm"})
+_CHOICES = frozenset({"argmax", "topk"})
+_NORMALISED = frozenset({
+    "_fused_rms_norm", "_native_batch_norm_legit", "batch_norm", "cudnn_batch_norm", "group_norm", "instance_norm",
+    "layer_norm", "native_batch_norm", "native_group_norm", "native_layer_norm", "rms_norm",
+    "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
+})  # fmt: skip
+_SPREADS = frozenset({"linalg_vector_norm", "norm", "rsqrt", "sqrt", "std", "var", "var_mean"})
+_STEPS = frozenset({
+    "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "cumsum", "exp", "gru", "lstm", "sigmoid", "sigmoid_", "softplus",
+    "tanh", "tanh_",
+})  # fmt: skip
+
+Test = Callable[[nn.Module], bool]
+
+
+@attrs.define
+class Scene:
+    """A program's nodes and the calls of modules that recorded them.
+
+    Attributes:
+        graph: the program. runs: the calls.
+        head: the module that turns states into logits over a vocabulary, where the model has one.
+        tokens: identities of the modules that look up tokens, where the model says so.
+    """
+
+    graph: Graph
+    runs: Sequence[ModuleRun]
+    head: nn.Module | None = None
+    tokens: frozenset[int] | None = None
+
+    def find(self, test: Test) -> list[int]:
+        """Indices of the runs of modules that pass the test."""
+        return [i for i, run in enumerate(self.runs) if test(run.module)]
+
+    def outermost(self, test: Test) -> list[int]:
+        """The same, without those inside one another."""
+        found = set(self.find(test))
+        return [i for i in sorted(found) if not any(a in found for a in list(ancestors(self.runs, i))[1:])]
+
+    def inside(self, indices: Iterable[int]) -> set[int]:
+        """Ids of the nodes that these runs recorded."""
+        return {node for i in indices for node in self.runs[i].span}
+
+    def ops(self, span: Iterable[int], operations: frozenset[str]) -> frozenset[int]:
+        """Ids of the nodes of `span` that are one of these ops."""
+        return frozenset(i for i in span if self.graph.nodes[i].operation in operations)
+
+    def node(self, index: int) -> Node:
+        """The node of that id."""
+        return self.graph.nodes[index]
+
+
+def instances(scene: Scene) -> tuple[Instance, ...]:
+    """All of them, but for caches and fusion points, which modules do not tell."""
+    attentions = tuple(_attentions(scene))
+    mixtures = tuple(_mixtures(scene))
+    blocks = tuple(_blocks(scene, attentions, mixtures))
+    return (
+        *attentions,
+        *mixtures,
+        *(block for block, _ in blocks),
+        *_perceptrons(scene, attentions, [run for _, run in blocks]),
+        *_norms(scene),
+        *_convolutions(scene),
+        *_tables(scene),
+        *_heads(scene),
+        *_recurrences(scene),
+        *_of_recommenders(scene),
+    )
+
+
+def _attentions(scene: Scene) -> Iterator[Instance]:
+    for index in scene.outermost(rules.is_attention):
+        run = scene.runs[index]
+        for core in sorted(scene.ops(run.span, WEIGHING)):
+            yield Instance("attention", frozenset({core}), frozenset(run.span), where=run.path)
+
+
+def _mixtures(scene: Scene) -> Iterator[Instance]:
+    for index in scene.outermost(rules.is_mixture):
+        run = scene.runs[index]
+        choice = scene.ops(run.span, _CHOICES)
+        if choice:  # layers of the same class may be dense
+            yield Instance("moe", choice, frozenset(run.span), where=run.path)
+
+
+def _blocks(
+    scene: Scene, attentions: Sequence[Instance], mixtures: Sequence[Instance]
+) -> Iterator[tuple[Instance, int]]:
+    """The innermost layers that hold both an attention and a feed-forward network or mixture of experts."""
+    within = set(scene.find(rules.is_attention))
+    candidates = [
+        i
+        for i in scene.find(rules.may_be_block)
+        if not within & set(ancestors(scene.runs, i))
+        and any(a.core <= set(scene.runs[i].span) for a in attentions)
+        and (_linear(scene, i) or any(m.core <= set(scene.runs[i].span) for m in mixtures))
+    ]
+    for index in candidates:
+        if any(index in list(ancestors(scene.runs, other))[1:] for other in candidates):
+            continue
+        run = scene.runs[index]
+        parts = [*attentions, *mixtures]
+        core = {n for part in parts if part.core <= set(run.span) for n in part.core}
+        core |= scene.ops(scene.inside(_linear(scene, index)), PRODUCTS)
+        yield Instance("block", frozenset(core), frozenset(run.span), where=run.path), index
+
+
+def _linear(scene: Scene, index: int) -> list[int]:
+    """The linear layers in a run that serve no attention, mixture, norm or recurrence: its feed-forward network."""
+    others = (rules.is_attention, rules.is_mixture, rules.is_norm, rules.is_recurrent)
+    found = []
+    for i in scene.find(rules.is_linear):
+        outwards = list(ancestors(scene.runs, i))
+        if index not in outwards:
+            continue
+        between = [scene.runs[j].module for j in outwards[: outwards.index(index)]]
+        if not any(test(module) for test in others for module in between):
+            found.append(i)
+    return found
+
+
+def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[int]) -> Iterator[Instance]:
+    """The feed-forward network of each block, and modules that are called one elsewhere; other layers are left open."""
+    taken: set[int] = set()
+    for index in blocks:
+        linear = _linear(scene, index)
+        core = scene.ops(scene.inside(linear), PRODUCTS)
+        taken |= core
+        if len(core) > 1:
+            span = frozenset(scene.runs[index].span) - {n for a in attentions for n in a.span}
+            yield Instance("mlp", core, span, facts={"gated": len(core) == 3}, where=scene.runs[index].path)
+    mixed = scene.inside(scene.outermost(rules.is_mixture))
+    for index in scene.outermost(rules.is_mlp):
+        run = scene.runs[index]
+        core = scene.ops(
+            scene.inside(i for i in scene.find(rules.is_linear) if index in ancestors(scene.runs, i)), PRODUCTS
+        )
+        if len(core) > 1 and not core & taken:
+            taken |= core
+            yield Instance("mlp", core, frozenset(run.span), required=not core & mixed, where=run.path)
+    yield from _left_open(scene, taken)
+
+
+def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:
+    """Linear layers that no rule names: two with an activation between may be called a network or not."""
+    attention = scene.inside(scene.outermost(rules.is_attention)) | scene.inside(scene.outermost(rules.is_recurrent))
+    core = scene.ops(scene.inside(scene.find(rules.is_linear)), PRODUCTS) - taken - attention
+    span = frozenset(range(len(scene.graph.nodes))) - attention - taken
+    for node in sorted(core):
+        yield Instance("mlp", frozenset({node}), span, required=False, where="elsewhere")
+
+
+def _norms(scene: Scene) -> Iterator[Instance]:
+    norms = set(scene.find(rules.is_norm))
+    outer = {a for i in norms for a in list(ancestors(scene.runs, i))[1:]}
+    for index in sorted(norms - outer):
+        run = scene.runs[index]
+        core = scene.ops(run.span, _NORMALISED) or scene.ops(run.span, _SPREADS)
+        if core:
+            yield Instance("norm", core, frozenset(run.span), where=run.path)
+
+
+def _convolutions(scene: Scene) -> Iterator[Instance]:
+    recurrent = scene.inside(scene.outermost(rules.is_recurrent))
+    named: set[int] = set()
+    for index in scene.find(rules.is_convolution):
+        run = scene.runs[index]
+        core = frozenset(i for i in run.span if "conv" in scene.node(i).operation)
+        named |= core
+        parent = scene.runs[run.parent] if run.parent is not None else run
+        if core:
+            yield Instance("convolution", core, frozenset(parent.span), required=not core & recurrent, where=run.path)
+    for node in scene.graph.nodes:
+        if "conv" in node.operation and "backward" not in node.operation and node.id not in named:
+            yield Instance(
+                "convolution", frozenset({node.id}), frozenset(range(len(scene.graph.nodes))), required=False
+            )
+
+
+def _tables(scene: Scene) -> Iterator[Instance]:
+    for index in scene.find(rules.is_table):
+        run = scene.runs[index]
+        core = scene.ops(run.span, frozenset({"embedding"}))
+        if core:
+            required = scene.tokens is None or id(run.module) in scene.tokens
+            yield Instance("embedding", core, frozenset(run.span), required=required, where=run.path)
+
+
+def _heads(scene: Scene) -> Iterator[Instance]:
+    mixed = scene.inside(scene.outermost(rules.is_mixture)) | scene.inside(scene.outermost(rules.is_attention))
+    for index in scene.find(rules.is_linear):
+        run = scene.runs[index]
+        core = scene.ops(run.span, PRODUCTS)
+        if core and run.module is scene.head:
+            yield Instance("head", core, frozenset(run.span), where=run.path)
+        elif core and not core & mixed and ("head" in run.path or "classifier" in run.path):
+            yield Instance("head", core, frozenset(run.span), required=False, where=run.path)
+
+
+def _recurrences(scene: Scene) -> Iterator[Instance]:
+    for index in scene.outermost(rules.is_recurrent):
+        run = scene.runs[index]
+        core = scene.ops(run.span, _STEPS) - scene.inside(scene.find(rules.is_norm))
+        if core:
+            yield Instance("recurrent", core, frozenset(run.span), where=run.path)
+
+
+def _of_recommenders(scene: Scene) -> Iterator[Instance]:
+    for index in scene.outermost(rules.is_bag):
+        run = scene.runs[index]
+        core = frozenset(i for i in run.span if "embedding" in scene.node(i).operation)
+        yield Instance("embedding_bag", core, frozenset(run.span), where=run.path)
+    for index in scene.outermost(rules.is_interaction):
+        run = scene.runs[index]
+        core = scene.ops(run.span, PRODUCTS | {"mul", "sub"})
+        yield Instance("interaction", core, frozenset(run.span), where=run.path)

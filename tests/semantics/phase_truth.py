@@ -1,0 +1,96 @@
+"""Which phases are right for each node, from how the model was called and from the module that recorded it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ground_truth import ModuleRun
+
+from djinn.hooks import ExecutionPhase as Phase
+from djinn.hooks import Modality, WorkloadType
+
+FORWARD, PREFILL, DECODE = Phase.FORWARD, Phase.LLM_PREFILL, Phase.LLM_DECODE
+SEEING, DRAWING, FUSING = Phase.VISION_ENCODING, Phase.VISION_DECODING, Phase.MULTIMODAL_FUSION
+_OF_CALL = {"forward": FORWARD, "prefill": PREFILL, "decode": DECODE, "static_decode": DECODE, "train": Phase.TRAINING}
+_TOWERS = ("vision_model", "vision_tower", "vision_encoder", "visual", "vision_embed_tokens", "image_encoder")
+_DECODERS = ("decode_head", "auxiliary_head", "mask_decoder", "decoder", "head", "neck")
+
+# More than one where the field has no one word. A text encoder is no generator of text; speech turned into text is audio
+# and, after that, text; an autoencoder of pictures is half of a diffusion model; the language model of a multimodal one
+# decodes like any other.
+WORKLOADS: dict[str, tuple[WorkloadType, ...]] = {
+    "decoder": (WorkloadType.LLM,),
+    "recurrent decoder": (WorkloadType.LLM,),
+    "encoder-decoder": (WorkloadType.LLM,),
+    "encoder": (WorkloadType.GENERIC, WorkloadType.LLM),
+    "vision": (WorkloadType.VISION,),
+    "audio": (WorkloadType.AUDIO,),
+    "speech to text": (WorkloadType.AUDIO, WorkloadType.MULTIMODAL),
+    "multimodal": (WorkloadType.MULTIMODAL,),
+    "illustrated decoder": (WorkloadType.MULTIMODAL,),
+    "diffusion": (WorkloadType.DIFFUSION,),
+    "autoencoder": (WorkloadType.VISION, WorkloadType.DIFFUSION),
+    "recommender": (WorkloadType.RECOMMENDER,),
+    "generic": (WorkloadType.GENERIC,),
+}
+_DECODING: dict[str, tuple[WorkloadType, ...]] = {
+    "speech to text": (WorkloadType.AUDIO, WorkloadType.MULTIMODAL, WorkloadType.LLM),
+    "illustrated decoder": (WorkloadType.MULTIMODAL, WorkloadType.LLM),
+}
+
+
+def workloads_of(family: str, situation: str) -> frozenset[WorkloadType]:
+    """The workload types that are right for a program."""
+    if situation == "train":
+        return frozenset({WorkloadType.TRAINING})
+    if "decode" in situation and family in _DECODING:
+        return frozenset(_DECODING[family])
+    return frozenset(WORKLOADS[family])
+
+
+def phases_of(
+    family: str, situation: str, count: int, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]]
+) -> dict[int, frozenset[Phase]]:
+    """The right phases by node."""
+    if situation in {"train", "decode", "static_decode"}:
+        return dict.fromkeys(range(count), frozenset({_OF_CALL[situation]}))
+    if family == "vision":
+        return _painted(count, {SEEING}, runs, _DECODERS, {SEEING, DRAWING})
+    if family == "autoencoder":
+        return _painted(count, {SEEING, DRAWING}, runs, ("encoder",), {SEEING}) | _inside(runs, ("decoder",), {DRAWING})
+    if family == "diffusion":  # a step towards a picture: a forward pass like others, or part of drawing it
+        return dict.fromkeys(range(count), frozenset({FORWARD, DRAWING}))
+    if family in {"encoder-decoder", "speech to text"} and situation == "prefill":
+        return _painted(count, {PREFILL}, runs, ("encoder",), {FORWARD, PREFILL})
+    if family in {"multimodal", "illustrated decoder"}:
+        return _multimodal(situation, count, runs, kinds)
+    return dict.fromkeys(range(count), frozenset({_OF_CALL[situation]}))
+
+
+def _multimodal(
+    situation: str, count: int, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]]
+) -> dict[int, frozenset[Phase]]:
+    """A tower sees; what both lead to is fusion, or belongs to the language model; beside these nothing is certain."""
+    call = _OF_CALL[situation]
+    found: dict[int, frozenset[Phase]] = {}
+    for node in range(count):
+        kind = kinds.get(node, frozenset())
+        if kind == {Modality.VISION}:
+            found[node] = frozenset({SEEING})
+        elif kind == {Modality.TEXT}:
+            found[node] = frozenset({call})
+        elif len(kind) > 1:
+            found[node] = frozenset({FUSING, call})
+    return found | _inside(runs, _TOWERS, {SEEING})
+
+
+def _painted(
+    count: int, usual: set[Phase], runs: Sequence[ModuleRun], names: tuple[str, ...], phases: set[Phase]
+) -> dict[int, frozenset[Phase]]:
+    return dict.fromkeys(range(count), frozenset(usual)) | _inside(runs, names, phases)
+
+
+def _inside(runs: Sequence[ModuleRun], names: tuple[str, ...], phases: set[Phase]) -> dict[int, frozenset[Phase]]:
+    """What was recorded in modules of these names, wherever in the model they are."""
+    spans = [run.span for run in runs if run.path.rpartition(".")[2] in names]
+    return {node: frozenset(phases) for span in spans for node in span}

@@ -1,0 +1,196 @@
+"""How right a classifier is: its matches, phases, workload types and residencies against what is true.
+
+A match is *right* when it covers enough of the core of an instance of its kind and lies at least by half within what may
+belong to it. It is *open* when it covers only what the model's modules leave open; open matches count for nothing. All
+others are wrong: those that cover no core, those that cover what another match of the kind has covered already, and, where
+an instance is one thing (an attention, a block), those that cover several. An instance is *found* when right matches
+together cover enough of its core.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+from ground_truth import Instance, Labelled
+
+from djinn.hooks import DataResidency, PatternMatch, WorkloadProfile, storage_of
+
+# What instances are called here, and what pattern packages call their matches.
+NAMES: dict[str, frozenset[str]] = {
+    "attention": frozenset({"attention"}),
+    "kv_cache": frozenset({"kv_cache"}),
+    "convolution": frozenset({"convolution", "conv", "convolution_block"}),
+    "mlp": frozenset({"mlp", "gated_mlp"}),
+    "norm": frozenset({"norm", "normalisation", "rms_norm", "layer_norm"}),
+    "block": frozenset({"transformer_block", "block"}),
+    "embedding": frozenset({"embedding", "token_embedding"}),
+    "head": frozenset({"output_head", "lm_head", "head"}),
+    "moe": frozenset({"mixture_of_experts", "moe"}),
+    "fusion": frozenset({"fusion", "fusion_point", "multimodal_fusion"}),
+    "embedding_bag": frozenset({"embedding_bag"}),
+    "interaction": frozenset({"interaction", "feature_interaction"}),
+    "recurrent": frozenset({"recurrent", "lstm", "gru", "rnn", "state_space", "linear_attention"}),
+}
+# The share of a core that a match must cover, and the share that must be covered in the end. Where both are small, the core
+# holds several ops of which any will do.
+_ENOUGH = {"mlp": (0.6, 0.6), "block": (0.6, 0.6), "recurrent": (0.01, 0.5), "attention": (1.0, 1.0)}
+_ANY = (0.01, 0.01)
+_SEVERAL = frozenset({"convolution", "embedding", "embedding_bag", "interaction", "recurrent", "fusion"})
+_INSIDE = 0.5
+
+
+@attrs.frozen
+class Judged:
+    """A match and whether it is right; None where that is left open."""
+
+    match: PatternMatch
+    right: bool | None
+
+
+@attrs.frozen
+class PatternScore:
+    """Of one pattern in one program: how matches were judged, and which instances were missed."""
+
+    judged: tuple[Judged, ...]
+    found: int
+    missed: tuple[Instance, ...]
+
+
+@attrs.frozen
+class Score:
+    """How right a profile is.
+
+    Attributes:
+        patterns: by name in `NAMES`.
+        phases: right and all nodes. modalities, residencies: likewise.
+        workload: whether the type is right.
+        wrong_phases: nodes with a wrong phase.
+    """
+
+    patterns: Mapping[str, PatternScore]
+    phases: tuple[int, int]
+    modalities: tuple[int, int]
+    residencies: tuple[int, int]
+    workload: bool
+    wrong_phases: tuple[int, ...]
+    wrong_residencies: tuple[int, ...]
+
+
+def score(labelled: Labelled, profile: WorkloadProfile) -> Score:
+    """Compare a profile with what is true."""
+    truth = labelled.truth
+    wrong = tuple(n for n, right in truth.phases.items() if profile.phases[n] not in right)
+    residency = {v: profile.residency.get(v, DataResidency.EPHEMERAL_ACTIVATION) for v in truth.residency}
+    misplaced = tuple(v for v, right in truth.residency.items() if residency[v] is not right)
+    modal = sum(profile.modalities[n] is right for n, right in truth.modalities.items())
+    return Score(
+        patterns={name: of_pattern(name, truth.instances, profile.patterns) for name in NAMES},
+        phases=(len(truth.phases) - len(wrong), len(truth.phases)),
+        modalities=(modal, len(truth.modalities)),
+        residencies=(len(residency) - len(misplaced), len(residency)),
+        workload=profile.workload in truth.workloads,
+        wrong_phases=wrong,
+        wrong_residencies=misplaced,
+    )
+
+
+def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[PatternMatch]) -> PatternScore:
+    """How right the matches of one pattern are, the surest first."""
+    mine = [i for i in instances if i.pattern == name]
+    given = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
+    covered: dict[int, set[int]] = defaultdict(set)
+    judged = [Judged(match, _judge(name, match, mine, covered)) for match in given]
+    _, whole = _ENOUGH.get(name, _ANY)
+    required = [(k, i) for k, i in enumerate(mine) if i.required]
+    missed = tuple(i for k, i in required if len(covered[k]) < whole * len(_core(i)))
+    return PatternScore(tuple(judged), len(required) - len(missed), missed)
+
+
+def _core(instance: Instance) -> frozenset[int]:
+    return instance.values or instance.core
+
+
+def _reach(match: PatternMatch, instance: Instance) -> set[int]:
+    """What of the core a match covers; for caches the storages that it says are caches."""
+    return set(
+        instance.values & set(map(storage_of, match.residency)) if instance.values else instance.core & set(match.nodes)
+    )
+
+
+def _judge(name: str, match: PatternMatch, instances: Sequence[Instance], covered: dict[int, set[int]]) -> bool | None:
+    part, _ = _ENOUGH.get(name, _ANY) if name != "kv_cache" else (1.0, 1.0)
+    reach = {k: _reach(match, i) for k, i in enumerate(instances)}
+    touched = [k for k, r in reach.items() if r]
+    hit = [k for k in touched if len(reach[k]) >= part * len(_core(instances[k]))]
+    required = [k for k in hit if instances[k].required]
+    if touched and not any(instances[k].required for k in touched):
+        return None
+    if not required or (len(required) > 1 and name not in _SEVERAL):
+        return False
+    span = frozenset().union(*(instances[k].span for k in hit))
+    if len(span & set(match.nodes)) < _INSIDE * len(match.nodes):
+        return False
+    if all(reach[k] <= covered[k] for k in required):
+        return False
+    for k in required:
+        covered[k] |= reach[k]
+    return True
+
+
+@attrs.define
+class Sum:
+    """Scores of many programs, added up."""
+
+    judged: dict[str, list[Judged]] = attrs.field(factory=lambda: defaultdict(list))
+    found: Counter[str] = attrs.field(factory=Counter)
+    missed: Counter[str] = attrs.field(factory=Counter)
+    phases: dict[str, list[tuple[int, int]]] = attrs.field(factory=lambda: defaultdict(list))
+    residencies: list[tuple[int, int]] = attrs.field(factory=list)
+    modalities: list[tuple[int, int]] = attrs.field(factory=list)
+    workloads: list[bool] = attrs.field(factory=list)
+
+    def add(self, situation: str, score: Score) -> None:
+        """Add the score of one program."""
+        for name, pattern in score.patterns.items():
+            self.judged[name] += pattern.judged
+            self.found[name] += pattern.found
+            self.missed[name] += len(pattern.missed)
+        self.phases[situation].append(score.phases)
+        self.residencies.append(score.residencies)
+        self.modalities.append(score.modalities)
+        self.workloads.append(score.workload)
+
+    def precision(self, name: str) -> float | None:
+        """The share of a pattern's matches that are right; None without matches."""
+        judged = [j.right for j in self.judged[name] if j.right is not None]
+        return sum(judged) / len(judged) if judged else None
+
+    def recall(self, name: str) -> float | None:
+        """The share of instances that were found; None without instances."""
+        count = self.found[name] + self.missed[name]
+        return self.found[name] / count if count else None
+
+    def phase_accuracy(self, *situations: str) -> float | None:
+        """The share of nodes with a right phase, in all situations or some."""
+        return share(pair for s, pairs in self.phases.items() if not situations or s in situations for pair in pairs)
+
+    def calibration(self) -> list[tuple[float, float, int, float | None]]:
+        """For each range of confidence: from, to, how many matches, and the share that is right."""
+        edges = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
+        rows = []
+        for low, high in itertools.pairwise(edges):
+            mine = [
+                j.right for judged in self.judged.values() for j in judged
+                if j.right is not None and low <= j.match.confidence < high
+            ]  # fmt: skip
+            rows.append((low, min(high, 1.0), len(mine), sum(mine) / len(mine) if mine else None))
+        return rows
+
+
+def share(pairs: Iterable[tuple[int, int]]) -> float | None:
+    """The sum of the firsts by that of the seconds."""
+    right, count = map(sum, zip(*pairs, strict=True)) if (pairs := list(pairs)) else (0, 0)
+    return right / count if count else None

@@ -1,0 +1,147 @@
+"""How a model is called: a forward pass, prefill, a decoding step with a growing or a static cache, a training step.
+
+Each way gives one recorded program, and the harness knows which it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from ground_truth import ModuleRun
+from likeness import loss_of
+from module_runs import Recorded, recording
+from torch import nn
+from value_truth import Kept
+
+_CACHES = ("past_key_values", "cache_params")
+_NOT_FOR_FORWARD = ("labels", "return_loss", "future_values", "future_time_features")
+
+
+@attrs.frozen
+class Call:
+    """One recorded call of a model, and what the harness knows of its tensors."""
+
+    situation: str
+    recorded: Recorded
+    kept: Kept
+
+
+def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
+    """A forward pass in evaluation mode, without a cache."""
+    model.eval()
+    given = without_labels(model, inputs)
+    with torch.no_grad(), recording(model) as recorded:
+        output = model(**given)
+    return _known("forward", recorded, model, given, output)
+
+
+def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of an evaluation: a decoder reads its labels, nobody else sees them; no cache is made."""
+    takes = _parameters(model)
+    needs_labels = "labels" in takes and takes["labels"].default is inspect.Parameter.empty
+    given = {
+        name: v for name, v in inputs.items() if name not in _NOT_FOR_FORWARD or (name == "labels" and needs_labels)
+    }
+    if "labels" in inputs and "decoder_input_ids" in takes:
+        given["decoder_input_ids"] = inputs["labels"]
+    return given | without_cache(model)
+
+
+def without_cache(model: nn.Module) -> dict[str, Any]:
+    """What tells a model that writes text to keep no cache."""
+    return {"use_cache": False} if hasattr(model, "generate") or "use_cache" in _parameters(model) else {}
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters
+
+
+def prefill(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
+    """A first call of all parts of a model, encoders and towers included, which leaves a cache behind."""
+    model.eval()
+    given = without_labels(model, inputs) | {"use_cache": True}
+    with torch.no_grad(), recording(model) as recorded:
+        output = model(**given)
+    return _known("prefill", recorded, model, given, output)
+
+
+def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
+    """A training step: forward, loss, backward, optimizer. The first such step, which makes the optimizer's state, is past."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    _step(model, inputs, optimizer)
+    with recording(model) as recorded:
+        _step(model, inputs, optimizer)
+    call = _known("train", recorded, model, inputs, None)
+    call.kept.optimizer(optimizer)
+    return call
+
+
+def _step(model: nn.Module, inputs: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss_of(model(**inputs, **without_cache(model))).backward()
+    optimizer.step()
+
+
+def generation(model: nn.Module, inputs: Mapping[str, Any], static: bool = False) -> Iterator[Call]:
+    """Prefill and the second decoding step of `generate()`; with a static cache the step alone.
+
+    `generate()` calls encoders and towers by themselves before; `prefill` records them together.
+    """
+    model.eval()
+    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    if static:
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
+    with _each_forward(model) as calls:
+        model.generate(**given, **options)
+    names = {2: "static_decode"} if static else {0: "prefill", 2: "decode"}
+    for index, name in names.items():
+        yield attrs.evolve(calls[index], situation=name)
+
+
+@contextmanager
+def _each_forward(model: nn.Module) -> Iterator[list[Call]]:
+    """Record every forward pass of `model` inside the block."""
+    calls: list[Call] = []
+    original: Callable[..., Any] = model.forward
+
+    @functools.wraps(original)
+    def recorded_forward(*args: Any, **kwargs: Any) -> Any:
+        before = Kept()
+        for name in _CACHES:
+            before.cache(kwargs.get(name))
+        with recording(model) as recorded:
+            output = original(*args, **kwargs)
+        # The hook of the model itself ran before this function.
+        for run in recorded.runs:
+            run.parent = 0 if run.parent is None else run.parent + 1
+        recorded.runs.insert(0, ModuleRun(model, "", 0, len(recorded.captured.program), None))
+        call = _known("", recorded, model, kwargs, output)
+        call.kept.residency.update(before.residency)
+        calls.append(call)
+        return output
+
+    model.forward = recorded_forward  # type: ignore[method-assign]
+    try:
+        yield calls
+    finally:
+        del model.forward
+
+
+def _known(situation: str, recorded: Recorded, model: nn.Module, given: Mapping[str, Any], output: Any) -> Call:
+    kept = Kept()
+    names = {"past_key_values", "cache_params", "encoder_outputs", "state"}
+    kept.inputs({name: value for name, value in given.items() if name not in names})
+    kept.model(model)
+    sources = (given, output if isinstance(output, Mapping) else {})
+    caches = {id(cache): cache for source in sources for name in _CACHES if (cache := source.get(name)) is not None}
+    for cache in caches.values():
+        kept.cache(cache)
+    return Call(situation, recorded, kept)
