@@ -19,18 +19,25 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Pending:
-    """Elements that are on their way, as `fetch_later` gives it. Dropping it is fine: what comes is thrown away."""
+    """Elements that are on their way, as `fetch_later` gives it. Dropping it is fine: what comes is thrown away.
+
+    Attributes:
+        server_seconds: once `result` was called: what the executor had taken for the session when it gave the answer. The
+            difference between two of them is what lay between.
+    """
 
     def __init__(self, asked: tuple[Runtime, int] | None, tensors: Tensors | None = None) -> None:
         """`asked`: the session and the number of its submission that wants them; None where `tensors` are here."""
         self._asked = asked
+        self._open = asked is not None
         self._tensors = tensors
+        self.server_seconds = 0.0
         self._error: Exception | None = None
         self._taking = threading.Lock()
 
     def done(self) -> bool:
         """Whether `result` returns or raises at once. Takes in what has come, and waits for nothing."""
-        return self._asked is None or self._asked[0].has_come(self._asked[1])
+        return self._asked is None or not self._open or self._asked[0].has_come(self._asked[1])
 
     def result(self) -> Tensors:
         """The elements, as CPU tensors; waits until they are here. The same tensors each time.
@@ -39,7 +46,7 @@ class Pending:
             RemoteError: they could not be computed. SessionLost: the session has ended. Again at each call.
         """
         with self._taking:
-            if self._asked is not None:
+            if self._asked is not None and self._open:
                 self._take(*self._asked)
         if self._error is not None:
             raise self._error
@@ -50,13 +57,20 @@ class Pending:
         current()  # raises in a forked child: the connection is the parent's
         try:
             with survivable():
-                self._tensors = runtime.wait(number).tensors
+                answer = runtime.wait(number)
+            self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
         except Exception as error:
             self._error = error
-        self._asked = None
+        self._open = False
+
+    def disregard_what_followed(self) -> None:
+        """What this thread has recorded since it asked may fail: nobody hears of that who does not look at what failed."""
+        current().cut()
+        if self._asked is not None:
+            self._asked[0].excuse(self._asked[1])
 
     def __del__(self) -> None:
-        if self._asked is not None:
+        if self._asked is not None and self._open:
             self._asked[0].forget(self._asked[1])
 
 

@@ -42,10 +42,15 @@ class Submission:
 
 @attrs.frozen
 class Answer:
-    """What came back: tensors on the CPU for `fetch`, metadata for `describe`."""
+    """What came back: tensors on the CPU for `fetch`, metadata for `describe`.
+
+    Attributes:
+        server_seconds: what the executor has taken for the session until it gave this answer, from a start of no meaning.
+    """
 
     tensors: tuple[torch.Tensor, ...] = ()
     described: tuple[DescribedValue, ...] = ()
+    server_seconds: float = 0.0
 
 
 class Runtime(Protocol):
@@ -73,6 +78,9 @@ class Runtime(Protocol):
 
     def forget(self, number: int) -> None:
         """Nobody will wait for a submission that was left. Safe in finalizers."""
+
+    def excuse(self, number: int) -> None:
+        """What this thread has submitted after `number` may have failed: nobody hears of it who does not look at it."""
 
     @property
     def round_trip_seconds(self) -> float | None:

@@ -30,12 +30,16 @@ class Failures:
 
     def note(self, sequence: int, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
         """Remember what failed in submission `sequence`, whose instruction `i` was number `nodes[i]` of `program`."""
-        self._programs[sequence] = (program, nodes)
-        while len(self._programs) > REMEMBERED:
-            self._programs.popitem(last=False)
+        self.remember(sequence, program, nodes)
         for failure in failures:
             if len(self._unseen) < REMEMBERED:
                 self._unseen[_key(failure)] = failure
+
+    def remember(self, sequence: int, program: Program, nodes: Sequence[int]) -> None:
+        """Remember what submission `sequence` was, for the errors of those who look at what failed in it."""
+        self._programs[sequence] = (program, nodes)
+        while len(self._programs) > REMEMBERED:
+            self._programs.popitem(last=False)
 
     def error(self, failure: Failure) -> DjinnError:
         """The error to raise for a value that failed, with op, shapes and the user's line."""
@@ -60,9 +64,18 @@ class Failures:
         operands = ", ".join(_describe(meta) for meta in program.calls[node].operands)
         return _Origin(program.site(node), operands, module, found.path if found is not None else "")
 
-    def take_check(self) -> DjinnError | None:
-        """A failure that no fetch will ever report, because its op makes nothing: it only checks, such as an assertion."""
+    def excuse(self, after: int) -> None:
+        """Nobody needs to hear of what failed after submission `after`, unless it is looked at."""
+        self._unseen = {key: failure for key, failure in self._unseen.items() if key[0] <= after}
+
+    def take_check(self, until: int) -> DjinnError | None:
+        """A failure that no fetch will ever report, because its op makes nothing: it only checks, such as an assertion.
+
+        Of submissions up to `until`.
+        """
         for failure in self._unseen.values():
+            if failure.sequence > until:
+                continue
             program, nodes = self._programs.get(failure.sequence, (None, ()))
             if program is not None and 0 <= failure.instruction < len(nodes):
                 call = program.calls[nodes[failure.instruction]]

@@ -71,6 +71,7 @@ class _Pending:
     answered: bool  # whether somebody waits for what it brings
     synchronize: bool
     position: int  # where its frame ends among the bytes of the connection
+    thread: int = attrs.field(factory=threading.get_ident)
 
 
 class Session:
@@ -96,11 +97,13 @@ class Session:
         self._observers = observers
         self._sequence = 0
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
-        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool]] = {}
+        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float]] = {}
         self._abandoned: set[int] = set()
         self._dropped: set[int] = set()
         self._late = LateAnswers()
         self._link = RoundTrips()
+        self._excused: set[int] = set()
+        self._spent = 0.0  # seconds of the executor's
         self._failures = Failures()
         self._known: TemplateCache[_Bound] = TemplateCache()
         self._receiving = threading.RLock()
@@ -230,16 +233,16 @@ class Session:
             if not late:  # who has come for it late may come again
                 self._abandoned.add(number)
             raise
-        completed, body, synchronize = self._answers.pop(number)
+        completed, body, synchronize, spent = self._answers.pop(number)
         self._late.taken(number)
         if not there:
             self._link.came(number, _seconds(completed))
         tensors = self._tensors(completed, body)
         described = tuple([self._described(d) for d in completed.described])
-        unseen = self._failures.take_unseen() if synchronize else self._failures.take_check()
+        unseen = self._failures.take_unseen() if synchronize else self._failures.take_check(number)
         if unseen is not None:
             raise unseen
-        return Answer(tensors, described)
+        return Answer(tensors, described, spent)
 
     def leave(self, number: int, nbytes: int) -> None:
         """As `Runtime.leave`."""
@@ -248,6 +251,13 @@ class Session:
     def forget(self, number: int) -> None:
         """As `Runtime.forget`."""
         self._late.forget(number)
+
+    def excuse(self, number: int) -> None:
+        """As `Runtime.excuse`."""
+        thread = threading.get_ident()
+        with collect_later, self._receiving:
+            self._excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
+            self._failures.excuse(number)
 
     def has_come(self, number: int) -> bool:
         """As `Runtime.has_come`."""
@@ -350,16 +360,21 @@ class Session:
         self._late.has_read(pending.position)
         self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
         self._stats.server_seconds += _seconds(completed)
+        self._spent += _seconds(completed)
         if completed.failures:
             nodes = pending.prepared.nodes if pending.prepared is not None else ()
-            self._failures.note(completed.sequence, completed.failures, pending.program, nodes)
+            if completed.sequence in self._excused:
+                self._failures.remember(completed.sequence, pending.program, nodes)
+            else:
+                self._failures.note(completed.sequence, completed.failures, pending.program, nodes)
+        self._excused.discard(completed.sequence)
         if pending.claimed and pending.prepared is not None:
             _trust(pending, completed)
         if completed.sequence in self._abandoned or completed.sequence in self._dropped:
             self._abandoned.discard(completed.sequence)
             self._dropped.discard(completed.sequence)
         elif pending.answered:
-            self._answers[completed.sequence] = (completed, body, pending.synchronize)
+            self._answers[completed.sequence] = (completed, body, pending.synchronize, self._spent)
         del self._pending[completed.sequence]
 
     def _tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
