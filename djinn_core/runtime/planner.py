@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
+
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule, Run
-from djinn_core.ir.values import storage_of
 from djinn_core.runtime.stats import Stats
+from djinn_core.runtime.structure import Structure, calls_of, structure_of
 from djinn_core.runtime.template import Prepared, make_template
 from djinn_core.wire.templates import TemplateCache
 
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
+STRUCTURES_LIMIT = 16  # structures of programs with the same calls; the least recently used goes first
 
 PlanProgram = Callable[[Program], ExecutionSchedule]
+
+
+@attrs.define
+class _Planned:
+    """Programs of one structure, and the plans for them."""
+
+    structure: Structure
+    variants: list[Prepared] = attrs.field(factory=list)
 
 
 class Planner:
@@ -26,28 +37,36 @@ class Planner:
     def __init__(self, plan: PlanProgram, stats: Stats) -> None:
         self._plan = plan
         self._stats = stats
-        self._prepared: TemplateCache[list[Prepared]] = TemplateCache()
+        self._planned: TemplateCache[list[_Planned]] = TemplateCache()
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
         """The plan of a program, and its values by first appearance."""
-        numbers: dict[int, int] = {}
-        references = [numbers.setdefault(h, len(numbers)) for h in program.operands]
-        dead = sorted([numbers[h] for h in program.dead])
-        storages: dict[int, int] = {}
-        shared = [storages.setdefault(storage_of(h), len(storages)) for h in numbers]
-        key = (tuple([c.signature.id for c in program.calls]), tuple(references), tuple(shared), tuple(dead))
-        variants = self._prepared.get(key)
-        if variants is None:
-            variants = []
-            self._prepared.put(key, variants, len(program))
-        for prepared in variants:
+        planned, values = self._find(program)
+        for prepared in planned.variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
-                return prepared, list(numbers)
+                return prepared, list(values)
         prepared = self._make(program)
-        variants.append(prepared)
-        del variants[:-VARIANTS_LIMIT]
-        return prepared, list(numbers)
+        planned.variants.append(prepared)
+        del planned.variants[:-VARIANTS_LIMIT]
+        return prepared, list(values)
+
+    def _find(self, program: Program) -> tuple[_Planned, tuple[int, ...]]:
+        calls = calls_of(program)
+        alike = self._planned.get(calls)
+        if alike is None:
+            alike = []
+            self._planned.put(calls, alike, len(program))
+        for index, planned in enumerate(alike):
+            found = planned.structure.values_of(program)
+            if found is not None:
+                if index:
+                    alike.insert(0, alike.pop(index))
+                return planned, found
+        structure, values = structure_of(program)
+        alike.insert(0, _Planned(structure))
+        del alike[STRUCTURES_LIMIT:]
+        return alike[0], values
 
     def _make(self, program: Program) -> Prepared:
         self._stats.plans_made += 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording.foresight import PIECES, forget_courses, pieces_of
+from djinn_core.interception.recording.foresight import OPENING, PIECES, forget_courses, pieces_of
 
 DEVICE = "remote_accelerator:0"
 
@@ -41,15 +41,34 @@ def test_pieces_grow_and_the_last_is_not_small():
         sizes = [b - a for a, b in itertools.pairwise(ends)]
         assert sum(sizes) == length
         assert all(size in PIECES for size in sizes[:-1])
-        assert len(sizes) == 1 or PIECES[0] // 2 <= sizes[-1] <= 2 * PIECES[-1]
+        assert len(sizes) == 1 or PIECES[0] <= sizes[-1] <= 2 * PIECES[-1]
 
 
 def test_a_program_that_comes_again_is_sent_in_pieces_from_the_third_time_on():
     x = torch.arange(4.0)
     remote = x.to(DEVICE)
-    took = [submissions(lambda: chain(remote).cpu()) for _ in range(5)]
+    took = [submissions(lambda: chain(remote).cpu()) for _ in range(6)]
     assert took[:2] == [1, 1]
-    assert took[2:] == [len(pieces_of(200)) + 1] * 3
+    assert took[2] == sum(cut >= OPENING for cut in pieces_of(200)) + 1, "it was recognised by its opening"
+    assert took[3:] == [len(pieces_of(200)) + 1] * 3, "it comes after itself"
+
+
+def test_programs_that_take_turns_are_sent_from_their_first_instructions_on():
+    remote = torch.arange(4.0).to(DEVICE)
+
+    def turn():
+        first = submissions(lambda: chain(remote).cpu())
+        between = submissions(lambda: remote.add(1).cpu())
+        return [first, between, submissions(lambda: chain(remote, 120, turn=3).cpu())]
+
+    for _ in range(4):
+        turn()
+    expected = [len(pieces_of(200)) + 1, 1, len(pieces_of(120)) + 1]
+    assert turn() == expected
+    assert submissions(lambda: chain(remote, 120, turn=3).cpu()) < expected[2], "another one came"
+    for _ in range(4):
+        turn()
+    assert turn() == expected
 
 
 def test_results_are_the_same_whatever_follows_the_opening():

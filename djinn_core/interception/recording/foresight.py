@@ -1,8 +1,9 @@
-"""What a thread is going to record, foreseen from how it begins, so that the executor need not wait for the rest.
+"""What a thread is going to record, foreseen from what it recorded before, so that the executor need not wait for the rest.
 
-A program that was recorded before, and begins as it did then, is sent in pieces while the rest is being recorded. A piece
-is a program like any other, so nothing has to be undone where the foreseen does not come: what follows is sent as one
-piece. Pieces end where the course of the program says, never by time, so that each is known to both sides next time.
+A program that was recorded before is sent in pieces while it is being recorded: from its first instructions on where it
+came after the same program as now, else as soon as it is known by how it begins. A piece is a program like any other, so
+nothing has to be undone where the foreseen does not come: what follows is sent as one piece. Pieces end where the course of
+the program says, never by time, so that each is known to both sides next time.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from djinn_core.interception.recording.streaming import Entry
 from djinn_core.wire.templates import TemplateCache
 
 OPENING: Final = 24  # instructions by which a program is recognised
-PIECES: Final = (32, 64, 128)  # lengths of the first pieces, the last for all further ones
-_SEEN: Final = 2  # times in a row that a program must have been the same before it is foreseen
+PIECES: Final = (8, 24, 64, 128)  # lengths of the first pieces, the last for all further ones
+SHORT: Final = 64  # instructions of a program below which it is sent in one piece
+_SEEN: Final = 2  # times in a row that a program must have been the same, or the next one, before it is foreseen
 _MISSED: Final = 3  # times in a row that another one came before it is forgotten
 
 Ids = tuple[int, ...]
@@ -26,23 +28,37 @@ Ids = tuple[int, ...]
 
 @attrs.define
 class Course:
-    """A program as it was last time: signatures of its instructions, and where it is cut into pieces."""
+    """A program as it was last time.
+
+    Attributes:
+        ids: signatures of its instructions. cuts: where it is cut into pieces.
+        seen: how often it was the same in a row. missed: how often in a row it was foreseen and another one came.
+        then: how the program that came after it began. followed: how often in a row that was so.
+    """
 
     ids: Ids
     cuts: tuple[int, ...]
     seen: int = 1
     missed: int = 0
+    then: Ids = ()
+    followed: int = 0
+
+    def follow(self, opening: Ids) -> None:
+        """Note how the program after this one began."""
+        self.followed = self.followed + 1 if self.then == opening else 1
+        self.then = opening
 
 
 def pieces_of(length: int) -> tuple[int, ...]:
     """Where a program of so many instructions is cut: at growing distances, with no small piece at the end."""
     cuts: list[int] = []
     at = 0
-    while True:
+    while length >= SHORT:
         at += PIECES[min(len(cuts), len(PIECES) - 1)]
         if length - at < PIECES[min(len(cuts) + 1, len(PIECES) - 1)] // 2:
-            return tuple(cuts)
+            break
         cuts.append(at)
+    return tuple(cuts)
 
 
 _courses: TemplateCache[Course] = TemplateCache()
@@ -52,16 +68,20 @@ _lock = threading.Lock()
 class Foresight:
     """One thread's: where it is in the course that it is believed to be on."""
 
-    __slots__ = ("_course", "_next", "_piece", "_sent")
+    __slots__ = ("_course", "_foretold", "_last", "_next", "_piece", "_sent")
 
     def __init__(self) -> None:
-        self._forget()
+        self._last: Course | None = None  # the course of the program before this one
+        self._begin()
 
-    def _forget(self) -> None:
-        self._course: Course | None = None
+    def _begin(self) -> None:
+        """A program begins: the one that usually comes now, as far as anybody knows."""
         self._sent = 0  # instructions of the program that have been sent
         self._next = 0  # which cut comes next
         self._piece = 0  # length of the piece that is being sent
+        last = self._last
+        self._course = _known(last.then) if last is not None and last.followed >= _SEEN else None
+        self._foretold = self._course is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
         """Whether the program has yet to be recognised."""
@@ -69,9 +89,10 @@ class Foresight:
 
     def recognise(self, entries: Sequence[Entry]) -> None:
         """Look for a known program that begins with `entries`."""
-        with _lock:
-            course = _courses.get(_opening(_ids(entries)))
-        self._course = course if course is not None and course.seen >= _SEEN else None
+        self._foretold = False
+        self._course = course = _known(_opening(_ids(entries)))
+        if course is not None:
+            self._next = sum(cut < len(entries) for cut in course.cuts)
 
     def until_cut(self) -> int | None:
         """How many instructions of the next piece there are; None where none is foreseen."""
@@ -97,32 +118,51 @@ class Foresight:
             self._piece = 0
             return
         self._learn(entries)
-        self._forget()
+        self._begin()
 
     def _miss(self) -> None:
         course, self._course = self._course, None
-        if course is not None:
+        if not self._sent and self._foretold and self._last is not None:
+            self._last.followed = 0  # the program is as it was, but another one came
+        elif course is not None:
             course.missed += 1
             if course.missed >= _MISSED:
                 course.seen = 0
 
     def _learn(self, entries: Sequence[Entry]) -> None:
+        ids = _ids(entries)
         if self._sent:
             course = self._course
-            if course is not None and course.ids[self._sent :] != _ids(entries):
+            if course is not None and course.ids[self._sent :] != ids:
                 self._miss()
             elif course is not None:
                 course.missed = 0
-            return
-        if len(entries) < 2 * PIECES[0]:
-            return
-        ids = _ids(entries)
-        with _lock:
-            course = _courses.get(_opening(ids))
-            if course is not None and course.ids == ids:
-                course.seen += 1
-            else:
-                _courses.put(_opening(ids), Course(ids, pieces_of(len(ids))), len(ids))
+            ended = self._course
+        else:
+            ended = _learn_course(ids)
+        if self._last is not None and ended is not None:
+            self._last.follow(_opening(ended.ids))
+        self._last = ended
+
+
+def _learn_course(ids: Ids) -> Course:
+    """The course of a program that was sent whole."""
+    opening = _opening(ids)
+    with _lock:
+        course = _courses.get(opening)
+        if course is not None and course.ids == ids:
+            course.seen += 1
+        else:
+            course = Course(ids, pieces_of(len(ids)))
+            _courses.put(opening, course, len(ids))
+    return course
+
+
+def _known(opening: Ids) -> Course | None:
+    """The course that begins so, where it has come often enough to be foreseen."""
+    with _lock:
+        course = _courses.get(opening)
+    return course if course is not None and course.seen >= _SEEN else None
 
 
 def _ids(entries: Sequence[Entry]) -> Ids:

@@ -175,7 +175,8 @@ class Recorder:
 
     def _set_limit(self) -> None:
         """Be told at the next piece that is foreseen, or when the program is too long."""
-        ahead = OPENING if self._foresight.opens() and not self.entries else self._foresight.until_cut()
+        opens = self._foresight.opens() and len(self.entries) < OPENING
+        ahead = OPENING if opens else self._foresight.until_cut()
         most = port.checkpoint_instructions
         self.limit = most if ahead is None else min(ahead, most)
 
