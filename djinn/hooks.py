@@ -17,7 +17,7 @@ from djinn_core.errors import (
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
-from djinn_core.hookspecs.costs import CostModel
+from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Event, Observer
@@ -35,16 +35,18 @@ from djinn_core.hookspecs.transports import (
     TransportCapabilities,
 )
 from djinn_core.ir.arguments import arguments, slot_positions
-from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
+from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.graph import Edge, Graph, Node
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
 from djinn_core.ir.profile import (
     DataResidency,
     ExecutionPhase,
+    Lineage,
     Modality,
     PatternMatch,
     SemanticMetadata,
+    Tier,
     WorkloadProfile,
     WorkloadType,
 )
@@ -67,6 +69,8 @@ __all__ = [
     "API_VERSION",
     "AccessRefused",
     "Buffer",
+    "CalibratedCostModel",
+    "Calibration",
     "Compiler",
     "CompilerContext",
     "ConfigurationError",
@@ -91,6 +95,7 @@ __all__ = [
     "Interceptor",
     "InvalidStage",
     "Limits",
+    "Lineage",
     "Link",
     "Listener",
     "Modality",
@@ -108,6 +113,7 @@ __all__ = [
     "PlacementDecision",
     "PlacementPolicy",
     "PluginError",
+    "Probe",
     "Program",
     "ProtocolError",
     "Receive",
@@ -125,6 +131,7 @@ __all__ = [
     "StartupError",
     "Step",
     "TensorMeta",
+    "Tier",
     "Transport",
     "TransportCapabilities",
     "TransportError",

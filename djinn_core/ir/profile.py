@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, IntFlag
 from typing import Any
 
 import attrs
 
 
 class ExecutionPhase(str, Enum):
-    """The part of a workload that an op belongs to."""
+    """The part of a workload that an op belongs to.
+
+    A training step has three: `TRAINING_FORWARD` with the loss, `TRAINING_BACKWARD` and `TRAINING_OPTIMIZER`; `TRAINING` is
+    the word for all of them, where nothing tells which.
+    """
 
     UNKNOWN = "unknown"
     FORWARD = "forward"
@@ -20,6 +24,14 @@ class ExecutionPhase(str, Enum):
     VISION_DECODING = "vision_decoding"
     MULTIMODAL_FUSION = "multimodal_fusion"
     TRAINING = "training"
+    TRAINING_FORWARD = "training_forward"
+    TRAINING_BACKWARD = "training_backward"
+    TRAINING_OPTIMIZER = "training_optimizer"
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is a part of training."""
+        return self.value.startswith("training")
 
 
 class DataResidency(str, Enum):
@@ -41,6 +53,33 @@ class Modality(str, Enum):
     VISION = "vision"
     AUDIO = "audio"
     MULTIMODAL_FUSION = "fusion"
+
+
+class Lineage(IntFlag):
+    """What a value was computed from: kinds of inputs, together."""
+
+    NOTHING = 0
+    WEIGHT = 1
+    TEXT = 2
+    VISION = 4
+    AUDIO = 8
+    OTHER_INPUT = 16
+    STATE = 32  # KV caches and other states that go from one program to the next
+    GRADIENT = 64
+    OPTIMIZER_STATE = 128
+    RANDOM = 256
+
+
+class Tier(str, Enum):
+    """Where a judgement comes from.
+
+    `OPERATIONS` counts ops; `STRUCTURE` looks at what flows where, patterns among it, and never sees a name of a module or
+    class; `MODULES` looks at the classes and names of the modules that issued the ops.
+    """
+
+    OPERATIONS = "operations"
+    STRUCTURE = "structure"
+    MODULES = "modules"
 
 
 class WorkloadType(str, Enum):
@@ -70,6 +109,7 @@ class PatternMatch:
         phase: phase that the match reveals for its nodes, or None.
         modality: modality that the match reveals for its nodes, or None.
         details: facts about the match, such as `{"heads": 12, "causal": True}`.
+        partial: whether some of its nodes lie outside the graph, which is a piece of the program that it was found in.
     """
 
     pattern: str
@@ -81,6 +121,7 @@ class PatternMatch:
     phase: ExecutionPhase | None = None
     modality: Modality | None = None
     details: Mapping[str, Any] = attrs.field(factory=dict)
+    partial: bool = False
 
 
 @attrs.frozen
@@ -104,6 +145,7 @@ class SemanticMetadata:
     random: bool
     mutates: bool
     synchronises: bool = False
+    lineage: Lineage = Lineage.NOTHING
 
 
 @attrs.frozen
@@ -118,6 +160,7 @@ class WorkloadProfile:
         roles: by node, such as `attention`; nodes not listed have none.
         patterns: all matches, the surest first among those that overlap.
         reasons: sentences that say how the workload type was found.
+        lineage: by node, the kinds of inputs that its results derive from; empty where nobody asked.
     """
 
     workload: WorkloadType
@@ -127,6 +170,7 @@ class WorkloadProfile:
     roles: Mapping[int, str]
     patterns: tuple[PatternMatch, ...]
     reasons: tuple[str, ...] = ()
+    lineage: tuple[Lineage, ...] = ()
 
     @property
     def phase(self) -> ExecutionPhase:

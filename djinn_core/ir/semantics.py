@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.profile import DataResidency, PatternMatch, SemanticMetadata, WorkloadProfile
+from djinn_core.ir.profile import DataResidency, Lineage, PatternMatch, SemanticMetadata, WorkloadProfile
 
 
 def semantic_metadata(graph: Graph, profile: WorkloadProfile) -> tuple[SemanticMetadata, ...]:
@@ -39,6 +39,7 @@ def _of_node(
         inputs=node.inputs,
         random=node.random,
         mutates=bool(node.writes),
+        lineage=profile.lineage[node.id] if profile.lineage else Lineage.NOTHING,
     )
 
 
