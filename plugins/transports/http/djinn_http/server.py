@@ -18,7 +18,9 @@ from djinn_http import dialect
 from djinn_http.channel import Channel
 from djinn_http.counting import CountingProtocol, CountingTransport
 
-_READ_BYTES: Final = 1 << 20
+# Twice as much may wait in memory for each request. What came in a larger buffer would have left the processor's caches, and
+# the allocator would have given its pages back, by the time that it is read.
+_READ_BYTES: Final = 256 << 10
 _MOST_CHANNELS: Final = 1024
 _BACKLOG: Final = 128
 _PAUSE_SECONDS: Final = 0.1
