@@ -28,7 +28,10 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-@attrs.frozen
+Layout = Literal["contiguous", "permuted", "transposed"]
+
+
+@attrs.frozen(eq=False)
 class Work:
     """What one op does.
 
@@ -42,7 +45,8 @@ class Work:
             (elements,), of the larger of operands and results.
         dtype: of the result.
         tensors: results that it makes; many for the ops that take lists.
-        strided: whether an operand is read out of order.
+        layout: how the worst of the operands lies: `contiguous` as its sizes say, `permuted` with its last dimension in
+            order, `transposed` otherwise.
     """
 
     operation: str
@@ -54,7 +58,7 @@ class Work:
     dims: tuple[int, ...]
     dtype: torch.dtype
     tensors: int = 1
-    strided: bool = False
+    layout: Layout = "contiguous"
 
     @property
     def bytes(self) -> int:
@@ -104,7 +108,7 @@ def _work(graph: Graph, node: Node) -> Work:
         dims=dims,
         dtype=metas[0].dtype if metas else torch.float32,
         tensors=max(1, len(made)),
-        strided=any(not _in_order(graph.meta(v)) for v in node.inputs),
+        layout=max((_layout(graph.meta(v)) for v in node.inputs), default=_LAYOUTS[0], key=_LAYOUTS.index),
     )
 
 
@@ -168,10 +172,19 @@ def _shrinks(graph: Graph, node: Node) -> bool:
     return given > sum(graph.meta(v).numel for v in node.outputs or node.writes)
 
 
-def _in_order(meta: TensorMeta) -> bool:
-    """Whether the elements are read one after the other, or all are the same; expanded dimensions do not count."""
-    steps = [(n, s) for n, s in zip(meta.shape, meta.stride, strict=True) if n > 1 and s > 0]
-    return not steps or steps[-1][1] == min(s for _, s in steps) == 1
+_LAYOUTS: tuple[Layout, ...] = ("contiguous", "permuted", "transposed")
+
+
+def _layout(meta: TensorMeta) -> Layout:
+    """Dimensions of one element, and expanded ones, lie anyhow."""
+    step, in_order = 1, True
+    dimensions = [(n, s) for n, s in zip(meta.shape, meta.stride, strict=True) if n > 1 and s > 0]
+    for size, stride in reversed(dimensions):
+        in_order &= stride == step
+        step *= size
+    if in_order:
+        return "contiguous"
+    return "permuted" if dimensions[-1][1] == 1 else "transposed"
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------

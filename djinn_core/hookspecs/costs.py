@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+import torch
 
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
@@ -26,13 +29,43 @@ class CostModel(Protocol):
         """Cost of `node` on `device`, or None to leave it to the next model."""
 
 
+@attrs.frozen
+class Probe:
+    """A program whose time tells a cost model something of the device that runs it.
+
+    Attributes:
+        name: unique among the probes of a cost model.
+        prepare: makes operands on the device that it is given, and returns what is timed: ordinary PyTorch on them.
+        repeats: how many times what is timed does the same; its time is divided by that.
+    """
+
+    name: str
+    prepare: Callable[[torch.device], Callable[[], object]]
+    repeats: int = 1
+
+
+@runtime_checkable
+class CalibratedCostModel(CostModel, Protocol):
+    """A cost model with parameters that are measured on each device, by `djinn calibrate`.
+
+    What `fit` made is kept, and is in `device.calibration.models[name]` when `estimate` is called. `calibration` is None
+    where nobody has measured yet.
+    """
+
+    def probes(self) -> Iterable[Probe]:
+        """What to time. Each is timed several times, in turns with all others; together they may take a few seconds."""
+
+    def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
+        """Parameters, as JSON holds them, from the time of each probe by its name. A probe that failed is not there."""
+
+
 @hookspec
 def djinn_register_cost_models() -> Iterable[CostModel]:
     """Return the cost models that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. For each node the models
     that name its op are asked first, then the general ones, each group in order of name, built-ins last; the first
-    answer that is not None counts. A model that raises is skipped for that graph with a warning that names it. Since API
-    version 1.
+    answer that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
+    satisfies `CalibratedCostModel` as well is measured by `djinn calibrate`. Since API version 1.
     """
     raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -29,6 +30,21 @@ class CostEstimate:
 
 
 @attrs.frozen
+class Calibration:
+    """What was measured of a device: for each cost model that can be calibrated, what it made of its measurements.
+
+    Attributes:
+        digest: of all that follows; two of the same digest are the same.
+        measured: when, as ISO 8601.
+        models: by name of the cost model its parameters, as JSON holds them.
+    """
+
+    digest: str
+    measured: str = attrs.field(default="", eq=False)
+    models: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+
+
+@attrs.frozen
 class DeviceCapabilities:
     """A physical device behind a server.
 
@@ -41,6 +57,7 @@ class DeviceCapabilities:
         flops: peak floating-point operations a second (0: unknown).
         bandwidth: memory bandwidth in bytes a second (0: unknown).
         dtypes: names of the dtypes that it computes with; empty means all.
+        calibration: what was measured of it (`djinn calibrate`); None where nothing was.
     """
 
     id: str
@@ -51,6 +68,7 @@ class DeviceCapabilities:
     flops: float = 0.0
     bandwidth: float = 0.0
     dtypes: frozenset[str] = frozenset()
+    calibration: Calibration | None = None
 
 
 @attrs.frozen

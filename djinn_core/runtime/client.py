@@ -15,6 +15,7 @@ import attrs
 
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
+from djinn_core.hookspecs.observers import Observer
 from djinn_core.interception import ending, sync
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
 from djinn_core.interception.install import install
@@ -258,6 +259,18 @@ def synchronize() -> None:
 def device() -> DeviceInfo | None:
     """The physical device of the open session; None where there is none."""
     return _state.opened.attached.device if _state.opened is not None else None
+
+
+def executor_process() -> int:
+    """Process number of the executor of the open session, on its machine; 0 where there is none."""
+    return _state.opened.attached.process if _state.opened is not None else 0
+
+
+@contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """`observer` is told of events inside the block, as those of plugins are."""
+    with _state.observers.joined_by(observer):
+        yield
 
 
 def _described() -> tuple[str, DeviceInfo]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from djinn_core.hookspecs.observers import Event, Observer
@@ -17,6 +18,15 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
+
+    @contextmanager
+    def joined_by(self, observer: Observer) -> Iterator[None]:
+        """`observer` is told as well inside the block."""
+        self._observers.append(observer)
+        try:
+            yield
+        finally:
+            self._observers = [o for o in self._observers if o is not observer]
 
     def tell(self, name: str, **fields: Any) -> None:
         """Tell every observer that `name` happened; costs nothing without observers."""

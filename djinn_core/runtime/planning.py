@@ -11,6 +11,7 @@ from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.runtime.calibrations import calibration_of
 from djinn_core.wire.messages import DeviceInfo
 
 # Where programs are planned before any server is known, as in `djinn.capture()`.
@@ -28,7 +29,9 @@ def load_plugins(settings: Settings) -> Registry:
 
 def topology_of(device: DeviceInfo) -> NetworkTopology:
     """The topology of a single device."""
-    capabilities = DeviceCapabilities(device.id, device.kind, device.name, device.memory, device.memory_free)
+    capabilities = DeviceCapabilities(
+        device.id, device.kind, device.name, device.memory, device.memory_free, calibration=calibration_of(device)
+    )
     return NetworkTopology((capabilities,))
 
 

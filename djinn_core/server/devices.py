@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import torch
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
@@ -31,6 +32,8 @@ class OpenDevice:
             name=known.name,
             memory=memory.get("total", known.memory),
             memory_free=memory.get("free", known.memory_free),
+            threads=torch.get_num_threads() if known.kind == FALLBACK else 0,
+            torch=str(torch.__version__),
         )
 
 

@@ -30,13 +30,18 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defau
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """A physical device; sizes in bytes, bandwidth in bytes a second."""
+    """A physical device, sizes in bytes, and what runs on it: how fast it is depends on both.
+
+    `threads` are those that an op may use on a CPU, `torch` is the version of PyTorch; 0 and empty where they are unknown.
+    """
 
     id: Name
     kind: Name
     name: Name = ""
     memory: Count = 0
     memory_free: Count = 0
+    threads: Count = 0
+    torch: Name = ""
 
 
 class Hello(Message, frozen=True):

@@ -1,0 +1,1 @@
+"""Measuring devices for cost models, and checking what the models predict."""

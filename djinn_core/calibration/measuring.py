@@ -1,0 +1,94 @@
+"""How long an executor works at what a function records: its own time, without capture, transport and waiting."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.observers import Event
+from djinn_core.interception.port import port
+from djinn_core.runtime import client
+
+
+class Clock(Protocol):
+    """Tells how long the executor has worked, in seconds since any moment."""
+
+    def read(self) -> float:
+        """Seconds so far; to be read when nothing is under way."""
+
+
+class ExecutorClock:
+    """Adds up the time that executors say they spent on submissions; an observer."""
+
+    name = "executor_clock"
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def observe(self, event: Event) -> None:
+        """Take note of a submission's time."""
+        if event.name == "completed":
+            self._seconds += event.fields["execute"]
+
+    def read(self) -> float:
+        """Seconds of the executor's own clock."""
+        return self._seconds
+
+
+class ProcessorClock:
+    """Processor time of an executor process on this machine: what else runs here disturbs it less. One thread only."""
+
+    def __init__(self, process: int) -> None:
+        self._folder = Path(f"/proc/{process}/task")
+        if process == os.getpid() or not self._folder.is_dir():
+            raise ConfigurationError(
+                f"processor time can be measured of an executor process on this machine only, and {process} is none"
+            )
+
+    def read(self) -> float:
+        """Seconds that the process has run on a processor."""
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in self._folder.iterdir()) / 1e9
+
+
+@contextmanager
+def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
+    """A clock for the session that is open. Programs are sent whole inside the block, and not in pieces.
+
+    Raises:
+        ConfigurationError: processor time was asked for of an executor that is not a process of this machine.
+    """
+    client.init()
+    clock = ExecutorClock()
+    port.whole_programs += 1
+    try:
+        with client.observed_by(clock):
+            yield ProcessorClock(client.executor_process()) if processor_time else clock
+    finally:
+        port.whole_programs -= 1
+
+
+def seconds_of(run: Callable[[], object], clock: Clock) -> float:
+    """Time that the executor takes for what `run` records."""
+    client.synchronize()
+    began = clock.read()
+    kept = run()
+    client.synchronize()
+    took = clock.read() - began
+    del kept
+    return took
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Python's collector waits: it frees tensors, which would be somebody else's work."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,75 @@
+"""What was measured of devices, kept between programs: a file for each device, version of PyTorch and number of threads."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from djinn_core.ir.costs import Calibration
+from djinn_core.logs import get_logger
+from djinn_core.wire.messages import DeviceInfo
+
+FORMAT: Final = 1
+_log = get_logger("djinn.calibration")
+# By file what was read from it, and when it had been written.
+_read: dict[Path, tuple[int, Calibration | None]] = {}
+
+
+def calibration_file(device: DeviceInfo) -> Path:
+    """Where the calibration of `device` is kept: in `djinn/calibration` in the XDG cache directory."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
+    return base / "djinn" / "calibration" / f"{device.kind}-{key}.json"
+
+
+def calibration_of(device: DeviceInfo) -> Calibration | None:
+    """What was measured of `device`; None where nothing was, or where the file cannot be read, with a warning."""
+    file = calibration_file(device)
+    try:
+        written = file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+    if file not in _read or _read[file][0] != written:
+        _read[file] = (written, _load(file))
+    return _read[file][1]
+
+
+def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
+    """Keep the parameters of cost models, by their names, for `device`; the others that are there stay."""
+    file = calibration_file(device)
+    known = calibration_of(device)
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    content = {
+        "format": FORMAT,
+        "device": _identity(device),
+        "measured": now,
+        "models": {**(known.models if known else {}), **models},
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.new")
+    new.write_text(json.dumps(content), encoding="utf-8")
+    new.replace(file)
+    return file
+
+
+def _identity(device: DeviceInfo) -> dict[str, Any]:
+    """What the speed of a device depends on, whatever server offers it."""
+    return {"kind": device.kind, "name": device.name, "torch": device.torch, "threads": device.threads}
+
+
+def _load(file: Path) -> Calibration | None:
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']}, and not {FORMAT}")
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return Calibration(digest, content["measured"], content["models"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("a calibration cannot be read; run `djinn calibrate` again", file=str(file), error=repr(error))
+        return None

@@ -1,0 +1,205 @@
+"""The cost model `measured_roofline`: the time of an op is what ops of its family took, or what its memory takes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from djinn.costs import Work, distinct_bytes, work_of
+from djinn.hooks import CostEstimate, DeviceCapabilities, Graph, Node, Probe, storage_of
+from djinn_roofline.elementwise import LARGE, SIZES, Sized, sized_probes
+from djinn_roofline.fitting import fit_seconds
+from djinn_roofline.products import Shaped, Swept, shaped_probes, swept_probes
+from djinn_roofline.terms import product_terms, seconds, size_terms
+
+_LIMIT = 65536
+# Ops that do what one that is measured does.
+_SAME_AS = {
+    "_fused_rms_norm": "native_layer_norm",
+    "_safe_softmax": "_softmax",
+    "_to_copy": "clone",
+    "bernoulli_": "bernoulli",
+    "layer_norm": "native_layer_norm",
+    "log_softmax": "_log_softmax",
+    "softmax": "_softmax",
+    "stack": "cat",
+    "zero_": "fill_",
+}
+
+
+class MeasuredRoofline:
+    """Answers where the device was measured, and leaves it to the next model where not."""
+
+    name = "measured_roofline"
+    operations: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Work], float] = {}
+        self._footprint: tuple[Graph, frozenset[int], int] | None = None
+
+    def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
+        """Cost of `node`; None on a device that was not measured."""
+        calibration = device.calibration
+        parameters = calibration.models.get(self.name) if calibration is not None else None
+        if calibration is None or parameters is None:
+            return None
+        work = work_of(graph, node)
+        key = (calibration.digest, work)
+        took = self._known.get(key)
+        if took is None:
+            if len(self._known) >= _LIMIT:
+                self._known.clear()
+            took = self._known[key] = _warm_seconds(parameters, work)
+        cold = self._cold_seconds(parameters, graph, node, work) if work.bytes_read else 0.0
+        return CostEstimate(
+            work.flops, work.bytes_read, work.bytes_written, max(took, cold), self.name, operations=work.operations
+        )
+
+    def probes(self) -> Iterable[Probe]:
+        """Every family of ops at several sizes, and passes over as much memory as programs go through."""
+        yield from (p.probe for p in sized_probes())
+        yield from (p.probe for p in shaped_probes())
+        yield from (p.probe for p in swept_probes())
+
+    def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
+        """Coefficients of the terms of each family, and bandwidth by size of the program."""
+        families = _shaped_coefficients([p for p in shaped_probes() if p.probe.name in seconds], seconds)
+        sized = [p for p in sized_probes() if p.probe.name in seconds]
+        return {
+            "families": families,
+            "operations": _operation_coefficients(sized, seconds),
+            "kinds": _kind_coefficients(sized, seconds),
+            "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
+        }
+
+    def _cold_seconds(self, parameters: Mapping[str, Any], graph: Graph, node: Node, work: Work) -> float:
+        """Time to read what the program was given, which it has been through all of since it last did."""
+        footprint = self._footprint
+        if footprint is None or footprint[0] is not graph:
+            sizes: dict[int, int] = {}
+            for value in graph.inputs:
+                storage = storage_of(value)
+                sizes[storage] = max(sizes.get(storage, 0), distinct_bytes(graph.meta(value)))
+            footprint = self._footprint = (graph, frozenset(sizes), sum(sizes.values()))
+        _, given, total = footprint
+        cold = sum(distinct_bytes(graph.meta(v)) for v in dict.fromkeys(node.inputs) if storage_of(v) in given)
+        return min(cold, work.bytes_read) / _interpolated(parameters["bandwidth"], total) if cold else 0.0
+
+
+def _warm_seconds(parameters: Mapping[str, Any], work: Work) -> float:
+    """Time of an op whose operands were just used."""
+    family = _family(work)
+    if family in parameters["families"]:
+        return seconds(parameters["families"][family], product_terms(work.dims))
+    if work.kind == "view":
+        return float(parameters["kinds"]["view"][0])
+    wide = max(1.0, work.dtype.itemsize / 4)
+    each = math.prod(work.dims) * wide / work.tensors
+    return work.tensors * seconds(_coefficients(parameters, work), size_terms(each))
+
+
+def _family(work: Work) -> str:
+    if len(work.dims) != 4:
+        return ""
+    if work.kind == "convolution":
+        if work.dims[0] > 1:
+            return "grouped"
+        return "convolution_backward" if "backward" in work.operation else "convolution"
+    if work.kind == "attention":
+        return "attention_backward" if work.operation.endswith("_backward") else "attention"
+    return "product"
+
+
+def _coefficients(parameters: Mapping[str, Any], work: Work) -> Sequence[float]:
+    operations = parameters["operations"]
+    name = work.operation.removeprefix("_foreach_") if work.operation.startswith("_foreach_") else work.operation
+    if work.kind == "copy" and work.layout != "contiguous":
+        name = "clone heads" if work.layout == "permuted" else "clone transposed"
+    for candidate in (name, _SAME_AS.get(name, ""), name.rstrip("_")):
+        if candidate in operations:
+            return operations[candidate]  # type: ignore[no-any-return]
+    kinds = parameters["kinds"]
+    return kinds.get(work.kind) or kinds["pointwise"]  # type: ignore[no-any-return]
+
+
+def _interpolated(points: Sequence[Sequence[float]], at: float) -> float:
+    """The value at `at`, on straight lines between points in logarithmic scales."""
+    x, y = np.log([p[0] for p in points]), np.log([p[1] for p in points])
+    return float(np.exp(np.interp(math.log(max(at, 1.0)), x, y)))
+
+
+# --- fitting ----------------------------------------------------------------------------------------------------
+
+
+def _shaped_coefficients(probes: Sequence[Shaped], took: Mapping[str, float]) -> dict[str, list[float]]:
+    by_family: dict[str, list[Shaped]] = defaultdict(list)
+    for probe in probes:
+        by_family[probe.family].append(probe)
+    found: dict[str, list[float]] = {}
+    for family, members in by_family.items():
+        terms = np.array([product_terms(p.dims) for p in members])
+        measured = np.array([took[p.probe.name] for p in members])
+        if family == "attention_backward":  # what was timed went forward first
+            measured = np.maximum(measured - terms @ np.array(found["attention"]), measured / 4)
+        found[family] = fit_seconds(terms, measured).tolist()
+    return found
+
+
+def _operation_coefficients(probes: Sequence[Sized], took: Mapping[str, float]) -> dict[str, list[float]]:
+    by_operation: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for probe in probes:
+        by_operation[probe.operation].append((probe.elements, took[probe.probe.name]))
+    growth = _growth_at_the_end(by_operation)
+    return {
+        operation: _fit_sizes(_with_large(points, growth))
+        for operation, points in by_operation.items()
+        if len(points) > 1
+    }
+
+
+def _growth_at_the_end(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
+    """How many times longer the ops that were measured beyond all caches take there than at the size before."""
+    ratios = [
+        times[LARGE] / times[SIZES[-1]]
+        for times in map(dict, by_operation.values())
+        if {LARGE, SIZES[-1]} <= set(times)
+    ]
+    return float(np.median(ratios)) if ratios else LARGE / SIZES[-1]
+
+
+def _with_large(points: list[tuple[int, float]], growth: float) -> list[tuple[int, float]]:
+    largest, took = max(points)
+    return points if largest >= LARGE else [*points, (LARGE, took * growth)]
+
+
+def _kind_coefficients(probes: Sequence[Sized], took: Mapping[str, float]) -> dict[str, list[float]]:
+    """For ops that were not measured: the median of those of their kind."""
+    by_size: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for probe in probes:
+        by_size[probe.kind][probe.elements].append(took[probe.probe.name])
+    return {
+        kind: _fit_sizes([(size, float(np.median(times))) for size, times in sizes.items() if size < LARGE])
+        for kind, sizes in by_size.items()
+    }
+
+
+def _fit_sizes(points: Sequence[tuple[int, float]]) -> list[float]:
+    terms = np.array([size_terms(size) for size, _ in points])
+    fitted: list[float] = fit_seconds(terms, np.array([took for _, took in points])).tolist()
+    return fitted
+
+
+def _bandwidth(
+    probes: Sequence[Swept], took: Mapping[str, float], families: Mapping[str, Sequence[float]]
+) -> list[list[float]]:
+    """Bytes a second by bytes gone through; never more for more bytes."""
+    points: list[list[float]] = []
+    for probe in probes:
+        started = families["product"][0] * probe.footprint / (256 * 1024)
+        best = probe.footprint / max(took[probe.probe.name] - started, took[probe.probe.name] / 4)
+        points.append([float(probe.footprint), min(best, points[-1][1] if points else best)])
+    return points

@@ -1,0 +1,180 @@
+"""Probes of the ops that multiply and add: products, convolutions, attention, and the memory behind cold operands."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import attrs
+import torch
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from djinn.hooks import Probe
+
+aten = torch.ops.aten
+Family = Literal["product", "convolution", "grouped", "convolution_backward", "attention", "attention_backward"]
+_BUDGET = 2e8  # multiply-adds that one probe goes through
+
+
+@attrs.frozen
+class Shaped:
+    """A probe of one op of the given dimensions: (batch, rows, columns, contracted)."""
+
+    family: Family
+    dims: tuple[int, int, int, int]
+    probe: Probe
+
+
+def shaped_probes() -> Iterator[Shaped]:
+    """Every family at every size."""
+    yield from _products()
+    yield from _convolutions()
+    yield from _attentions()
+
+
+def _shaped(family: Family, label: str, dims: tuple[int, int, int, int], make: _Make) -> Shaped:
+    repeats = max(2, min(40, int(_BUDGET / math.prod(dims))))
+
+    def prepare(device: torch.device) -> Callable[[], object]:
+        once = make(device)
+
+        def run() -> None:
+            for _ in range(repeats):
+                once()
+
+        return run
+
+    return Shaped(family, dims, Probe(f"{family} {label}", prepare, repeats))
+
+
+_Make = Callable[[torch.device], Callable[[], object]]
+
+
+def _products() -> Iterator[Shaped]:
+    singles = itertools.product((1,), (1, 8, 64, 512), (16, 128, 1024), (16, 128, 1024))
+    extremes = ((1, 2048, 1024, 256), (1, 1, 4096, 1024), (1, 128, 4096, 512), (1, 64, 2, 128))
+    batched = itertools.product((8, 64), (16, 128), (16, 128), (64,))
+    for dims in (*singles, *extremes, *batched):
+        yield _shaped("product", " ".join(map(str, dims)), dims, _product(*dims))
+
+
+def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
+    def make(device: torch.device) -> Callable[[], object]:
+        if batch > 1:
+            x, y = (
+                torch.rand(batch, rows, contracted, device=device),
+                torch.rand(batch, contracted, columns, device=device),
+            )
+            return lambda: torch.bmm(x, y)
+        a, w, b = torch.rand(rows, contracted, device=device), torch.rand(columns, contracted, device=device), None
+        return lambda: F.linear(a, w, b)
+
+    return make
+
+
+def _convolutions() -> Iterator[Shaped]:
+    for side, inside, outside, kernel in itertools.product((7, 28), (16, 128), (16, 128), (1, 3)):
+        dims = (1, side * side, outside, inside * kernel * kernel)
+        label = f"{side} {inside} {outside} {kernel}"
+        yield _shaped("convolution", label, dims, _convolution(side, inside, outside, kernel, 1))
+        yield _shaped("convolution_backward", label, dims, _convolution_backward(side, inside, outside, kernel))
+    for side, inside, outside, kernel in ((112, 3, 32, 7), (56, 64, 64, 3), (112, 16, 16, 3), (14, 256, 256, 3)):
+        dims = (1, side * side, outside, inside * kernel * kernel)
+        label = f"{side} {inside} {outside} {kernel}"
+        yield _shaped("convolution", label, dims, _convolution(side, inside, outside, kernel, 1))
+    for side, channels, kernel in itertools.product((14, 56), (32, 128), (3, 7)):
+        dims = (channels, side * side, 1, kernel * kernel)
+        yield _shaped(
+            "grouped", f"{side} {channels} {kernel}", dims, _convolution(side, channels, channels, kernel, channels)
+        )
+
+
+def _convolution(side: int, inside: int, outside: int, kernel: int, groups: int) -> _Make:
+    def make(device: torch.device) -> Callable[[], object]:
+        x = torch.rand(1, inside, side, side, device=device)
+        w = torch.rand(outside, inside // groups, kernel, kernel, device=device)
+        return lambda: F.conv2d(x, w, None, 1, kernel // 2, 1, groups)
+
+    return make
+
+
+def _convolution_backward(side: int, inside: int, outside: int, kernel: int) -> _Make:
+    def make(device: torch.device) -> Callable[[], object]:
+        x, g = torch.rand(1, inside, side, side, device=device), torch.rand(1, outside, side, side, device=device)
+        w, p = torch.rand(outside, inside, kernel, kernel, device=device), kernel // 2
+        return lambda: aten.convolution_backward(
+            g, x, w, None, [1, 1], [p, p], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+
+    return make
+
+
+def _attentions() -> Iterator[Shaped]:
+    full = [(heads, length, length, 64) for heads, length in ((4, 16), (12, 64), (8, 256), (4, 1024))]
+    wide = [(4, 128, 128, 32), (8, 128, 128, 128)]
+    decode = [(12, 1, length, 64) for length in (32, 256, 2048)]
+    for dims in (*full, *wide, *decode):
+        yield _shaped("attention", " ".join(map(str, dims)), dims, _attention(*dims))
+    for dims in (*full[:3], *wide):
+        yield _shaped("attention_backward", " ".join(map(str, dims)), dims, _attention_backward(*dims))
+
+
+def _attention(heads: int, queries: int, keys: int, width: int) -> _Make:
+    def make(device: torch.device) -> Callable[[], object]:
+        q = torch.rand(1, heads, queries, width, device=device)
+        k, v = torch.rand(2, 1, heads, keys, width, device=device).unbind()
+        return lambda: F.scaled_dot_product_attention(q, k, v)
+
+    return make
+
+
+def _attention_backward(heads: int, queries: int, keys: int, width: int) -> _Make:
+    """Forward and backward: the kernels that a device has for the backward pass alone are many."""
+
+    def make(device: torch.device) -> Callable[[], object]:
+        q = torch.rand(1, heads, queries, width, device=device, requires_grad=True)
+        k, v = (torch.rand(1, heads, keys, width, device=device, requires_grad=True) for _ in range(2))
+        g = torch.rand(1, heads, queries, width, device=device)
+
+        def run() -> object:
+            with torch.enable_grad():
+                return torch.autograd.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), g)
+
+        return run
+
+    return make
+
+
+# Bytes of weights that a program goes through once, so that each is where a program of that size leaves it.
+FOOTPRINTS = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
+_WEIGHT = 256 * 1024 // 4
+
+
+@attrs.frozen
+class Swept:
+    """A probe of a pass over weights of so many bytes."""
+
+    footprint: int
+    probe: Probe
+
+
+def swept_probes() -> Iterator[Swept]:
+    """Every footprint."""
+    for footprint in FOOTPRINTS:
+        yield Swept(footprint, Probe(f"sweep {footprint}", _sweep(footprint // 4 // _WEIGHT)))
+
+
+def _sweep(count: int) -> _Make:
+    def make(device: torch.device) -> Callable[[], object]:
+        x = torch.rand(1, 256, device=device)
+        weights = torch.rand(count, _WEIGHT // 256, 256, device=device).unbind()
+
+        def run() -> None:
+            for weight in weights:
+                F.linear(x, weight)
+
+        return run
+
+    return make
