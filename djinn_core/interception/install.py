@@ -17,7 +17,7 @@ from djinn_core.interception.ops.composite import register_whole
 from djinn_core.interception.ops.default_dtype import noting_changes
 from djinn_core.interception.ops.padding import pad_with_zeros
 from djinn_core.interception.recording.module_calls import follow_modules
-from djinn_core.interception.tensors import lazy_tensor, loading, pinning, saving, storage_methods, subclasses
+from djinn_core.interception.tensors import arriving, lazy_tensor, loading, pinning, saving, storage_methods, subclasses
 from djinn_core.interception.tensors.modules import keep_parameters, swap_in_conversions
 from djinn_core.torch_objects import wrap_set_default_dtype, wrap_swap_tensors
 from djinn_core.torch_private import (
@@ -47,6 +47,7 @@ def install() -> None:
     subclasses.register()
     storage_methods.install()
     saving.install()
+    arriving.register()
     processes.share_nothing()
     random_forks.install()
     wrap_engine(guard_engine)

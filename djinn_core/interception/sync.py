@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,13 +10,18 @@ import torch
 from djinn_core import torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.recording.recorder import Ask, current
-from djinn_core.interception.tensors import lazy_tensor
+from djinn_core.interception.tensors import landing, lazy_tensor
 from djinn_core.interception.tensors.expected import here
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.parts import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
+
+CopyLater = Callable[[LazyTensor, torch.memory_format], torch.Tensor | None]
+CopyIntoLater = Callable[[torch.Tensor, LazyTensor], bool]
+# How to copy to this machine without waiting: to a new tensor, and into a given one. Set by `arriving`.
+late_copies: list[tuple[CopyLater, CopyIntoLater]] = []
 
 
 @torch_private.without_modes
@@ -36,7 +42,10 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
     recorder = current()
     recorder.touch(tensor.remote.storage)
-    return recorder.ask(Ask(fetch=(tensor.remote.handle,))).tensors[0]
+    fetched = recorder.ask(Ask(fetch=(tensor.remote.handle,))).tensors[0]
+    if landing.on_their_way:
+        landing.land_what_came()
+    return fetched
 
 
 def synchronize() -> None:
@@ -46,6 +55,7 @@ def synchronize() -> None:
         RemoteError: an op failed since the last sync point.
     """
     current().ask(Ask(synchronize=True))
+    landing.land_what_came(strict=True)
 
 
 @handles(aten._local_scalar_dense.default)
@@ -63,7 +73,7 @@ def check_errors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 @handles(aten._to_copy.default)
 def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`tensor.to(...)`: recorded where it stays remote; converted remotely, then fetched, where it goes to the CPU."""
-    device = kwargs.get("device")
+    device, waits = kwargs.get("device"), not kwargs.get("non_blocking")
     kwargs = {k: v for k, v in kwargs.items() if k not in {"non_blocking", "pin_memory"}}
     if device is None or is_remote(device):
         return record(func, args, kwargs)
@@ -73,15 +83,18 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0]
     if dtype is not None and dtype != source.dtype:
         source = record(func, (source,), {"dtype": dtype})
-    return _laid_out(fetch(source), _stand_in(source), kwargs.get("memory_format") or torch.preserve_format)
+    memory_format = kwargs.get("memory_format") or torch.preserve_format
+    late = None if waits else late_copies[0][0](source, memory_format)
+    return laid_out(fetch(source), stand_in(source), memory_format) if late is None else late
 
 
-def _stand_in(source: LazyTensor) -> torch.Tensor:
+def stand_in(source: LazyTensor) -> torch.Tensor:
+    """A meta tensor of the same shape, strides and dtype."""
     meta = source.remote.meta  # classes that the user derived may say other things of themselves
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
 
 
-def _laid_out(fetched: torch.Tensor, source: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+def laid_out(fetched: torch.Tensor, source: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
     """`fetched` with the strides that PyTorch gives a copy of `source`."""
     stride = torch.empty_like(source, memory_format=memory_format).stride()
     if fetched.stride() == stride:
@@ -90,9 +103,8 @@ def _laid_out(fetched: torch.Tensor, source: torch.Tensor, memory_format: torch.
 
 
 def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor:
-    stand_in = _stand_in(source)
     if kwargs["device"].type == "meta":
-        return stand_in.to(kwargs.get("dtype") or source.dtype)
+        return stand_in(source).to(kwargs.get("dtype") or source.dtype)
     return fetch(source).to(**kwargs)
 
 
@@ -101,7 +113,8 @@ def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target.copy_(source)`, in every combination of remote and CPU."""
     target, source = args[0], args[1]
     if not isinstance(target, LazyTensor):
-        return target.copy_(fetch(source))
+        late = len(args) > 2 and args[2] and late_copies[0][1](target, source)
+        return target if late else target.copy_(fetch(source))
     if isinstance(source, LazyTensor) or (source.dim() == 0 and target.dim() > 0):
         return record(func, (target, source), {})
     if upload_into_new(target, source):

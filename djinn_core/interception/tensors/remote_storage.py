@@ -148,7 +148,8 @@ class RemoteStorage(torch.UntypedStorage):
     def cpu(self) -> torch.UntypedStorage:
         """The bytes, on this machine: one round trip, for all storages that are saved together."""
         if self.source is not None:
-            return self.source.clone()
+            copied: torch.UntypedStorage = self.source.clone()
+            return copied
         octets = here.expected.take(self.key) if here.expected is not None else None
         whole: torch.Tensor = self.octets().cpu() if octets is None else octets
         return whole.untyped_storage()

@@ -1,0 +1,34 @@
+"""Copies to this machine that nobody waited for: they land at the next sync point, or when they are used."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+# Held while a copy lands, so that who uses it meanwhile on another thread waits for that.
+lock = threading.RLock()
+
+
+class Copy(Protocol):
+    """A copy on its way."""
+
+    def done(self) -> bool:
+        """Whether it is here, or nobody wants it any more. Waits for nothing."""
+
+    def land(self, strict: bool) -> None:
+        """Put its elements in their place. `strict`: raise what it failed with, where its user may never see that."""
+
+
+on_their_way: deque[Copy] = deque()
+
+
+def land_what_came(strict: bool = False) -> None:
+    """Put in their places the elements of all copies that are here. Answers come in order, so the first that is not ends it.
+
+    Raises:
+        RemoteError: with `strict`, what a copy into memory of the user's failed with.
+    """
+    with lock:
+        while on_their_way and on_their_way[0].done():
+            on_their_way.popleft().land(strict)
