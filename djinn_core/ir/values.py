@@ -34,6 +34,11 @@ def new_storage() -> int:
     return next(_storages)
 
 
+def new_storages(count: int) -> list[int]:
+    """As many of them."""
+    return list(itertools.islice(_storages, count))
+
+
 @attrs.frozen(eq=False)
 class TensorMeta:
     """Shape (elements), strides and offset (elements), dtype and logical device index of a value.

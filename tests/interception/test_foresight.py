@@ -10,6 +10,7 @@ import torch
 
 import djinn
 from djinn_core.interception.recording.foresight import OPENING, PIECES, forget_courses, pieces_of
+from djinn_core.interception.recording.recorded_call import record_call
 
 DEVICE = "remote_accelerator:0"
 
@@ -69,6 +70,17 @@ def test_programs_that_take_turns_are_sent_from_their_first_instructions_on():
     for _ in range(4):
         turn()
     assert turn() == expected
+
+
+@pytest.mark.parametrize(("tail", "takes"), [(2, 1), (80, 2)])
+def test_what_is_recorded_at_a_stroke_goes_at_once_unless_hardly_anything_follows(tail, takes):
+    x = torch.arange(4.0)
+    remote = x.to(DEVICE)
+    _, call = record_call(lambda t: [chain(t, 150)], [remote])
+    remote.cpu()
+    for _ in range(4):
+        assert torch.equal(chain(call.record([remote])[0], tail).cpu(), chain(chain(x, 150), tail))
+    assert submissions(lambda: chain(call.record([remote])[0], tail).cpu()) == takes
 
 
 def test_results_are_the_same_whatever_follows_the_opening():

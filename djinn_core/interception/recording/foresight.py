@@ -100,21 +100,27 @@ class Foresight:
             return None
         return self._course.cuts[self._next] - self._sent
 
-    def confirms(self, entries: Sequence[Entry]) -> bool:
-        """Whether `entries` are the piece that was foreseen; otherwise nothing is foreseen any more."""
-        assert self._course is not None
+    def is_due(self, entries: Sequence[Entry]) -> bool:
+        """Whether `entries` are what was foreseen up to a cut; where they are not, nothing is foreseen any more.
+
+        Where many were recorded at a stroke they may reach beyond the cut; they wait where hardly anything follows.
+        """
+        course = self._course
+        assert course is not None
         end = self._sent + len(entries)
-        if self._course.ids[self._sent : end] == _ids(entries):
-            self._piece = len(entries)
-            return True
-        self._miss()
-        return False
+        if course.ids[self._sent : end] != _ids(entries):
+            self._miss()
+            return False
+        self._next = sum(cut <= end for cut in course.cuts)
+        if len(course.ids) - end < PIECES[0]:
+            return False
+        self._piece = len(entries)
+        return True
 
     def taken(self, entries: Sequence[Entry]) -> None:
-        """`entries` are being sent: the piece that was confirmed, or else the rest of the program."""
+        """`entries` are being sent: the piece that was due, or else the rest of the program."""
         if self._piece and self._piece == len(entries):
             self._sent += self._piece
-            self._next += 1
             self._piece = 0
             return
         self._learn(entries)

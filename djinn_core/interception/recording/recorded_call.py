@@ -23,7 +23,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.program import Call, Slot
-from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.ir.values import VIEW_BITS, TensorMeta, new_storages, storage_of
 
 Handles = Callable[[Sequence[int]], tuple[int, ...]]
 CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
@@ -49,7 +49,8 @@ class RecordedCall:
     Attributes:
         steps: per instruction what is known of it, how to find its handles, and its scalars.
         constants: values that the call uploaded. written: inputs that it writes into.
-        made: per storage that the call makes its size in bytes and how many views of it there are.
+        storages: how many storages the call makes. made: per value that it makes over them, the storage and the view.
+        kept: of storages that are returned, which they are, their size in bytes and how many views of them there are.
         views: per view that the call makes of a storage that is there before, the input or constant over that storage.
         outputs: what it returns, an object that is no tensor as it is.
         dead: places of values that nobody holds afterwards.
@@ -58,7 +59,9 @@ class RecordedCall:
     steps: tuple[tuple[Call, Handles, tuple[Slot, ...]], ...]
     constants: tuple[LazyTensor, ...]
     written: tuple[int, ...]
+    storages: int
     made: tuple[tuple[int, int], ...]
+    kept: tuple[tuple[int, int, int], ...]
     views: tuple[int, ...]
     outputs: tuple[Any, ...]
     dead: tuple[int, ...]
@@ -77,11 +80,12 @@ class RecordedCall:
                 increment_version(inputs[place])
         places = [value.handle for value in values]
         places += [tensor.remote.handle for tensor in self.constants]
-        storages: list[Storage] = []
-        for nbytes, views in self.made:
-            storage = Storage(nbytes, recorder)
-            storages.append(storage)
-            places += [storage.view() for _ in range(views)]
+        numbers = new_storages(self.storages)
+        storages: dict[int, Storage] = {}
+        for which, nbytes, views in self.kept:
+            storages[which] = storage = Storage(nbytes, recorder)
+            storage.views, numbers[which] = views, storage.id
+        places += [numbers[which] << VIEW_BITS | view for which, view in self.made]
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
         site, module = user_site(), recorder.module
@@ -90,13 +94,13 @@ class RecordedCall:
         port.ops_captured += len(self.steps)
         outputs = [self._output(o, inputs, storages, places) for o in self.outputs]
         if recorder.epoch != epoch:
-            recorder.restamp([*(values[place].storage for place in self.written), *storages])
+            recorder.restamp([*(values[place].storage for place in self.written), *storages.values()])
         if len(recorder.entries) >= recorder.limit:
             recorder.reached()
         return outputs
 
     @staticmethod
-    def _output(output: Any, inputs: Sequence[LazyTensor], storages: list[Storage], places: list[int]) -> Any:
+    def _output(output: Any, inputs: Sequence[LazyTensor], storages: dict[int, Storage], places: list[int]) -> Any:
         if not isinstance(output, _Output):
             return output
         if output.same >= 0:
@@ -174,7 +178,13 @@ class _Analysis:
             steps=tuple((entry[0], _finder([places[h] for h in entry[1]]), entry[2]) for entry in self.entries),
             constants=tuple(upload_copy(data) for data in self.uploads.values()),
             written=tuple(sorted(self._written())),
-            made=tuple((size, len(self._views_of(storage))) for storage, size in self.sizes.items()),
+            storages=len(self.sizes),
+            made=tuple((i, view + 1) for i, s in enumerate(self.sizes) for view in range(len(self._views_of(s)))),
+            kept=tuple(
+                (i, size, len(self._views_of(storage)))
+                for i, (storage, size) in enumerate(self.sizes.items())
+                if storage in self.returned
+            ),
             views=tuple(self.there[storage_of(h)] for h in self._views_of_what_was_there()),
             outputs=found,
             dead=tuple(places[h] for h in self.new if places[h] not in kept),

@@ -169,7 +169,7 @@ class Recorder:
             return
         elif foresight.opens():
             foresight.recognise(self.entries)
-        elif foresight.until_cut() is not None and foresight.confirms(self.entries):
+        elif foresight.until_cut() is not None and foresight.is_due(self.entries):
             self._send(_runtime(), Ask())
         self._set_limit()
 
