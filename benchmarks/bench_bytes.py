@@ -50,7 +50,9 @@ def a_token(name: str, effort: Effort) -> Outcome:
     torch.manual_seed(0)
     with connected():
         model = GPT2LMHeadModel(GPT2Config(**SMALL if effort.small else {})).eval().to(REMOTE)
-        prompt = torch.arange(1, 17)[None].to(REMOTE)  # without the padding, which transformers would look for at each step
+        prompt = torch.arange(1, 17)[None].to(
+            REMOTE
+        )  # without the padding, which transformers would look for at each step
 
         def generate(tokens: int) -> None:
             model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0).cpu()
