@@ -10,6 +10,7 @@ import os
 import queue
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ import attrs
 import torch
 
 from djinn_core.logs import get_logger
+from djinn_core.server.weight_files import WeightFiles
 from djinn_core.wire.content import ContentHash, digest_of_file
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
@@ -38,6 +40,7 @@ class WeightStore:
         """Raises `OSError` where the directory cannot be made."""
         self.limit = limit
         self._directory = directory
+        self._files_of_others = WeightFiles()
         self._checked: dict[bytes, tuple[int, int]] = {}
         self._parcels: queue.SimpleQueue[_Parcel] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
@@ -49,6 +52,9 @@ class WeightStore:
         """The bytes of that digest (uint8, writable, private to the caller), or None where they are not here."""
         path = self._path(digest)
         try:
+            lent = self._files_of_others.find(digest, size)
+            if lent is not None:
+                return lent
             if not self._is_good(path, digest, size):
                 return None
             os.utime(path)
@@ -73,6 +79,31 @@ class WeightStore:
             self._queued += data.nbytes
         self._parcels.put(parcel)
         return parcel.done
+
+    def lend(self, files: Iterable[Path]) -> threading.Event:
+        """Have the tensors of these safetensors files found, too, where they are; set when all were read.
+
+        They are read in the background, and take nothing of `limit`.
+        """
+        done = threading.Event()
+        threading.Thread(target=self._read_files, args=(tuple(files), done), name="djinn-warm", daemon=True).start()
+        return done
+
+    def _read_files(self, files: tuple[Path, ...], done: threading.Event) -> None:
+        total = 0
+        try:
+            for file in files:
+                total += self._read_file(file)
+        finally:
+            done.set()
+        _log.info("weights on this machine were read: clients need not send them", files=len(files), bytes=total)
+
+    def _read_file(self, file: Path) -> int:
+        try:
+            return self._files_of_others.add(file)
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            _log.warning("a file with weights cannot be used", file=str(file), error=str(error))
+            return 0
 
     def nbytes(self) -> int:
         """Bytes of all files."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from djinn_core.server.store import WeightStore
+from djinn_core.server.weight_files import stretches
 from djinn_core.wire.content import digest_of_content
 
 SIZE = 1 << 20
@@ -92,3 +95,64 @@ def test_only_the_owner_can_read_it(store):
     keep(store, some(1))
     paths = [store._directory, *store._directory.rglob("*")]
     assert all(path.stat().st_mode & 0o077 == 0 for path in paths)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Two tensors in a safetensors file, and the file."""
+    tensors = {"a": torch.randn(300, 300), "b": torch.randn(64, 1024).to(torch.bfloat16), "small": torch.ones(3)}
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file, {"format": "pt"})
+    return tensors, file
+
+
+def octets(tensor):
+    return tensor.view(torch.uint8).reshape(-1)
+
+
+def test_tensors_in_files_of_the_servers_are_found_where_they_are(store, weights):
+    tensors, file = weights
+    assert store.lend([file]).wait(30)
+    for name in ("a", "b"):
+        data = octets(tensors[name])
+        found = store.find(digest_of(data), data.nbytes)
+        assert torch.equal(found, data)
+        found.zero_()
+        assert torch.equal(store.find(digest_of(data), data.nbytes), data), "what is found is private"
+    assert store.find(digest_of(octets(tensors["small"])), 12) is None
+    assert store.nbytes() == 0
+
+
+def test_a_file_that_has_changed_since_is_not_used(store, weights):
+    tensors, file = weights
+    assert store.lend([file]).wait(30)
+    save_file({"a": tensors["a"] + 1}, file)
+    assert store.find(digest_of(octets(tensors["a"])), tensors["a"].nbytes) is None
+
+
+def header(entries):
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        b"\xff" * 100,
+        b"PK" + bytes(100),
+        (1 << 60).to_bytes(8, "little"),
+        header([1]),
+        header({"a": {"dtype": "F32", "shape": [1 << 20], "data_offsets": [0, 1 << 22]}}),
+        header({"a": {"dtype": "F32", "shape": [1 << 20], "data_offsets": [-(1 << 20), 0]}}),
+        header({"a": {"dtype": "F32", "shape": [1 << 20], "data_offsets": [1 << 20, 0]}}),
+        header({"a": {"dtype": "F32"}}),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(store, tmp_path, content):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(ValueError):
+        list(stretches(file))
+    assert store.lend([file, tmp_path / "missing"]).wait(30)

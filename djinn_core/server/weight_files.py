@@ -1,0 +1,113 @@
+"""Weights that lie on the server's disk already: tensors in safetensors files, found by digest, never copied.
+
+The digest of each tensor is computed here, from its bytes, while the server starts. What has changed on disk since is not
+found any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import attrs
+import msgspec
+import numpy as np
+import torch
+
+from djinn_core.logs import get_logger
+from djinn_core.wire.content import digest_of_content
+
+HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
+SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller
+_LENGTH: Final = 8  # bytes of the number that a file begins with
+_log = get_logger("djinn.server")
+
+_Offset = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct):
+    data_offsets: tuple[_Offset, _Offset]
+
+
+_header: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
+
+
+@attrs.frozen
+class _Place:
+    path: Path
+    start: int
+    size: int
+    written: tuple[int, int]
+
+
+class WeightFiles:
+    """Finds tensors of safetensors files by the digest of their bytes."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, _Place] = {}
+
+    def add(self, path: Path) -> int:
+        """Read the file; how many bytes of tensors can be found in it.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no safetensors file.
+        """
+        written = _written(path)
+        total = 0
+        for start, size in stretches(path):
+            data = _mapped(path, start, size)
+            self._places[digest_of_content(data.data)] = _Place(path, start, size, written)
+            total += size
+        return total
+
+    def find(self, digest: bytes, size: int) -> torch.Tensor | None:
+        """The bytes of that digest (uint8, writable, private to the caller), or None where they are in no file.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        place = self._places.get(digest)
+        if place is None or place.size != size:
+            return None
+        if _written(place.path) != place.written:
+            _log.warning("a file with weights has changed since the server started", file=str(place.path))
+            del self._places[digest]
+            return None
+        return torch.from_numpy(_mapped(place.path, place.start, size))
+
+
+def stretches(path: Path) -> Iterator[tuple[int, int]]:
+    """Where the tensors of a safetensors file lie that are worth finding: first byte, and size.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no safetensors file.
+    """
+    length = path.stat().st_size
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(_LENGTH), "little")
+        if header > min(HEADER_LIMIT, length - _LENGTH):
+            raise ValueError("its header does not fit into it")
+        begin = _LENGTH + header
+        entries = _header.decode(file.read(header))
+    for name, raw in entries.items():
+        if name == "__metadata__":
+            continue
+        first, end = _entry.decode(raw).data_offsets
+        if not first <= end <= length - begin:
+            raise ValueError(f"its tensor {name!r} does not lie in it")
+        if end - first >= SMALLEST:
+            yield begin + first, end - first
+
+
+def _mapped(path: Path, start: int, size: int) -> Any:
+    """Bytes of a file, read where they are looked at; what is written to them stays here."""
+    return np.memmap(path, np.uint8, "c", start, (size,)).view(np.ndarray)
+
+
+def _written(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ino
