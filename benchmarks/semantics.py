@@ -144,9 +144,9 @@ def figures(tally: Tally) -> dict[str, object]:
         j.right for judged in score.judged.values() for j in judged if j.right is not None and j.match.confidence >= 0.9
     ]
     return {
-        "pattern_precision_min": min((p for p in precision.values() if p is not None), default=None),
-        "pattern_recall_min": min((r for r in recall.values() if r is not None), default=None),
-        "phase_accuracy": tally.full.phase_accuracy(*_WITHOUT_TRAINING),
+        "pattern_precision_min": _least(*precision.values()),
+        "pattern_recall_min": _least(*recall.values()),
+        "phase_accuracy": _least(tally.full.phase_accuracy(*_WITHOUT_TRAINING), tally.full.phase_accuracy("train")),
         "workload_accuracy": _mean(tally.full.workloads),
         "structural_accuracy": _mean(score.workloads),
         "flops_mismatches": len(tally.differing),
@@ -159,8 +159,9 @@ def figures(tally: Tally) -> dict[str, object]:
         "hit_rate": None,
         "pattern_precision": precision,
         "pattern_recall": recall,
-        "phase_accuracy_with_training": tally.full.phase_accuracy(),
-        "structural_phase_accuracy": score.phase_accuracy(*_WITHOUT_TRAINING),
+        "phase_accuracy_inference": tally.full.phase_accuracy(*_WITHOUT_TRAINING),
+        "phase_accuracy_training": tally.full.phase_accuracy("train"),
+        "structural_phase_accuracy": _least(score.phase_accuracy(*_WITHOUT_TRAINING), score.phase_accuracy("train")),
         "residency_accuracy": share_of(score.residencies),
         "modality_accuracy": share_of(score.modalities),
         "calibration_at_0.9": _mean(sure),
@@ -178,6 +179,10 @@ def share_of(pairs: list[tuple[int, int]]) -> float | None:
     """The sum of the firsts by that of the seconds."""
     count = sum(b for _, b in pairs)
     return sum(a for a, _ in pairs) / count if count else None
+
+
+def _least(*shares: float | None) -> float | None:
+    return min((s for s in shares if s is not None), default=None)
 
 
 def _mean(answers: list[bool]) -> float | None:

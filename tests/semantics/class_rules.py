@@ -13,7 +13,7 @@ from torch import nn
 _ATTENTION = re.compile(r"Attention|Attn")
 _WHOLE = re.compile(r"(Layer|Block|Block\d?D|\dD|CrossAttn|Model|Encoder|Decoder|Stage|Pooler)$")
 _BLOCK = re.compile(r"(Layer|Block)$")
-_NORM = re.compile(r"(Norm|Norm\dd|NormGated|LayerNorm\w*|RMSNorm\w*)$")
+_NORM = re.compile(r"(Norm|Norm\dd|NormGated|LayerNorm\w*|RMSNorm\w*|GroupNormActivation)$")
 _MIXTURE = re.compile(r"(SparseMoeBlock|SparseMLP|Moe|MoE|MOE)$")
 _RECURRENT = re.compile(
     r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell)$"
@@ -23,7 +23,9 @@ _NOT_NORMS = {"NoNorm"}
 _NOT_MIXERS = {"PatchTSMixer"}
 _MIXTURES = {"GptOssMLP"}
 # They mix positions by other means than weights over keys.
-_NOT_ATTENTION = {"RwkvSelfAttention", "SwiftFormerEfficientAdditiveAttention"}
+_NOT_ATTENTION = {"RwkvSelfAttention", "SwiftFormerEfficientAdditiveAttention", "PatchTSMixerGatedAttention"}
+# Feed-forward networks with something unusual within: a convolution, or attention's results beside the hidden layer.
+_UNUSUAL = {"SegformerLayer", "FluxSingleTransformerBlock"}
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -68,6 +70,11 @@ def is_recurrent(module: nn.Module) -> bool:
 def is_mlp(module: nn.Module) -> bool:
     """Whether its class is called a feed-forward network."""
     return bool(_MLP.search(type(module).__name__))
+
+
+def is_unusual(block: nn.Module) -> bool:
+    """Whether the feed-forward network of this block is one of a kind, which a pattern may leave out."""
+    return type(block).__name__ in _UNUSUAL
 
 
 def is_table(module: nn.Module) -> bool:

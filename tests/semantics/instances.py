@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
@@ -100,7 +101,7 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
 def _mixtures(scene: Scene) -> Iterator[Instance]:
     for index in scene.outermost(rules.is_mixture):
         run = scene.runs[index]
-        choice = scene.ops(run.span, _CHOICES)
+        choice = scene.ops(run.span, _CHOICES) or scene.ops(run.span, frozenset({"max"}))
         if choice:  # layers of the same class may be dense
             yield Instance("moe", choice, frozenset(run.span), where=run.path)
 
@@ -142,25 +143,37 @@ def _linear(scene: Scene, index: int) -> list[int]:
 
 
 def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[int]) -> Iterator[Instance]:
-    """The feed-forward network of each block, and modules that are called one elsewhere; other layers are left open."""
+    """The feed-forward networks of each block, and modules that are called one elsewhere; other layers are left open."""
     taken: set[int] = set()
+    attended = {n for a in attentions for n in a.span}
     for index in blocks:
-        linear = _linear(scene, index)
-        core = scene.ops(scene.inside(linear), PRODUCTS)
-        taken |= core
-        if len(core) > 1:
-            span = frozenset(scene.runs[index].span) - {n for a in attentions for n in a.span}
-            yield Instance("mlp", core, span, facts={"gated": len(core) == 3}, where=scene.runs[index].path)
+        run = scene.runs[index]
+        for core in _networks(scene, index):
+            if len(core) > 1:
+                taken |= core
+                required = not rules.is_unusual(run.module)
+                yield Instance("mlp", core, frozenset(run.span) - attended, required=required, where=run.path)
     mixed = scene.inside(scene.outermost(rules.is_mixture))
     for index in scene.outermost(rules.is_mlp):
         run = scene.runs[index]
-        core = scene.ops(
-            scene.inside(i for i in scene.find(rules.is_linear) if index in ancestors(scene.runs, i)), PRODUCTS
-        )
+        linear = (i for i in scene.find(rules.is_linear) if index in ancestors(scene.runs, i))
+        core = scene.ops(scene.inside(linear), PRODUCTS)
         if len(core) > 1 and not core & taken:
             taken |= core
             yield Instance("mlp", core, frozenset(run.span), required=not core & mixed, where=run.path)
     yield from _left_open(scene, taken)
+
+
+def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
+    """The products of each feed-forward network of a block: of each module called so, or of all linear layers together."""
+    layers: dict[int, list[int]] = defaultdict(list)
+    for i in _linear(scene, block):
+        if not scene.runs[i].path.endswith("temporal_dense"):  # the last layer of TimeSformer's other attention
+            called = [a for a in ancestors(scene.runs, i) if rules.is_mlp(scene.runs[a].module) and a > block]
+            layers[called[0] if called else block].append(i)
+    named = [i for i in layers if i != block]
+    for i in named or [block]:
+        yield scene.ops(scene.inside(layers[i]), PRODUCTS)
 
 
 def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import attrs
 import building
 import catalogue
-import plain_models
 import torch
 from catalogue import ZOO
 from flop_truth import flops_here
@@ -22,6 +21,7 @@ from ground_truth import Labelled, Truth
 from instances import Scene, instances
 from likeness import to_remote, unsettle
 from phase_truth import phases_of, workloads_of
+from plain_networks import PLAIN
 from situations import Call, forward, generation, prefill, train
 from torch import nn
 from value_truth import caches_in, fusions, modalities_of, residency_of, single
@@ -66,25 +66,45 @@ def _enter(family: str, situations: tuple[str, ...], names: str, attentions: int
         LABELLED[name] = Entry(name, family, situations, attentions)
 
 
-_enter("decoder", STATIC, "gpt2 llama mixtral", 2)
-_enter("decoder", WRITES, "bloom", 2)
-_enter("recurrent decoder", WRITES, "mamba", 0)
-_enter("encoder", ONCE, "bert", 2)
-_enter("encoder-decoder", WRITES, "t5", 6)
-_enter("vision", ONCE, "vit swin", 2)
-_enter("vision", ONCE, "resnet", 0)
-_enter("audio", ONCE, "wav2vec2", 2)
+_enter("decoder", STATIC, "gpt2 gptj gpt_bigcode gpt_neo gpt_neox opt llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi3 olmo2 "
+       "stablelm starcoder2 cohere granite glm4 mixtral qwen2_moe qwen3_moe olmoe phimoe gpt_oss deepseek_v3", 2)  # fmt: skip
+_enter("decoder", WRITES, "bloom mpt ctrl xlnet falcon codegen persimmon granitemoe", 2)
+_enter("recurrent decoder", WRITES, "mamba mamba2 falcon_mamba rwkv", 0)
+_enter("decoder", WRITES, "recurrent_gemma jamba bamba qwen3_next lfm2", 1)
+_enter("encoder", ONCE, "bert roberta distilbert albert electra deberta deberta_v2 mpnet modernbert esm squeezebert "
+       "roformer torch_encoder layoutlm", 2)  # fmt: skip
+_enter("encoder", ONCE, "funnel", 4)
+_enter("encoder", ONCE, "fnet", 0)
+_enter("encoder-decoder", WRITES, "t5 mt5 bart mbart pegasus m2m_100 marian nllb_moe", 6)
+_enter("encoder-decoder", ONCE, "switch_transformers", 26)
+_enter("encoder-decoder", ONCE, "torch_transformer", 5)
+_enter("vision", ONCE, "vit deit beit dinov2 swin swinv2 vitpose_backbone yolos segformer pvt swin2sr", 2)
+_enter("vision", ONCE, "vit_mae mobilevit levit hiera timesformer videomae depth_anything dpt")
+_enter("vision", ("forward",), "detr sam")
+_enter("vision", ONCE, "resnet convnext convnextv2 regnet bit mobilenet_v1 mobilenet_v2 efficientnet poolformer focalnet upernet "
+       "convolutions vgg segmenting_unet superpoint", 0)  # fmt: skip
+_enter("audio", ONCE, "wav2vec2 hubert wavlm unispeech sew audio_spectrogram_transformer wav2vec2_conformer", 2)
+_enter("audio", ONCE, "encodec univnet sound_convolutions", 0)
+_enter("speech to text", WRITES, "whisper speech_to_text moonshine", 6)
 _enter("multimodal", ONCE, "clip", 4)
-_enter("illustrated decoder", WRITES, "llava", 4)
-_enter("diffusion", ONCE, "unet_2d_condition")
-_enter("recommender", ONCE, "dlrm", 0)
-_enter("generic", ONCE, "lstm", 0)
+_enter("multimodal", ONCE, "siglip", 5)
+_enter("multimodal", ONCE, "blip blip_2 vilt clap owlvit clipseg")
+_enter("illustrated decoder", WRITES, "llava paligemma idefics3 git", 4)
+_enter("illustrated decoder", WRITES, "qwen2_vl", 6)
+_enter(
+    "diffusion", ONCE, "unet_2d unet_2d_condition unet_sdxl unet_3d_condition controlnet dit pixart sd3 flux unet_1d"
+)
+_enter("autoencoder", ONCE, "autoencoder_kl autoencoder_tiny vq_model")
+_enter("recommender", ONCE, "dlrm wide_and_deep deepfm cross_network two_towers neural_filtering", 0)
+_enter("generic", ONCE, "lstm gru gru_tagger lstm_tagger elman_tagger lstm_forecast perceptron residual_perceptron "
+       "autoencoder patchtsmixer", 0)  # fmt: skip
+_enter("generic", ONCE, "patchtst", 2)
 
 
 def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
     """The programs of one entry, with what is true of them."""
     entry = LABELLED[name]
-    architecture = ZOO.get(name) or plain_models.PLAIN[name]
+    architecture = ZOO.get(name) or PLAIN[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -141,7 +161,7 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
     """What is true of a recorded call."""
     graph, runs, kept = ProgramGraph(call.recorded.captured.program), call.recorded.runs, call.kept
     kinds = modalities_of(graph, kept)
-    scene = Scene(graph, runs, *_vocabulary(model))
+    scene = Scene(graph, runs, *_vocabulary(model, entry.family))
     decodes = "decode" in call.situation
     found = [*instances(scene), *caches_in(graph, kept)]
     if not decodes:
@@ -149,17 +169,17 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
         found += fusions(graph, runs, kinds, kept, required)
     return Truth(
         workloads=workloads_of(entry.family, call.situation),
-        phases=phases_of(entry.family, call.situation, len(graph.nodes), runs, kinds),
+        phases=phases_of(entry.family, call.situation, len(graph.nodes), call.recorded, kinds),
         modalities={} if decodes or entry.family == "diffusion" else single(kinds),
         residency=residency_of(graph, kept),
         instances=tuple(found),
     )
 
 
-def _vocabulary(model: nn.Module) -> tuple[nn.Module | None, frozenset[int] | None]:
+def _vocabulary(model: nn.Module, family: str) -> tuple[nn.Module | None, frozenset[int] | None]:
     """The module that makes logits over the vocabulary, and the identities of those that look tokens up."""
     if not hasattr(model, "get_output_embeddings"):
-        return None, None
+        return None, frozenset() if family in {"diffusion", "autoencoder"} else None
     tables = set()
     for module in model.modules():
         if hasattr(module, "get_input_embeddings"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,21 @@ from djinn_core.interception.recording.recorder import current
 
 @attrs.define
 class Recorded:
-    """What was recorded inside a block, and the calls of modules in the order in which they began."""
+    """What was recorded inside a block.
+
+    Attributes:
+        runs: calls of modules in the order in which they began.
+        marks: by name, how many instructions there were when `mark` was called.
+    """
 
     runs: list[ModuleRun] = attrs.field(factory=list)
     captured: Any = None
+    marks: dict[str, int] = attrs.field(factory=dict)
+    here: Callable[[], int] = int
+
+    def mark(self, name: str) -> None:
+        """Remember how many instructions were recorded so far."""
+        self.marks[name] = self.here()
 
     def children(self, index: int | None) -> list[ModuleRun]:
         """The runs that the run of that index called."""
@@ -31,12 +42,14 @@ class Recorded:
 def recording(model: nn.Module) -> Iterator[Recorded]:
     """Capture what the block records, and note the calls of modules."""
     names = {id(module): name for name, module in model.named_modules()}
-    recorded, open_runs = Recorded(), []
+    open_runs: list[int] = []
     recorder = current()
     first = len(recorder.entries)
 
     def here() -> int:
         return len(recorder.captures[-1]) + len(recorder.entries) - first
+
+    recorded = Recorded(here=here)
 
     def enter(module: nn.Module, _: Any) -> None:
         at = here()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ground_truth import ModuleRun
+from module_runs import Recorded
 
 from djinn.hooks import ExecutionPhase as Phase
 from djinn.hooks import Modality, WorkloadType
 
 FORWARD, PREFILL, DECODE = Phase.FORWARD, Phase.LLM_PREFILL, Phase.LLM_DECODE
 SEEING, DRAWING, FUSING = Phase.VISION_ENCODING, Phase.VISION_DECODING, Phase.MULTIMODAL_FUSION
-_OF_CALL = {"forward": FORWARD, "prefill": PREFILL, "decode": DECODE, "static_decode": DECODE, "train": Phase.TRAINING}
+_OF_CALL = {"forward": FORWARD, "prefill": PREFILL, "decode": DECODE, "static_decode": DECODE}
 _TOWERS = ("vision_model", "vision_tower", "vision_encoder", "visual", "vision_embed_tokens", "image_encoder")
 _DECODERS = ("decode_head", "auxiliary_head", "mask_decoder", "decoder", "head", "neck")
 
@@ -49,10 +50,13 @@ def workloads_of(family: str, situation: str) -> frozenset[WorkloadType]:
 
 
 def phases_of(
-    family: str, situation: str, count: int, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]]
+    family: str, situation: str, count: int, recorded: Recorded, kinds: Mapping[int, frozenset[Modality]]
 ) -> dict[int, frozenset[Phase]]:
     """The right phases by node."""
-    if situation in {"train", "decode", "static_decode"}:
+    runs = recorded.runs
+    if situation == "train":
+        return {node: frozenset({_part_of_step(node, recorded.marks)}) for node in range(count)}
+    if situation in {"decode", "static_decode"}:
         return dict.fromkeys(range(count), frozenset({_OF_CALL[situation]}))
     if family == "vision":
         return _painted(count, {SEEING}, runs, _DECODERS, {SEEING, DRAWING})
@@ -65,6 +69,12 @@ def phases_of(
     if family in {"multimodal", "illustrated decoder"}:
         return _multimodal(situation, count, runs, kinds)
     return dict.fromkeys(range(count), frozenset({_OF_CALL[situation]}))
+
+
+def _part_of_step(node: int, marks: Mapping[str, int]) -> Phase:
+    if node < marks["backward"]:
+        return Phase.TRAINING_FORWARD
+    return Phase.TRAINING_BACKWARD if node < marks["optimizer"] else Phase.TRAINING_OPTIMIZER
 
 
 def _multimodal(

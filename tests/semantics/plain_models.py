@@ -98,3 +98,128 @@ class DLRM(nn.Module):
 def dlrm() -> tuple[nn.Module, Inputs]:
     """DLRM."""
     return DLRM(), visits()
+
+
+class WideAndDeep(nn.Module):
+    """A linear model of crossed features beside a network over embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(ROWS, WIDTH) for _ in range(FIELDS))
+        self.wide = nn.EmbeddingBag(ROWS, 1, mode="sum")
+        self.deep = PerceptronTower(FIELDS * WIDTH + 6, 32, 16, 1)
+
+    def forward(
+        self, fields: torch.Tensor, dense: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        looked_up = [table(fields[:, i]) for i, table in enumerate(self.tables)]
+        return clicked(self.wide(fields) + self.deep(torch.cat([*looked_up, dense], dim=1)), labels)
+
+
+@plain("recommender")
+def wide_and_deep() -> tuple[nn.Module, Inputs]:
+    """Wide & Deep."""
+    return WideAndDeep(), visits()
+
+
+class DeepFM(nn.Module):
+    """A factorization machine and a network over the same embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(ROWS, WIDTH) for _ in range(FIELDS))
+        self.first = nn.ModuleList(nn.Embedding(ROWS, 1) for _ in range(FIELDS))
+        self.machine = FactorizationMachine()
+        self.deep = PerceptronTower(FIELDS * WIDTH, 32, 1)
+
+    def forward(self, fields: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        features = torch.stack([table(fields[:, i]) for i, table in enumerate(self.tables)], dim=1)
+        linear = torch.stack([table(fields[:, i]) for i, table in enumerate(self.first)], dim=1).sum(1)
+        return clicked(linear + self.machine(features) + self.deep(features.flatten(1)), labels)
+
+
+@plain("recommender")
+def deepfm() -> tuple[nn.Module, Inputs]:
+    """DeepFM."""
+    return DeepFM(), visits(dense=False)
+
+
+class CrossNetwork(nn.Module):
+    """Crosses of the embeddings with themselves beside a network (DCN v2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = FIELDS * WIDTH + 6
+        self.tables = nn.ModuleList(nn.Embedding(ROWS, WIDTH) for _ in range(FIELDS))
+        self.crosses = nn.ModuleList(CrossLayer(width) for _ in range(2))
+        self.deep = PerceptronTower(width, 32, 16)
+        self.score = nn.Linear(width + 16, 1)
+
+    def forward(
+        self, fields: torch.Tensor, dense: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        first = torch.cat([*(table(fields[:, i]) for i, table in enumerate(self.tables)), dense], dim=1)
+        state = first
+        for cross in self.crosses:
+            state = cross(first, state)
+        return clicked(self.score(torch.cat([state, self.deep(first)], dim=1)), labels)
+
+
+@plain("recommender")
+def cross_network() -> tuple[nn.Module, Inputs]:
+    """DCN."""
+    return CrossNetwork(), visits()
+
+
+class TwoTowers(nn.Module):
+    """A tower for people and one for things; their product is the score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.people, self.things = nn.Embedding(200, WIDTH), nn.Embedding(300, WIDTH)
+        self.history = nn.EmbeddingBag(300, WIDTH, mode="mean")
+        self.left, self.right = PerceptronTower(2 * WIDTH, 32, 16), PerceptronTower(WIDTH, 32, 16)
+
+    def forward(
+        self, person: torch.Tensor, thing: torch.Tensor, history: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        left = self.left(torch.cat([self.people(person), self.history(history)], dim=1))
+        right = self.right(self.things(thing))
+        scores = functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T
+        output = {"logits": scores}
+        if labels is not None:
+            output["loss"] = functional.cross_entropy(scores / 0.1, labels)
+        return output
+
+
+@plain("recommender")
+def two_towers() -> tuple[nn.Module, Inputs]:
+    """Two towers."""
+    given = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
+    history = torch.randint(0, 300, (4, 6), generator=torch.Generator().manual_seed(0))
+    return TwoTowers(), given | {"history": history, "labels": torch.arange(4)}
+
+
+class NeuralFiltering(nn.Module):
+    """The product of embeddings beside a network over them (NeuMF)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.people, self.things = nn.Embedding(200, WIDTH), nn.Embedding(300, WIDTH)
+        self.other_people, self.other_things = nn.Embedding(200, WIDTH), nn.Embedding(300, WIDTH)
+        self.deep = PerceptronTower(2 * WIDTH, 16, 8)
+        self.score = nn.Linear(WIDTH + 8, 1)
+
+    def forward(
+        self, person: torch.Tensor, thing: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        product = self.people(person) * self.things(thing)
+        deep = self.deep(torch.cat([self.other_people(person), self.other_things(thing)], dim=1))
+        return clicked(self.score(torch.cat([product, deep], dim=1)), labels)
+
+
+@plain("recommender")
+def neural_filtering() -> tuple[nn.Module, Inputs]:
+    """NeuMF."""
+    given = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
+    return NeuralFiltering(), given | {"labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}

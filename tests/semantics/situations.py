@@ -75,17 +75,20 @@ def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
     """A training step: forward, loss, backward, optimizer. The first such step, which makes the optimizer's state, is past."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    _step(model, inputs, optimizer)
+    _step(model, inputs, optimizer, Recorded())
     with recording(model) as recorded:
-        _step(model, inputs, optimizer)
+        _step(model, inputs, optimizer, recorded)
     call = _known("train", recorded, model, inputs, None)
     call.kept.optimizer(optimizer)
     return call
 
 
-def _step(model: nn.Module, inputs: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+def _step(model: nn.Module, inputs: Mapping[str, Any], optimizer: torch.optim.Optimizer, recorded: Recorded) -> None:
     optimizer.zero_grad()
-    loss_of(model(**inputs, **without_cache(model))).backward()
+    loss = loss_of(model(**inputs, **without_cache(model)))
+    recorded.mark("backward")
+    loss.backward()
+    recorded.mark("optimizer")
     optimizer.step()
 
 
