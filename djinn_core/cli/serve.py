@@ -19,6 +19,12 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--http-port", type=_PORT, default=0, help="HTTP port; 0 takes any free one.", show_default=True)
 @click.option("--device", "devices", multiple=True, help="Device to offer, such as cpu or cuda:0. May be repeated.")
 @click.option("--threads", type=click.IntRange(1), help="Torch threads of each executor.")
+@click.option(
+    "--compile",
+    "compilers",
+    multiple=True,
+    help="Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
+)
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with the token that clients must show.")
 @click.option(
     "--connection-file",
@@ -57,6 +63,7 @@ def command(
     http_port: int,
     devices: tuple[str, ...],
     threads: int | None,
+    compilers: tuple[str, ...],
     token_file: Path | None,
     connection_file: Path | None,
     tls_cert: Path | None,
@@ -82,6 +89,7 @@ def command(
         token_file=token_file,
         connection_file=connection_file,
         threads=threads,
+        compilers=compilers,
         store=(store or _default_store()) if store_gib else None,
         store_bytes=int(store_gib * 2**30),
         plaintext_accepted=insecure_plaintext_on_network,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from operator import add
+
 import pytest
 import torch
+from torch import fx
 
 from djinn_core.conformance.suite import missing, require_protocol
-from djinn_core.hookspecs.compilers import Compiler, CompilerContext
+from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
+from djinn_core.ir.values import meta_of
+
+aten = torch.ops.aten
+Inputs = tuple[torch.Tensor, ...]
 
 
 class CompilerConformance:
@@ -27,40 +35,95 @@ class CompilerConformance:
         require_protocol(compiler, "compilers")
 
     def test_what_it_compiles_gives_the_same(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """Also for inputs other than those of the example, and when it runs again."""
-        graph = torch.fx.Graph()
+        """Also for inputs other than those of the example, and when it runs again; earlier results stay as they were."""
+        graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
-        product = graph.call_function(torch.ops.aten.mm.default, (x, w))
-        graph.output((graph.call_function(torch.ops.aten.relu.default, (product,)), product))
-        example = _inputs(torch_device)
-        replay = compiler.compile(_context(graph, example, torch_device, mutates=False))
-        if replay is None:
-            pytest.skip("it has nothing better for this template")
-        for inputs in (example, _inputs(torch_device), _inputs(torch_device)):
+        product = graph.call_function(aten.mm.default, (x, w))
+        normed = graph.call_function(aten.mul.Tensor, (product, graph.call_function(aten.sigmoid.default, (product,))))
+        graph.output((normed, product))
+        replay = _compiled(compiler, graph, _inputs(torch_device))
+        runs = [_inputs(torch_device) for _ in range(6)]
+        found = [tuple(replay(inputs)) for inputs in runs]
+        for inputs, results in zip(runs, found, strict=True):
             expected = torch.mm(*inputs)
-            torch.testing.assert_close(tuple(replay(inputs)), (torch.relu(expected), expected))
+            torch.testing.assert_close(results, (expected * expected.sigmoid(), expected))
 
     def test_it_respects_writes(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """A template that adds to its first input in place: the input changes once a run."""
-        graph = torch.fx.Graph()
+        """A template that adds to its first input in place: the input changes once a run, wherever it lies."""
+        graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
-        graph.output((graph.call_function(torch.ops.aten.add_.Tensor, (x, w)),))
+        graph.call_function(aten.add_.Tensor, (x, w))
+        graph.output((graph.call_function(aten.mul.Tensor, (x, 2.0)),))
         total, step = _inputs(torch_device)[1], torch.ones(4, 4, device=torch_device)
-        example = (total.clone(), step)
-        replay = compiler.compile(_context(graph, example, torch_device, mutates=True))
-        if replay is None:
-            pytest.skip("it has nothing better for this template")
-        held = total.clone()
-        for _ in range(3):
-            replay((held, step))
-        torch.testing.assert_close(held, total + 3)
+        replay = _compiled(compiler, graph, (total.clone(), step), mutates=True)
+        for held in (total.clone(), total.clone()):
+            for _ in range(6):
+                (doubled,) = replay((held, step))
+            torch.testing.assert_close(held, total + 6)
+            torch.testing.assert_close(doubled, 2 * held)
+
+    def test_it_respects_writes_through_views(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """A template that overwrites a row of its input: the other rows stay."""
+        graph = fx.Graph()
+        x, w = graph.placeholder("x"), graph.placeholder("w")
+        graph.call_function(aten.copy_.default, (graph.call_function(aten.select.int, (x, 0, 1)), w))
+        graph.output((graph.call_function(aten.add.Tensor, (x, 1.0)),))
+        table, row = _inputs(torch_device)[1], torch.zeros(4, device=torch_device)
+        replay = _compiled(compiler, graph, (table.clone(), row), mutates=True)
+        for value in range(5):
+            held = table.clone()
+            (more,) = replay((held, row + value))
+            expected = table.clone()
+            expected[1] = value
+            torch.testing.assert_close((held, more), (expected, expected + 1))
+
+    def test_sizes_that_grow(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """A cache that is a row longer at each run, and numbers that follow from its length."""
+        graph = fx.Graph()
+        cache, row = graph.placeholder("cache"), graph.placeholder("row")
+        length = graph.call_function(aten.sym_size.int, (cache, 0))
+        longer = graph.call_function(aten.cat.default, ([cache, row], 0))
+        place = graph.call_function(aten.arange.start, (length, graph.call_function(add, (length, 1))))
+        last = graph.call_function(aten.select.int, (longer, 0, length))
+        graph.output((longer, place, graph.call_function(aten.mul.Tensor, (last, 3.0))))
+        held = torch.rand(5, 4, device=torch_device)
+        row_ = torch.rand(1, 4, device=torch_device)
+        replay = _compiled(compiler, graph, (held, row_), grows={0: (0,)})
+        for _ in range(6):
+            expected = (torch.cat([held, row_]), torch.tensor([len(held)]), row_[0] * 3)
+            results = tuple(replay((held, row_)))
+            torch.testing.assert_close(results, expected, check_device=False)
+            held = results[0]
+
+    def test_it_leaves_what_it_only_reads(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """Inputs that the template does not write are as before."""
+        graph = fx.Graph()
+        x, w = graph.placeholder("x"), graph.placeholder("w")
+        changed = graph.call_function(aten.add_.Tensor, (graph.call_function(aten.mul.Tensor, (x, 2.0)), 1.0))
+        graph.output((graph.call_function(aten.mm.default, (changed, w)),))
+        replay = _compiled(compiler, graph, _inputs(torch_device))
+        inputs = _inputs(torch_device)
+        before = [tensor.clone() for tensor in inputs]
+        for _ in range(4):
+            replay(inputs)
+        torch.testing.assert_close(list(inputs), before)
 
 
 def _inputs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(3, 4, device=device), torch.rand(4, 4, device=device)
 
 
-def _context(
-    graph: torch.fx.Graph, inputs: tuple[torch.Tensor, ...], device: torch.device, mutates: bool
-) -> CompilerContext:
-    return CompilerContext(torch.fx.GraphModule({}, graph), inputs, device, mutates)
+def _compiled(
+    compiler: Compiler,
+    graph: fx.Graph,
+    inputs: Inputs,
+    mutates: bool = False,
+    grows: Mapping[int, Sequence[int]] | None = None,
+) -> Replay:
+    metas = tuple([meta_of(tensor) for tensor in inputs])
+    sizes = {index: tuple(dimensions) for index, dimensions in (grows or {}).items()}
+    context = CompilerContext(fx.GraphModule({}, graph), metas, inputs[0].device, mutates, sizes)
+    replay = compiler.compile(context)
+    if replay is None:
+        pytest.skip("it has nothing better for this template")
+    return replay

@@ -1,14 +1,16 @@
-"""Compilers: turn a hot template into something faster, in the executor."""
+"""`djinn_register_compilers`: turn a hot template into something faster, in the executor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import attrs
 import torch
 
 from djinn_core.hookspecs import hookspec
+from djinn_core.ir.values import TensorMeta
 
 Replay = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -18,16 +20,30 @@ class CompilerContext:
     """A template that runs often.
 
     Attributes:
-        graph_module: the template as a `torch.fx.GraphModule`, its scalars fixed to the present ones.
-        inputs: example inputs.
+        graph_module: the ops as a `torch.fx.GraphModule` over tensors. Numbers are fixed, or follow from a size of an input
+            (`aten.sym_size.int` and integer arithmetic). None of its results shares memory with another or an input.
+        metas: metadata of the inputs, as they were last.
         device: the device that it runs on.
         mutates: whether it writes into its inputs.
+        grows: by input the dimensions whose sizes differ from run to run, all by the same law; empty where every run has
+            the same shapes.
+        threads: torch threads of the executor.
     """
 
     graph_module: torch.fx.GraphModule
-    inputs: tuple[torch.Tensor, ...]
+    metas: tuple[TensorMeta, ...]
     device: torch.device
-    mutates: bool
+    mutates: bool = False
+    grows: Mapping[int, tuple[int, ...]] = attrs.field(factory=dict)
+    threads: int = 1
+
+    @cached_property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Example inputs, made when they are first asked for: the right metadata, and zeros for content."""
+        return tuple(
+            torch.zeros(meta.extent, dtype=meta.dtype, device=self.device).as_strided(meta.shape, meta.stride)
+            for meta in (attrs.evolve(m, offset=0) for m in self.metas)
+        )
 
 
 @runtime_checkable
@@ -37,14 +53,19 @@ class Compiler(Protocol):
     name: str
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """A faster replay with the same results, or None where there is none."""
+        """A faster replay with the same results, or None where there is none.
+
+        Called on a thread in the background, one template at a time, while sessions run: what takes long belongs into a
+        process of its own (`djinn.compiling.pack`). The replay is called on the threads of the sessions, one at a time.
+        """
 
 
 @hookspec
 def djinn_register_compilers() -> Iterable[Compiler]:
     """Return the compilers that this plugin offers.
 
-    Called once in each executor process. The setting `compilers` names those that are used, none by default. One that
-    raises is not asked again for that template, and the executor goes on without it. Since API version 1.
+    Called once in each executor process. The setting `compilers` names those that are used, none by default, and in which
+    order they are asked. What they make is compared with the template itself and timed against it before it is used. One
+    that raises is not asked again for that template, and the executor goes on without it. Since API version 1.
     """
     raise NotImplementedError

@@ -24,6 +24,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         plugins, disable: the plugins to load, as in the settings; None means everything that is installed.
         log_level, debug: what to log to the standard error output.
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
+        compilers: names of those that compile hot templates, in the order in which they are asked.
     """
 
     directory: str
@@ -36,6 +37,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     debug: str = ""
     store: str = ""
     store_bytes: Count = 0
+    compilers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Without the key."""

@@ -70,6 +70,7 @@ def start_executor(settings: Settings) -> ExecutorProcess | None:
             threads=settings.threads,
             plugins=_plugin_names(settings.plugins),
             disable=settings.disable,
+            compilers=settings.compilers,
             debug=settings.debug,
         )
     )

@@ -31,11 +31,12 @@ from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.role import become_server
 from djinn_core.server.attach import Admitted, admit, attached
+from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, open_device
 from djinn_core.server.greetings import complain, refuse, send_message
 from djinn_core.server.roster import Entry, Roster, Session
-from djinn_core.server.session import ExecutorSession
+from djinn_core.server.session import ExecutorSession, compile_on
 from djinn_core.server.store import WeightStore
 from djinn_core.wire.messages import Attached
 
@@ -183,7 +184,19 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         torch.set_num_threads(start.threads)
     selection = Selection(start.plugins, frozenset(start.disable))
     registry = load_registry(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
-    return Executor(open_device(registry.devices, device), registry, TicketChecker(start.key), new, _open_store(start))
+    opened = open_device(registry.devices, device)
+    begin_compiling(opened, registry, start.compilers)
+    return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start))
+
+
+def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]) -> None:
+    """Have hot templates of `device` compiled by the compilers called `names`; none: nothing is compiled.
+
+    Raises:
+        StartupError: there is no such compiler.
+    """
+    if names:
+        compile_on(device.runtime, Compiling(chosen(registry.compilers, names), device.runtime))
 
 
 def _open_store(start: Start) -> WeightStore | None:

@@ -48,6 +48,7 @@ class GatewayOptions:
         plugins, disable: as in the settings.
         log_level, debug: what the executors log.
         store, store_bytes: where weights are kept so that they need not travel again, and how many bytes; None: nowhere.
+        compilers: as in the settings.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -66,6 +67,7 @@ class GatewayOptions:
     debug: str = ""
     store: Path | None = None
     store_bytes: int = 0
+    compilers: tuple[str, ...] = ()
     executor_module: str = EXECUTOR_MODULE
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
@@ -76,6 +78,7 @@ class GatewayOptions:
             threads=self.threads or settings.threads,
             plugins=settings.plugins,
             disable=settings.disable,
+            compilers=self.compilers or settings.compilers,
             start_timeout=settings.start_timeout,
             debug=settings.debug,
         )
@@ -227,6 +230,7 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             debug=options.debug,
             store=options.store,
             store_bytes=options.store_bytes,
+            compilers=options.compilers,
             module=options.executor_module,
         )
         for device in options.devices or ("",)

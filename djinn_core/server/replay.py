@@ -65,8 +65,10 @@ class CompiledTemplate:
     Attributes:
         constants: the environment's head. slots: how many slots follow. size: positions of values after the inputs.
         random: whether any op uses the random state.
+        source: what it was compiled from.
     """
 
+    source: Template
     steps: tuple[CompiledStep, ...]
     constants: tuple[Any, ...]
     slots: int
@@ -110,6 +112,7 @@ class _Compiler:
         steps = self._steps()
         made = len(self.places) - len(self.template.inputs)
         return CompiledTemplate(
+            source=self.template,
             steps=tuple(steps),
             constants=tuple(self.constants),
             slots=self.slot_total,
@@ -197,14 +200,14 @@ class _Compiler:
         if isinstance(argument, Constant):
             return argument.value
         if isinstance(argument, Enumerated):
-            return _enumerated(argument)
+            return enumerated(argument)
         if isinstance(argument, SelfDevice):
             return torch.device("cpu") if argument.cpu else self.device
         assert isinstance(argument, SessionGenerator)
         return None  # the device's default generator, which holds the session's state while it runs
 
     def _scalar_tensor(self, argument: ScalarTensor) -> Get:
-        dtype = _enumerated(Enumerated("dtype", argument.dtype))
+        dtype = enumerated(Enumerated("dtype", argument.dtype))
         if dtype.is_complex:
             real, imaginary = self._slot(), self._slot()
             return lambda env: torch.tensor(complex(env[real], env[imaginary]), dtype=dtype)
@@ -287,7 +290,12 @@ _ENUMERATED: dict[str, dict[str, Any]] = {
 }
 
 
-def _enumerated(argument: Enumerated) -> Any:
+def enumerated(argument: Enumerated) -> Any:
+    """The dtype, layout or memory format that an argument names.
+
+    Raises:
+        ProtocolError: this PyTorch has none of that name.
+    """
     try:
         return _ENUMERATED[argument.kind][argument.name]
     except KeyError:

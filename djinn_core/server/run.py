@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -35,7 +35,36 @@ class Run:
     relaid: list[Relaid] = attrs.field(factory=list)
 
 
-def run_template(template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Run:
+class Shortcut(Protocol):
+    """Another way to run the instructions from `start` to `stop`."""
+
+    @property
+    def start(self) -> int:
+        """The first instruction."""
+
+    @property
+    def stop(self) -> int:
+        """The first one that it leaves alone."""
+
+    def take(self, env: Environment) -> bool:
+        """Put into `env` what these instructions make; False where they have to be run instead, and nothing was written.
+
+        Raises:
+            ShortcutError: it failed, and may have written.
+        """
+
+
+class ShortcutError(DjinnError):
+    """A shortcut failed half way."""
+
+
+def run_template(
+    template: CompiledTemplate,
+    work: Work,
+    slots: Sequence[Any],
+    values: ValueTable,
+    shortcut: Shortcut | None = None,
+) -> Run:
     """Run a template and put what it makes into `values`.
 
     An op that raises poisons what it would have made or written, and what depends on it; everything else runs.
@@ -47,9 +76,13 @@ def run_template(template: CompiledTemplate, work: Work, slots: Sequence[Any], v
         values.free((work.inputs[place - first_input],))
     claims = _by_instruction(work.claims)
     step, count = 0, len(template.steps)
+    if claims:  # whoever takes a shortcut does not see what is claimed of the instructions in between
+        shortcut = None
     with torch.inference_mode():
         while step < count:
             try:
+                if shortcut is not None and step <= shortcut.start:
+                    step = _short(template.steps, step, env, shortcut)
                 step = _advance(template.steps, step, env, claims, run)
             except _Stopped as stop:
                 step = stop.step
@@ -57,6 +90,11 @@ def run_template(template: CompiledTemplate, work: Work, slots: Sequence[Any], v
                 if not (_made_resizable(failed, stop.error, env, values) or _restored(failed, env, values)):
                     _poison(template, stop, work, env, values, run)
                     step += 1
+            except ShortcutError as error:
+                assert shortcut is not None
+                for step in range(shortcut.start, shortcut.stop):
+                    _poison(template, _Stopped(step, error), work, env, values, run)
+                step, shortcut = shortcut.stop, None
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         values[handle] = env[place]
     return run
@@ -90,6 +128,17 @@ def _advance(
     except Exception as error:
         raise _Stopped(step, error) from error
     return len(steps)
+
+
+def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut: Shortcut) -> int:
+    """Run steps from `start` to where the shortcut begins, and take it if it can be taken; the next step."""
+    step = start
+    try:
+        for step in range(start, shortcut.start):
+            steps[step].run(env)
+    except Exception as error:
+        raise _Stopped(step, error) from error
+    return shortcut.stop if shortcut.take(env) else shortcut.start
 
 
 def _made_resizable(step: CompiledStep, error: Exception, env: Environment, values: ValueTable) -> bool:

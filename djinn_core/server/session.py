@@ -15,6 +15,8 @@ import torch
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.server.compiling.compiling import Compiling
+from djinn_core.server.compiling.heat import HotTemplate
 from djinn_core.server.figures import device_figures, reset_device_peak
 from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
@@ -64,6 +66,7 @@ class SharedDevice:
         self.turn = threading.Lock()
         self.randomness = DeviceRandomness(runtime.device)
         self.own = own_operators(runtime, self.randomness)
+        self.compiling: Compiling | None = None
 
 
 _devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
@@ -78,13 +81,22 @@ def _shared(runtime: DeviceRuntime) -> SharedDevice:
         return device
 
 
+def compile_on(runtime: DeviceRuntime, compiling: Compiling) -> None:
+    """Have hot templates of a device compiled."""
+    _shared(runtime).compiling = compiling
+
+
 @attrs.define
 class _Known:
-    """A template that the client may name by its digest, and what its last run was bound to."""
+    """A template that the client may name by its digest, and what its last run was bound to.
+
+    `hot`: what is known of it on the device, where hot templates are compiled.
+    """
 
     template: CompiledTemplate
     slots: list[Any]
     inputs: list[int]
+    hot: HotTemplate | None = None
 
 
 class ExecutorSession:
@@ -183,7 +195,8 @@ class ExecutorSession:
         if digest_of(template) != submit.digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
         compiled = compile_template(template, self.device.runtime.device, self.device.own)
-        known = _Known(compiled, [], [])
+        compiling = self.device.compiling
+        known = _Known(compiled, [], [], compiling.template(submit.digest, compiled) if compiling else None)
         if first is not None:
             _begin(known, first)
         self._templates.put(submit.digest, known, len(template.code))
@@ -220,7 +233,8 @@ class ExecutorSession:
             return Run()
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
-        return run_template(known.template, work, known.slots, self.values)
+        run = run_template if known.hot is None else known.hot.run
+        return run(known.template, work, known.slots, self.values)
 
     def _collect(
         self, work: Work, connection: Connection
@@ -292,7 +306,7 @@ class ExecutorSession:
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def figures(self) -> dict[str, int]:
-        """Counts and bytes: `values`, `memory`, `submissions`, `templates`, and those of `device_figures`."""
+        """Counts and bytes: `values`, `memory`, `submissions`, templates, and those of `device_figures`."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
         return device | {
             "values": len(self.values),
@@ -301,6 +315,7 @@ class ExecutorSession:
             "reserved": max(memory, device.get("device_reserved", 0)),
             "submissions": self.submissions,
             "templates": len(self._templates),
+            "compiled_templates": self.device.compiling.adopted() if self.device.compiling else 0,
         }
 
     def close(self) -> None:

@@ -1,0 +1,119 @@
+"""The compilers of a device, asked one template at a time on a thread in the background."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.compilers import Compiler, CompilerContext
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.logs import get_logger
+from djinn_core.server.compiling.artefact import Artefact
+from djinn_core.server.compiling.graph import region_graph
+from djinn_core.server.compiling.heat import HotTemplate, Job, Thresholds
+from djinn_core.server.replay import CompiledTemplate
+
+TEMPLATES: Final = 1024  # that are counted
+ARTEFACTS: Final = 256  # that are kept
+_log = get_logger("djinn.server")
+
+
+def chosen(compilers: Sequence[Compiler], names: Sequence[str]) -> tuple[Compiler, ...]:
+    """The compilers called `names`, in that order.
+
+    Raises:
+        StartupError: there is none of such a name; the message says which there are.
+    """
+    known = {compiler.name: compiler for compiler in compilers}
+    for name in names:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise StartupError(
+                f"there is no compiler {name!r} here (compilers: {there}). Compilers come with plugins such as "
+                "djinn-inductor; `djinn plugins` shows what is installed"
+            )
+    return tuple(known[name] for name in names)
+
+
+class Compiling:
+    """Counts the runs of all templates on a device and has the hot ones compiled."""
+
+    def __init__(
+        self, compilers: Sequence[Compiler], runtime: DeviceRuntime, thresholds: Thresholds | None = None
+    ) -> None:
+        self._compilers = tuple(compilers)
+        self._runtime = runtime
+        self._thresholds = thresholds or Thresholds()
+        self._templates: OrderedDict[bytes, HotTemplate] = OrderedDict()
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def template(self, digest: bytes, template: CompiledTemplate) -> HotTemplate:
+        """What is known of a template on this device, whichever session asks."""
+        with self._lock:
+            hot = self._templates.get(digest)
+            if hot is None:
+                hot = HotTemplate(template, self._thresholds, self._ask, self._runtime.synchronize, digest.hex()[:8])
+                self._templates[digest] = hot
+            self._templates.move_to_end(digest)
+            while len(self._templates) > TEMPLATES:
+                _, oldest = self._templates.popitem(last=False)
+                oldest.leave("others are used more")
+        return hot
+
+    def adopted(self) -> int:
+        """How many templates run compiled."""
+        with self._lock:
+            return sum(hot.adopted for hot in self._templates.values())
+
+    def _ask(self, job: Job) -> None:
+        if job.compiler >= len(self._compilers):
+            job.hot.leave("no compiler has something better")
+        elif self.adopted() >= ARTEFACTS:
+            job.hot.leave(f"{ARTEFACTS} templates are compiled already")
+        else:
+            self._jobs.put(job)
+            self._work()
+
+    def _work(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            self._compile(self._jobs.get())
+
+    def _compile(self, job: Job) -> None:
+        compiler = self._compilers[job.compiler]
+        try:
+            replay = compiler.compile(self._context(job))
+            artefact = replay and Artefact(compiler.name, replay, job.template, job.region, job.law)
+        except Exception as error:
+            _log.warning("a compiler failed", compiler=compiler.name, template=job.hot.name, error=repr(error))
+            job.hot.refuse(job, compiler.name, f"it raised {type(error).__name__}")
+            return
+        if artefact is None:
+            job.hot.refuse(job, compiler.name, "it has nothing better")
+        else:
+            job.hot.compiled(job, artefact)
+
+    def _context(self, job: Job) -> CompilerContext:
+        device = self._runtime.device
+        grows = {index: tuple(sizes) for index, sizes in job.law.sizes.items()}
+        return CompilerContext(
+            region_graph(job.template, job.region, job.law, device),
+            job.law.example.metas,
+            device,
+            bool(job.region.written),
+            grows,
+            torch.get_num_threads(),
+        )

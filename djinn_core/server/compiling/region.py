@@ -1,0 +1,129 @@
+"""Which part of a template can be compiled, what goes into it, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.server.replay import CompiledStep, CompiledTemplate
+
+SHORTEST: Final = 4  # instructions that are worth a compiler's time
+_REFUSED_TAGS: Final = frozenset({
+    torch.Tag.nondeterministic_seeded,  # a compiler's random numbers are others
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+    torch.Tag.inplace_view,  # changes what its operand looks like
+})  # fmt: skip
+
+
+@attrs.frozen
+class Region:
+    """Consecutive instructions of a template, as places in its environment.
+
+    Attributes:
+        start, stop: which instructions.
+        inputs: what it reads that was there before. written: those of them whose memory it writes.
+        fresh: what it makes that is needed afterwards and has memory of its own.
+        views: instructions that make the rest of what is needed afterwards, by looking into inputs and fresh values.
+    """
+
+    start: int
+    stop: int
+    inputs: tuple[int, ...]
+    written: tuple[int, ...]
+    fresh: tuple[int, ...]
+    views: tuple[int, ...]
+
+
+def find_region(template: CompiledTemplate) -> Region | None:
+    """The longest run of instructions that can be compiled; None where there is none to speak of."""
+    start, stop = _longest([_compilable(step) for step in template.steps])
+    if stop - start < SHORTEST:
+        return None
+    return _Analysis(template, start, stop).region()
+
+
+def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
+    best = (0, 0)
+    start = 0
+    for at, good in enumerate([*wanted, False]):
+        if not good:
+            best = max(best, (start, at), key=lambda found: found[1] - found[0])
+            start = at + 1
+    return best
+
+
+def _compilable(step: CompiledStep) -> bool:
+    if step.op in OWN_OPERATORS:
+        return False
+    overload = resolve(step.op)
+    schema = torch_private.schema_of(overload)
+    resizes = any(a.is_out for a in schema.arguments)
+    tensors = all("Tensor" in str(r.type) for r in schema.returns)
+    return tensors and not resizes and _REFUSED_TAGS.isdisjoint(overload.tags)
+
+
+class _Analysis:
+    """What becomes of memory in a part of a template, by the schemas of its ops."""
+
+    def __init__(self, template: CompiledTemplate, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.steps = template.steps
+        self.maker: dict[int, int] = {}  # which instruction made a place
+        self.looks_into: dict[int, tuple[int, ...]] = {}  # places that a place may share memory with
+        inputs: dict[int, None] = {}
+        for index in range(start, stop):
+            step = self.steps[index]
+            inputs.update(dict.fromkeys(place for place in step.reads if place not in self.maker))
+            views = _viewed(step)
+            for result, place in step.makes:
+                self.maker[place] = index
+                self.looks_into[place] = views.get(result, ())
+        later = {place for step in self.steps[stop:] for place in step.reads} | set(template.outputs)
+        self.inputs = tuple(inputs)
+        self.needed = sorted(later & self.maker.keys())
+
+    def region(self) -> Region:
+        """The part as a region."""
+        fresh: set[int] = set()
+        views: set[int] = set()
+        waiting = list(self.needed)
+        while waiting:
+            place = waiting.pop()
+            if place not in self.maker or place in fresh:
+                continue
+            if not self.looks_into[place]:
+                fresh.add(place)
+            elif self.maker[place] not in views:
+                views.add(self.maker[place])
+                waiting += self.steps[self.maker[place]].reads
+        written = {root for step in self.steps[self.start : self.stop] for w in step.writes for root in self._roots(w)}
+        return Region(
+            self.start,
+            self.stop,
+            self.inputs,
+            tuple(place for place in self.inputs if place in written),
+            tuple(sorted(fresh)),
+            tuple(sorted(views)),
+        )
+
+    def _roots(self, place: int) -> Iterable[int]:
+        """The places whose memory `place` may look into."""
+        into = self.looks_into.get(place, ())
+        return [root for other in into for root in self._roots(other)] if into else [place]
+
+
+def _viewed(step: CompiledStep) -> dict[int, tuple[int, ...]]:
+    """By result the operands that it may look into."""
+    returns = torch_private.schema_of(resolve(step.op)).returns
+    found: dict[int, tuple[int, ...]] = {}
+    for result, _ in step.makes:
+        info = returns[min(result, len(returns) - 1)].alias_info if returns else None
+        if info is not None:
+            found[result] = step.reads  # more than one only where a list is looked into
+    return found

@@ -1,0 +1,176 @@
+"""What differs from run to run of a template: nothing, or sizes and numbers that all follow from one of them.
+
+Each decode step has a longer KV cache than the last: sizes, strides and numbers of its programs are `a * n + b` with the
+same `n`. A law is found from a few runs, and whether it holds for another is checked before each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import msgspec
+import torch
+
+from djinn_core.ir.values import TensorMeta, tensor_meta
+
+SMALLEST: Final = 2  # sizes of 0 and 1 are special to kernels and compilers: broadcasting, strides
+Slots = tuple[int | float, ...]
+_exact = msgspec.msgpack.Encoder().encode  # tells an int from a float, and 0.0 from -0.0
+
+
+@attrs.frozen
+class Observed:
+    """One run: metadata of a region's inputs, and the template's slots."""
+
+    metas: tuple[TensorMeta, ...]
+    slots: Slots
+
+
+@attrs.frozen
+class Linear:
+    """`times * n + plus`."""
+
+    times: int
+    plus: int
+
+    def at(self, n: int) -> int:
+        """The value for `n`."""
+        return self.times * n + self.plus
+
+
+@attrs.frozen
+class Law:
+    """What differs, and how.
+
+    Attributes:
+        base: the input and the dimension whose size is `n`; None where nothing differs.
+        sizes: by input the dimensions that differ. strides: likewise. slots: the slots that differ.
+        smallest: the least `n` for which no size is below 2.
+    """
+
+    example: Observed
+    base: tuple[int, int] | None = None
+    sizes: dict[int, dict[int, Linear]] = attrs.field(factory=dict)
+    strides: dict[int, dict[int, Linear]] = attrs.field(factory=dict)
+    slots: dict[int, Linear] = attrs.field(factory=dict)
+    smallest: int = 0
+
+    def guard(self) -> Guard:
+        """What checks it."""
+        return Guard(self)
+
+
+def find_law(observed: Sequence[Observed]) -> Law | None:
+    """The law that all of `observed` follow, the last of which is the example; None where there is none."""
+    example = observed[-1]
+    flat = [_flat(run) for run in observed]
+    if len({len(numbers) for numbers in flat}) > 1 or len({tuple(m.dtype for m in run.metas) for run in observed}) > 1:
+        return None
+    differing = [key for key in flat[-1] if len({_exact(numbers.get(key)) for numbers in flat}) > 1]
+    if not differing:
+        return Law(example)
+    base = next((key for key in differing if key[0] == "size"), None)
+    if base is None or any(not isinstance(numbers.get(key), int) for numbers in flat for key in differing):
+        return None
+    found = {key: _line([numbers[base] for numbers in flat], [numbers[key] for numbers in flat]) for key in differing}
+    lines = {key: line for key, line in found.items() if line is not None}
+    return _law(example, base, lines) if len(lines) == len(found) else None
+
+
+Key = tuple[Any, ...]
+
+
+def _flat(run: Observed) -> dict[Key, int | float]:
+    """All numbers of a run by what they are: sizes, strides and slots."""
+    flat: dict[Key, int | float] = {("slot", i): slot for i, slot in enumerate(run.slots)}
+    for index, meta in enumerate(run.metas):
+        flat |= {("size", index, dim): size for dim, size in enumerate(meta.shape)}
+        flat |= {("stride", index, dim): stride for dim, stride in enumerate(meta.stride)}
+    return flat
+
+
+def _line(n: Sequence[Any], values: Sequence[Any]) -> Linear | None:
+    first = n[0]
+    other = next((i for i, value in enumerate(n) if value != first), None)
+    if other is None:
+        return None
+    times, rest = divmod(values[other] - values[0], n[other] - first)
+    line = Linear(times, values[0] - times * first)
+    return line if not rest and all(line.at(a) == b for a, b in zip(n, values, strict=True)) else None
+
+
+def _law(example: Observed, base: Key, lines: dict[Key, Linear]) -> Law:
+    law = Law(example, (base[1], base[2]), smallest=_smallest([v for k, v in lines.items() if k[0] == "size"]))
+    for key, line in lines.items():
+        if key[0] == "slot":
+            law.slots[key[1]] = line
+        else:
+            kept = law.sizes if key[0] == "size" else law.strides
+            kept.setdefault(key[1], {})[key[2]] = line
+    return law
+
+
+def _smallest(sizes: Sequence[Linear]) -> int:
+    return max([SMALLEST, *[-(-(SMALLEST - line.plus) // line.times) for line in sizes if line.times > 0]])
+
+
+class Guard:
+    """Whether a run follows a law; written so that a check costs little."""
+
+    def __init__(self, law: Law) -> None:
+        self._law = law
+        metas = law.example.metas
+        moving = set(law.sizes) | set(law.strides)
+        self._still = [(i, m.shape, m.stride, m.dtype) for i, m in enumerate(metas) if i not in moving]
+        self._moving = [(i, metas[i], law.sizes.get(i, {}), law.strides.get(i, {})) for i in sorted(moving)]
+        self._slots = _exact(self._fixed(law.example.slots))
+
+    def _fixed(self, slots: Sequence[int | float]) -> list[int | float]:
+        if not self._law.slots:
+            return list(slots)
+        return [0 if i in self._law.slots else slot for i, slot in enumerate(slots)]
+
+    def check(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
+        """The run's `n` (0 where nothing differs), or None where it does not follow the law."""
+        for tensor in tensors:
+            if type(tensor) is not torch.Tensor:
+                return None
+        for index, shape, stride, dtype in self._still:
+            tensor = tensors[index]
+            if tensor.shape != shape or tensor.stride() != stride or tensor.dtype is not dtype or tensor.is_neg():
+                return None
+        if _exact(self._fixed(slots)) != self._slots:
+            return None
+        return self._moved(tensors, slots) if self._law.base is not None else 0
+
+    def _moved(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
+        assert self._law.base is not None
+        source, dimension = self._law.base
+        base = tensors[source]
+        if base.dim() <= dimension or (n := int(base.shape[dimension])) < self._law.smallest:
+            return None
+        for index, meta, sizes, strides in self._moving:
+            tensor = tensors[index]
+            shape = tuple([sizes[d].at(n) if d in sizes else size for d, size in enumerate(meta.shape)])
+            stride = tuple([strides[d].at(n) if d in strides else step for d, step in enumerate(meta.stride)])
+            if tensor.shape != shape or tensor.stride() != stride or tensor.dtype is not meta.dtype or tensor.is_neg():
+                return None
+        for index, line in self._law.slots.items():
+            slot = slots[index]
+            if type(slot) is not int or slot != line.at(n):
+                return None
+        return n
+
+
+def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> Observed | None:
+    """A run as it is; None where something in it is no plain strided tensor of real numbers."""
+    metas: list[TensorMeta] = []
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+            return None
+        if tensor.dtype.is_complex or tensor.is_neg():
+            return None
+        metas.append(tensor_meta(tuple(tensor.shape), tensor.stride(), 0, tensor.dtype))
+    return Observed(tuple(metas), tuple(slots))

@@ -1,0 +1,16 @@
+"""Compiles hot templates with PyTorch's inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Compiler, hookimpl
+from djinn_inductor.compiler import Inductor
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_compilers() -> Iterable[Compiler]:
+    """The compiler `inductor`."""
+    return [Inductor()]
