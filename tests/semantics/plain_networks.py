@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 from building import Inputs, numbers, words
-from plain_models import PerceptronTower, plain
+from plain_models import PLAIN, PerceptronTower, plain
 from torch import nn
 from torch.nn import functional
+
+__all__ = ["PLAIN"]
 
 WORDS = 640
 
