@@ -126,6 +126,7 @@ class Settings:
         client_fallback: whether ops that the executor cannot do are computed on this machine.
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
+        progress: whether uploads that take seconds show how far they are, where there is a terminal.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
     """
 
@@ -146,6 +147,7 @@ class Settings:
     client_fallback: bool = attrs.field(default=False, converter=_flag)
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
+    progress: bool = attrs.field(default=True, converter=_flag)
     debug: str = attrs.field(default="", converter=_text)
 
 

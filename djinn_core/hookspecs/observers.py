@@ -15,7 +15,8 @@ class Event:
     """Something that happened.
 
     Attributes:
-        name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `fell_back`.
+        name: `planned`, `submitted`, `completed`, `connected`, `disconnected`, `fell_back`, `uploading`
+            (so many `bytes` will be), `uploaded` (`bytes` of it; `recalled`: the server had them).
         seconds: `time.monotonic()` at the end of it.
         fields: facts, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """

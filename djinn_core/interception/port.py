@@ -89,6 +89,9 @@ class Runtime(Protocol):
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Make `source` (a CPU tensor) the value `handle`; `source` is the caller's again when this returns."""
 
+    def expect_uploads(self, nbytes: int) -> None:
+        """Uploads of `nbytes` in all will follow; for whoever shows how far they are."""
+
     def figures(self, *, reset_peak: bool = False) -> Mapping[str, int]:
         """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.
 
@@ -101,7 +104,7 @@ class Fallback(Protocol):
     """Computes on this machine what the executor cannot do; only where it is configured."""
 
     def needed(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: list[Slot]
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: tuple[Slot, ...]
     ) -> bool:
         """Whether the executor cannot do calls like this one."""
 

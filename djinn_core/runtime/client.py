@@ -32,6 +32,7 @@ from djinn_core.runtime.connect import Opened, open_connection, start_executor
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_program
+from djinn_core.runtime.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.messages import DeviceInfo
@@ -100,7 +101,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
         if interceptor.name not in _state.intercepting:
             interceptor.install()
             _state.intercepting.add(interceptor.name)
-    _state.observers = Observers(registry.observers)
+    _state.observers = Observers([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
     if settings.client_fallback:

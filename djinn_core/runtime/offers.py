@@ -10,6 +10,7 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import Offer, Recalled, TensorHeader, Upload, Want, encode
@@ -46,10 +47,11 @@ class _Upload:
 class Uploads:
     """Sends tensors to the executor, and holds the offers that it has not answered."""
 
-    def __init__(self, channel: Channel, stats: Stats, offers: bool) -> None:
+    def __init__(self, channel: Channel, stats: Stats, observers: Observers, offers: bool) -> None:
         """`offers`: whether the executor keeps weights, so that large tensors are offered first."""
         self._channel = channel
         self._stats = stats
+        self._observers = observers
         self._offers = offers
         self._open: dict[int, _Upload] = {}
         self._held = 0
@@ -80,7 +82,9 @@ class Uploads:
         if isinstance(answer, Want):
             self._wanted.append(answer.handle)
         else:
-            self._stats.bytes_recalled += self._close(answer.handle)
+            size = self._close(answer.handle)
+            self._stats.bytes_recalled += size
+            self._observers.tell("uploaded", bytes=size, recalled=True)
 
     def send_wanted(self) -> None:
         """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it.
@@ -142,5 +146,6 @@ class Uploads:
             self._channel.send(Frame(encode(message), [part]))
             upload.sent += part.nbytes
             self._stats.bytes_uploaded += part.nbytes
+            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False)
             if upload.sent >= size:
                 return

@@ -107,7 +107,7 @@ class Session:
         self._failures = Failures()
         self._known: TemplateCache[_Bound] = TemplateCache()
         self._receiving = threading.RLock()
-        self._uploads = Uploads(self, stats, recalls)
+        self._uploads = Uploads(self, stats, observers, recalls)
         self._figures: list[Figures] = []
         self.lost: str = ""
 
@@ -188,6 +188,10 @@ class Session:
         """
         self._make_room(source.nbytes)
         self._uploads.upload(handle, source)
+
+    def expect_uploads(self, nbytes: int) -> None:
+        """As `Runtime.expect_uploads`."""
+        self._observers.tell("uploading", bytes=nbytes)
 
     def _make_room(self, nbytes: int) -> int:
         """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
+from rich.console import Console
 
 from djinn_core.runtime import client, offers
+from djinn_core.runtime.progress import UploadProgress, progress_observers
 
 SIZE = 3 << 20
 
@@ -43,3 +47,27 @@ def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
     source.zero_()
     assert torch.equal(target.cpu(), expected)
     assert not session._uploads.unanswered
+
+
+def test_a_bar_shows_how_far_an_upload_is(keeping, monkeypatch):
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120)
+    observer = UploadProgress(console, patience=0.0)
+    monkeypatch.setattr(client._state.session._observers, "_observers", [observer])
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
+    again = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
+    again.load_state_dict(model.state_dict())
+    model.to("remote_accelerator:0").cpu()
+    assert "/6.3 MB" in shown.getvalue()
+    assert "were there" not in shown.getvalue()
+    again.to("remote_accelerator:0").cpu()
+    assert "GB were there" in shown.getvalue()
+    assert observer._bar is None, "it ends with the upload"
+
+
+def test_no_bar_where_nobody_sees_it(monkeypatch):
+    assert progress_observers(wanted=True) == []
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert [observer.name for observer in progress_observers(wanted=True)] == ["progress"]
+    assert progress_observers(wanted=False) == []

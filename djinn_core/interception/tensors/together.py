@@ -45,8 +45,10 @@ class _Coming:
 class Together:
     """Expects the values of `upcoming`, by key; that is called once, at the first fetch."""
 
-    def __init__(self, upcoming: Callable[[], dict[int, Value]]) -> None:
+    def __init__(self, upcoming: Callable[[], dict[int, Value]], sized: Callable[[], int] = lambda: 0) -> None:
+        """`sized`: how many bytes will be uploaded instead, should that be what the block does."""
         self._upcoming = upcoming
+        self._sized: Callable[[], int] | None = sized
         self._left: dict[int, Value] | None = None
         self._coming: dict[int, _Coming] = {}
 
@@ -56,6 +58,11 @@ class Together:
             self._ask(key)
         coming = self._coming.pop(key, None)
         return None if coming is None else coming.take()
+
+    def to_upload(self) -> int:
+        """As `Expected.to_upload`."""
+        sized, self._sized = self._sized, None
+        return sized() if sized is not None else 0
 
     def saw(self, storage: Any) -> None:
         """Nothing: what comes is known."""
@@ -119,6 +126,11 @@ def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
     parameters = list(module.parameters())
     gradients = [p.grad for p in parameters if isinstance(p, LazyTensor)]
     return by_handle(chain(parameters, gradients, module.buffers()))
+
+
+def nbytes_here(module: torch.nn.Module) -> int:
+    """Bytes of what `module` has on this machine."""
+    return sum(t.nbytes for t in chain(module.parameters(), module.buffers()) if t.device.type == "cpu")
 
 
 def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:

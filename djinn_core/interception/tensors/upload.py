@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from djinn_core import torch_objects, torch_private
+from djinn_core.interception.port import port
 from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.tensors.expected import here
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import contiguous_strides, tensor_meta
@@ -20,7 +22,7 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     shape = tuple(plain.shape)
     meta = tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device)
     value = Value(Storage(meta.nbytes, None), meta)
-    current().upload(value.handle, plain)
+    _upload(value.handle, plain)
     return wrap(value)
 
 
@@ -39,8 +41,14 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     plain = _plain(source)
     if plain.stride() != meta.stride:
         plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
-    current().upload(target.remote.handle, plain)
+    _upload(target.remote.handle, plain)
     return True
+
+
+def _upload(handle: int, plain: torch.Tensor) -> None:
+    if here.expected is not None and port.is_open() and (following := here.expected.to_upload()):
+        port.runtime().expect_uploads(following)
+    current().upload(handle, plain)
 
 
 def _plain(source: torch.Tensor) -> torch.Tensor:

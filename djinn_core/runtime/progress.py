@@ -1,0 +1,100 @@
+"""A progress bar for uploads that take a while, on the standard error output where that is a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from djinn_core.hookspecs.observers import Event, Observer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+PATIENCE: Final = 2.0  # seconds of uploading before anything is shown, and of silence after which another upload begins
+_REFRESH: Final = 0.1  # seconds between two pictures
+
+
+def progress_observers(wanted: bool) -> list[Observer]:
+    """The bar, where somebody would see it."""
+    if not wanted or not sys.stderr.isatty():
+        return []
+    from rich.console import Console
+
+    return [UploadProgress(Console(stderr=True))]
+
+
+class UploadProgress:
+    """An observer that shows how far an upload is: bytes sent, bytes that the server had, rate, time left."""
+
+    name = "progress"
+
+    def __init__(self, console: Console, patience: float = PATIENCE) -> None:
+        self._console = console
+        self._patience = patience
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._done = self._recalled = self._expected = 0
+        self._began = self._last = self._drawn = 0.0
+
+    def observe(self, event: Event) -> None:
+        """Take note of `uploading` (so many bytes will follow) and `uploaded` (so many are there now)."""
+        if event.name == "uploaded":
+            self._uploaded(int(event.fields["bytes"]), bool(event.fields["recalled"]), event.seconds)
+        elif event.name == "uploading":
+            self._expected = self._done + int(event.fields["bytes"])
+        elif event.name == "disconnected" or (event.name == "completed" and not self._expected):
+            self._begin(event.seconds)
+
+    def _begin(self, now: float) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+        self._began = self._last = self._drawn = now
+        self._done = self._recalled = self._expected = 0
+
+    def _uploaded(self, nbytes: int, recalled: bool, now: float) -> None:
+        if now - self._last > max(self._patience, PATIENCE) or not self._done:
+            expected = self._expected
+            self._begin(now)
+            self._expected = expected
+        self._last = now
+        self._done += nbytes
+        self._recalled += nbytes if recalled else 0
+        if self._expected and self._done >= self._expected:
+            self._begin(now)
+        elif now - self._began >= self._patience and now - self._drawn >= min(_REFRESH, self._patience):
+            self._drawn = now
+            self._draw()
+
+    def _draw(self) -> None:
+        bar = self._bar or self._open()
+        assert self._task is not None
+        cached = f" ({self._recalled / 1e9:.1f} GB were there)" if self._recalled else ""
+        bar.update(self._task, completed=self._done, total=self._expected or None, description=f"Uploading{cached}")
+        bar.refresh()
+
+    def _open(self) -> Progress:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        # Without a thread that refreshes it: it would take the interpreter's lock from the program.
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._bar.add_task("Uploading")
+        self._bar.start()
+        return self._bar
