@@ -65,8 +65,8 @@ def role_of(node: Node) -> str | None:
 
 
 def is_backward(node: Node) -> bool:
-    """Whether autograd issued it: PyTorch names every derivative op `<forward>_backward`."""
-    return node.operation.endswith("_backward")
+    """Whether autograd issued it: PyTorch has `_backward` in the name of every op that differentiates another."""
+    return "_backward" in node.operation
 
 
 def weights_of(graph: Graph, node: Node) -> list[int]:

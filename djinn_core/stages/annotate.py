@@ -2,23 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.ir.graph import Graph
-from djinn_core.ir.profile import DataResidency, PatternMatch, WorkloadProfile
-from djinn_core.stages.attribution import warn_skipped
-from djinn_core.stages.classify import classify
 from djinn_core.ir.families import role_of
-from djinn_core.stages.residency import residency_of
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.profile import DataResidency, Lineage, PatternMatch, Tier, WorkloadProfile
+from djinn_core.stages.annotating.evidence import Evidence
+from djinn_core.stages.annotating.inputs import Inputs, inputs_of
+from djinn_core.stages.annotating.lineage import lineage_of, modalities_of
+from djinn_core.stages.annotating.phases import phases_of
+from djinn_core.stages.annotating.residency import residency_of_gradients, residency_of_inputs
+from djinn_core.stages.annotating.training import Training, training_in
+from djinn_core.stages.annotating.verdict import ALL_TIERS, judge
+from djinn_core.stages.attribution import warn_skipped
 from djinn_core.stages.verify import check_match
 
+NOTHING_KNOWN: Mapping[int, DataResidency] = {}
 
-def annotate(graph: Graph, patterns: Sequence[Pattern]) -> WorkloadProfile:
+
+def annotate(
+    graph: Graph,
+    patterns: Sequence[Pattern],
+    *,
+    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
+    tiers: frozenset[Tier] = ALL_TIERS,
+) -> WorkloadProfile:
     """Run every pattern over `graph` and say what it is, node by node and as a whole.
 
-    A pattern that raises or returns a match that does not fit the graph is skipped, with a warning that names it.
+    Args:
+        graph: the graph.
+        patterns: whom to ask. One that raises or returns a match that does not fit the graph is skipped, with a warning
+            that names it.
+        known: how long values from earlier programs live, by value, for inputs that those programs made or took.
+        tiers: what may be judged by. Phases and residency are the structure's.
     """
+    matches, skipped = _all_matches(graph, patterns)
+    inputs = inputs_of(graph)
+    training = training_in(graph, inputs, known)
+    residency = _residency(graph, inputs, training, matches, known)
+    bits = lineage_of(graph, inputs, residency)
+    modalities = modalities_of(graph, bits)
+    evidence = Evidence(graph, matches, inputs, training, modalities)
+    judged = judge(evidence, tiers)
+    return WorkloadProfile(
+        workload=judged.workload,
+        phases=phases_of(evidence, judged.workload),
+        modalities=modalities,
+        residency=residency,
+        roles=_roles(graph, matches),
+        patterns=matches,
+        reasons=(judged.reason, *skipped),
+        lineage=tuple(map(_flags, bits)),
+    )
+
+
+def _all_matches(graph: Graph, patterns: Sequence[Pattern]) -> tuple[tuple[PatternMatch, ...], list[str]]:
+    """What all patterns found, the surest first, and sentences about those that failed."""
     found: list[PatternMatch] = []
     skipped: list[str] = []
     for pattern in patterns:
@@ -26,17 +66,7 @@ def annotate(graph: Graph, patterns: Sequence[Pattern]) -> WorkloadProfile:
             found += _matches(graph, pattern)
         except Exception as error:
             skipped.append(warn_skipped("pattern", pattern, error, "its matches are left out for this graph"))
-    matches = tuple(sorted(found, key=lambda m: (-m.confidence, m.nodes, m.pattern)))
-    verdict = classify(graph, matches)
-    return WorkloadProfile(
-        workload=verdict.workload,
-        phases=verdict.phases,
-        modalities=verdict.modalities,
-        residency=_residency(graph, matches, verdict.training),
-        roles=_roles(graph, matches),
-        patterns=matches,
-        reasons=(*verdict.reasons, *skipped),
-    )
+    return tuple(sorted(found, key=lambda m: (-m.confidence, m.nodes, m.pattern))), skipped
 
 
 def _matches(graph: Graph, pattern: Pattern) -> Iterable[PatternMatch]:
@@ -49,8 +79,16 @@ def _matches(graph: Graph, pattern: Pattern) -> Iterable[PatternMatch]:
     return matches
 
 
-def _residency(graph: Graph, matches: Sequence[PatternMatch], training: bool) -> dict[int, DataResidency]:
-    residency = residency_of(graph, training)
+def _residency(
+    graph: Graph,
+    inputs: Inputs,
+    training: Training,
+    matches: Sequence[PatternMatch],
+    known: Mapping[int, DataResidency],
+) -> dict[int, DataResidency]:
+    residency = residency_of_inputs(graph, inputs, training, known)
+    if training:
+        residency.update(residency_of_gradients(graph, inputs, training))
     for match in reversed(matches):  # the surest last, so that it counts
         residency.update(match.residency)
     return residency
@@ -61,3 +99,12 @@ def _roles(graph: Graph, matches: Sequence[PatternMatch]) -> dict[int, str]:
     for match in reversed(matches):
         roles.update(dict.fromkeys(match.nodes, match.pattern))
     return roles
+
+
+_known_flags: dict[int, Lineage] = {}
+
+
+def _flags(bits: int) -> Lineage:
+    """The flags of these bits; making them takes longer than looking them up."""
+    found = _known_flags.get(bits)
+    return found if found is not None else _known_flags.setdefault(bits, Lineage(bits))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 
 import attrs
@@ -221,7 +222,13 @@ def test_training_tells_weights_gradients_and_optimizer_state():
     graph = training_step()
     profile = annotate(graph, patterns())
     assert profile.workload is WorkloadType.TRAINING
-    assert set(profile.phases) == {ExecutionPhase.TRAINING}
+    kinds = {node.operation: phase for node, phase in zip(graph.nodes, profile.phases, strict=True)}
+    assert kinds["convolution"] is kinds["nll_loss_forward"] is ExecutionPhase.TRAINING_FORWARD
+    assert kinds["threshold_backward"] is kinds["convolution_backward"] is ExecutionPhase.TRAINING_BACKWARD
+    assert kinds["mul_"] is ExecutionPhase.TRAINING_OPTIMIZER
+    assert [k for k, _ in itertools.groupby(profile.phases)] == [
+        ExecutionPhase.TRAINING_FORWARD, ExecutionPhase.TRAINING_BACKWARD, ExecutionPhase.TRAINING_OPTIMIZER
+    ]  # fmt: skip
     counts = {r: list(profile.residency.values()).count(r) for r in DataResidency}
     assert counts[WEIGHT] == 4
     assert counts[DataResidency.OPTIMIZER_STATE] == 4

@@ -1,0 +1,51 @@
+"""Where a program stops looking at a picture and begins to draw one."""
+
+from __future__ import annotations
+
+from djinn_core.ir.families import CONVOLUTION
+from djinn_core.ir.graph import Graph, Node
+
+_CHANNELS = 4  # of a picture, at most
+
+
+def drawn_from(graph: Graph) -> int:
+    """The first node that draws; the number of nodes where none does.
+
+    A picture is drawn where convolutions make one of few channels, larger than the smallest that they worked on.
+    """
+    nodes = sorted((graph.nodes[i] for o in CONVOLUTION for i in graph.by_op.get(o, ())), key=lambda n: n.id)
+    count = len(graph.nodes)
+    if not nodes or not _is_picture(graph, nodes[-1]):
+        return count
+    sizes = [_size(graph, n) for n in nodes]
+    smallest, final = min(sizes), sizes[-1]
+    if final <= smallest:
+        return count
+    if sizes[0] == smallest and _size_in(graph, nodes[0]) <= smallest:
+        return 0  # nothing but drawing
+    if max(sizes[: sizes.index(smallest) + 1]) <= smallest:
+        return count
+    bottom = len(sizes) - 1 - sizes[::-1].index(smallest)
+    return nodes[bottom].id + 1
+
+
+def _is_picture(graph: Graph, last: Node) -> bool:
+    shape = graph.meta(last.outputs[0]).shape if last.outputs else ()
+    after = graph.flow.users(last.id)
+    return len(shape) >= 4 and shape[1] <= _CHANNELS and not any(graph.nodes[n].operation in CONVOLUTION for n in after)
+
+
+def _size(graph: Graph, node: Node) -> int:
+    shape = graph.meta(node.outputs[0]).shape if node.outputs else ()
+    return _area(shape)
+
+
+def _size_in(graph: Graph, node: Node) -> int:
+    return _area(graph.meta(node.inputs[0]).shape)
+
+
+def _area(shape: tuple[int, ...]) -> int:
+    area = 1
+    for size in shape[2:]:
+        area *= size
+    return area

@@ -1,0 +1,75 @@
+"""What the tiers judge by: counts, patterns and the data flow of one graph, gathered once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
+from djinn_core.stages.annotating.inputs import Inputs
+from djinn_core.stages.annotating.training import Training
+
+CACHED = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
+
+
+@attrs.frozen
+class Judgement:
+    """A workload type, how sure it is, and a sentence that a person can check."""
+
+    workload: WorkloadType
+    confidence: float
+    reason: str
+
+
+@attrs.frozen
+class Evidence:
+    """A graph with what was found in it."""
+
+    graph: Graph
+    matches: Sequence[PatternMatch]
+    inputs: Inputs
+    training: Training
+    modalities: Sequence[Modality]
+
+    def count(self, operations: frozenset[str]) -> int:
+        """How many ops there are of these."""
+        return sum(len(self.graph.by_op.get(o, ())) for o in operations)
+
+    @property
+    def kinds(self) -> frozenset[Modality]:
+        """Kinds of data that enter."""
+        return frozenset(self.inputs.entries.values()) | frozenset(self.inputs.kinds.values())
+
+    @property
+    def convolutions(self) -> int:
+        """How many convolutions there are."""
+        return self.count(CONVOLUTION)
+
+    @property
+    def products(self) -> int:
+        """How many matrix products there are."""
+        return self.count(MATRIX_PRODUCT)
+
+    @property
+    def tables(self) -> int:
+        """How many tables are looked up."""
+        return len(
+            {n.inputs[0] for o in EMBEDDING for i in self.graph.by_op.get(o, ()) if (n := self.graph.nodes[i]).inputs}
+        )
+
+    def of(self, pattern: str) -> list[PatternMatch]:
+        """The matches of a pattern."""
+        return [m for m in self.matches if m.pattern == pattern]
+
+    @property
+    def cached(self) -> list[ExecutionPhase]:
+        """Phases of the matches that reveal prefill or decode."""
+        return [m.phase for m in self.matches if m.phase in CACHED]
+
+    @property
+    def fused(self) -> int:
+        """How many ops work on several kinds of data."""
+        return sum(m is Modality.MULTIMODAL_FUSION for m in self.modalities)

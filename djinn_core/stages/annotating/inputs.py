@@ -1,0 +1,144 @@
+"""What comes from outside a graph, as the graph shows: weights, states that go on from program to program, and data by kind."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from djinn_core.ir.arguments import arguments
+from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, NORMALISATION, weights_of
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.profile import Modality
+
+LAYERS = CONVOLUTION | MATRIX_PRODUCT | EMBEDDING
+_COUNTING = frozenset({"arange", "cumsum"})
+_SCALES = frozenset({"add", "add_", "addcmul", "div", "mul", "mul_", "pow", "sub"})
+_TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows looked up is no position table
+
+
+@attrs.frozen
+class Inputs:
+    """What is known of the values from outside.
+
+    Attributes:
+        weights: values that stand where ops expect parameters.
+        kinds: what kind of data an input is, by value, where that shows.
+        entries: nodes where data of a kind enters: look-ups of tokens, convolutions of what is raw.
+        tokens: how many tokens each look-up of tokens has in a row, at most.
+    """
+
+    weights: frozenset[int]
+    kinds: dict[int, Modality]
+    entries: dict[int, Modality]
+    tokens: int
+
+
+def inputs_of(graph: Graph) -> Inputs:
+    """Look at everything that comes from outside."""
+    weights = _weights(graph)
+    entries: dict[int, Modality] = {}
+    kinds: dict[int, Modality] = {}
+    tokens = 0
+    for node in _of(graph, EMBEDDING):
+        if looks_up_tokens(graph, node):
+            entries[node.id] = Modality.TEXT
+            indices = _indices(node)
+            tokens = max(tokens, (graph.meta(indices).shape or (1,))[-1])
+            _mark(graph, node, indices, Modality.TEXT, weights, kinds)
+    for node in _of(graph, CONVOLUTION):
+        kind = _raw_kind(graph, node)
+        if kind is not None:
+            entries[node.id] = kind
+            _mark(graph, node, node.inputs[0], kind, weights, kinds)
+    if Modality.TEXT in entries.values():
+        _mark_masks(graph, weights, kinds)
+    return Inputs(frozenset(weights), kinds, entries, tokens)
+
+
+def _of(graph: Graph, operations: frozenset[str]) -> list[Node]:
+    return [graph.nodes[i] for operation in sorted(operations) for i in graph.by_op.get(operation, ())]
+
+
+def _weights(graph: Graph) -> set[int]:
+    """Values where layers and norms expect parameters, and what scales or shifts whole channels."""
+    found = {v for node in _of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
+    flow = graph.flow
+    for position, value in enumerate(graph.inputs):
+        meta = graph.meta(value)
+        if value in found or len(meta.shape) != 1 or not meta.dtype.is_floating_point:
+            continue
+        if any(_is_scaled(graph, graph.nodes[n], value) for n in flow.users(~position)):
+            found.add(value)
+    return found
+
+
+def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
+    """Whether `value` scales or shifts the channels of something of more dimensions."""
+    return (
+        node.operation in _SCALES
+        and any(len(graph.meta(v).shape) > 1 for v in node.inputs)
+        and value not in node.writes
+    )
+
+
+def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int], kinds: dict[int, Modality]) -> None:
+    """Note that the inputs which `value` is computed from are of a kind."""
+    source = graph.flow.operand(node, value)
+    for ancestor in graph.flow.ancestors(source, limit=64):
+        if ancestor < 0 and (outside := graph.inputs[~ancestor]) not in weights:
+            kinds.setdefault(outside, kind)
+
+
+def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
+    """Beside tokens, other integers of the same sizes are masks, positions or types of tokens."""
+    shapes = {graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.TEXT}
+    lengths = {shape[0] for shape in shapes if shape}
+    for value in graph.inputs:
+        meta = graph.meta(value)
+        integers = not meta.dtype.is_floating_point and meta.dtype != torch.uint8
+        if (
+            value not in kinds
+            and value not in weights
+            and integers
+            and len(meta.shape) >= 2
+            and meta.shape[0] in lengths
+        ):
+            kinds[value] = Modality.TEXT
+
+
+def _indices(node: Node) -> int:
+    found = arguments(node).get("indices", node.inputs[-1])
+    return int(found)
+
+
+def looks_up_tokens(graph: Graph, node: Node) -> bool:
+    """Whether the indices are data. Positions are counted up in the program, or name every row of the table once."""
+    if len(node.inputs) < 2:
+        return False
+    indices, flow = _indices(node), graph.flow
+    for source in flow.ancestors(flow.operand(node, indices), limit=32):
+        if source >= 0 and graph.nodes[source].operation in _COUNTING:
+            return False
+    table, looked_up = graph.meta(node.inputs[0]).shape, graph.meta(indices).shape[-1:]
+    if not table:
+        return False  # the executor will refuse the op, and say why
+    return table[0] > _TOKENS_PER_POSITION * (looked_up[0] if looked_up else 1)
+
+
+def _raw_kind(graph: Graph, node: Node) -> Modality | None:
+    """The kind of data that a convolution takes in, where no layer stands before it."""
+    flow, raw = graph.flow, None
+    for source in flow.ancestors(flow.sources[node.id][0], limit=64):
+        if source >= 0 and graph.nodes[source].operation in LAYERS:
+            return None
+        if source < 0 and raw is None:
+            raw = graph.meta(graph.inputs[~source])
+    shape = graph.meta(node.inputs[0]).shape
+    if raw is None or len(shape) <= 3:
+        return Modality.AUDIO if raw is not None else None
+    return Modality.AUDIO if _is_spectrogram(raw.shape, shape) else Modality.VISION
+
+
+def _is_spectrogram(raw: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """One channel whose sides are no square: time by frequency."""
+    return len(shape) == 4 and shape[1] == 1 and len(raw) >= 2 and raw[-1] != raw[-2]

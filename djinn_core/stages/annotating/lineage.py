@@ -1,0 +1,54 @@
+"""What every node derives from, and what kind of data it works on: one walk forwards, and one back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.profile import DataResidency, Lineage, Modality
+from djinn_core.stages.annotating.inputs import Inputs
+
+_OF_KIND = {Modality.TEXT: Lineage.TEXT, Modality.VISION: Lineage.VISION, Modality.AUDIO: Lineage.AUDIO}
+_OF_RESIDENCY = {
+    DataResidency.PERSISTENT_WEIGHT: Lineage.WEIGHT,
+    DataResidency.STATEFUL_KV_CACHE: Lineage.STATE,
+    DataResidency.GRADIENT: Lineage.GRADIENT,
+    DataResidency.OPTIMIZER_STATE: Lineage.OPTIMIZER_STATE,
+}
+_DATA = int(Lineage.TEXT | Lineage.VISION | Lineage.AUDIO)
+_MODALITY = {int(flag): kind for kind, flag in _OF_KIND.items()} | {0: Modality.UNKNOWN}
+_RANDOM = int(Lineage.RANDOM)
+
+
+def lineage_of(graph: Graph, inputs: Inputs, residency: Mapping[int, DataResidency]) -> list[int]:
+    """By node the bits of `Lineage` that its results derive from."""
+    outside = [_of_input(value, inputs, residency) for value in graph.inputs]
+    entries = {node: int(_OF_KIND[kind]) for node, kind in inputs.entries.items()}
+    bits: list[int] = []
+    for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
+        found = entries.get(node.id, 0) | (_RANDOM if node.random else 0)
+        for source in sources:
+            found |= bits[source] if source >= 0 else outside[~source]
+        bits.append(found)
+    return bits
+
+
+def _of_input(value: int, inputs: Inputs, residency: Mapping[int, DataResidency]) -> int:
+    kind = inputs.kinds.get(value)
+    if kind is not None:
+        return int(_OF_KIND[kind])
+    return int(_OF_RESIDENCY.get(residency.get(value, DataResidency.INPUT), Lineage.OTHER_INPUT))
+
+
+def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
+    """By node the kind of data that it works on; what is only computed for nodes of one kind is of that kind."""
+    kinds = [b & _DATA for b in bits]
+    wanted = [0] * len(kinds)
+    for node in range(len(kinds) - 1, -1, -1):
+        mine = kinds[node] or wanted[node]
+        if not kinds[node] and mine in _MODALITY:
+            kinds[node] = mine
+        for source in graph.flow.sources[node]:
+            if source >= 0:
+                wanted[source] |= mine
+    return tuple([_MODALITY.get(k, Modality.MULTIMODAL_FUSION) for k in kinds])

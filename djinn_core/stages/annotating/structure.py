@@ -1,0 +1,130 @@
+"""The structural tier: the workload type from what flows where. No name of a module or class is seen here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.profile import Modality, WorkloadType
+from djinn_core.matching.found import Found
+from djinn_core.matching.language import op, through
+from djinn_core.matching.layers import linear
+from djinn_core.stages.annotating.evidence import Evidence, Judgement
+
+_TABLES_OF_A_RECOMMENDER = 3
+_BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
+_WAVES = op("sin", "cos")
+_TIME = _WAVES >> op("cat") >> through("cat", "mul") >> linear()["first"] >> op("silu", "gelu", "mish") >> linear()
+
+
+def judge_structure(evidence: Evidence) -> list[Judgement]:
+    """Every rule that fits, the surest first."""
+    found = [judgement for rule in _RULES for judgement in rule(evidence)]
+    return sorted(found, key=lambda j: -j.confidence)
+
+
+def _training(evidence: Evidence) -> Iterator[Judgement]:
+    if evidence.training:
+        backward, updates = evidence.training.backward, evidence.training.updates
+        yield Judgement(WorkloadType.TRAINING, 1.0, f"{backward} backward ops and {updates} updates of weights")
+
+
+def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
+    step = time_embedding(evidence.graph)
+    if step is not None and Modality.TEXT not in evidence.kinds:
+        yield Judgement(
+            WorkloadType.DIFFUSION, 0.97, f"waves of one number for each sample go through layers, from node {step} on"
+        )
+
+
+def time_embedding(graph: Graph) -> int | None:
+    """Where the number of a diffusion step becomes waves and then a vector: one row for each sample."""
+    for operation in ("sin", "cos"):
+        for i in graph.by_op.get(operation, ()):
+            if (
+                len(graph.meta(graph.nodes[i].outputs[0]).shape) == 2
+                and graph.nodes[i].outputs
+                and _becomes_vector(graph, i)
+            ):
+                return i
+    return None
+
+
+def _becomes_vector(graph: Graph, wave: int) -> bool:
+    layers = [
+        n for n in graph.flow.descendants(wave, frozenset({"add", "linear", "mm"}), limit=24)
+        if graph.nodes[n].operation in {"linear", "addmm"}
+    ]  # fmt: skip
+    after = (u for n in layers for u in graph.flow.users(n))
+    second = [u for u in after if graph.nodes[u].operation in {"silu", "gelu", "mish", "silu_"}]
+    return any(next(_ends_time(graph, user), None) for activation in second for user in graph.flow.users(activation))
+
+
+def _ends_time(graph: Graph, node: int) -> Iterator[Found]:
+    return _TIME.ways(Found(graph, {}, {}), node)
+
+
+def _several_kinds(evidence: Evidence) -> Iterator[Judgement]:
+    kinds = evidence.kinds
+    if len(kinds) > 1 and evidence.fused:
+        names = " and ".join(sorted(k.value for k in kinds))
+        yield Judgement(WorkloadType.MULTIMODAL, 0.95, f"{names} meet in {evidence.fused} ops")
+
+
+def _recommender(evidence: Evidence) -> Iterator[Judgement]:
+    bags, attention = evidence.count(_BAGS), evidence.of("attention")
+    if bags and evidence.products:
+        yield Judgement(
+            WorkloadType.RECOMMENDER, 0.96, f"{bags} bags of embeddings before {evidence.products} products"
+        )
+    # Tables alone say nothing: a program that ends early, at a sync point, may be the beginning of any encoder.
+    elif evidence.tables >= _TABLES_OF_A_RECOMMENDER and evidence.products and not attention and not evidence.cached:
+        reason = f"{evidence.tables} embedding tables, {evidence.products} matrix products and no attention"
+        yield Judgement(WorkloadType.RECOMMENDER, 0.8, reason)
+
+
+def _language(evidence: Evidence) -> Iterator[Judgement]:
+    attention, caches = evidence.of("attention"), len(evidence.cached)
+    causal = sum(m.details.get("causal") is True for m in attention)
+    if caches:
+        yield Judgement(WorkloadType.LLM, 0.93, f"{caches} KV caches beside {len(attention)} attentions")
+    elif causal and evidence.kinds <= {Modality.TEXT}:  # the embedding may have been part of an earlier program
+        yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and nothing but text in sight")
+    elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence)) is not None:
+        yield Judgement(WorkloadType.LLM, 0.85, f"node {head} has a score for each row of the table of tokens")
+
+
+def vocabulary_head(graph: Graph, evidence: Evidence) -> int | None:
+    """The last layer, where its result has one score for each row of a table of tokens."""
+    rows = {
+        graph.meta(graph.nodes[n].inputs[0]).shape[0]
+        for n, kind in evidence.inputs.entries.items()
+        if kind is Modality.TEXT and graph.nodes[n].operation == "embedding"
+    }
+    last = max((i for o in ("linear", "addmm", "mm", "matmul") for i in graph.by_op.get(o, ())), default=None)
+    if last is None or not graph.nodes[last].outputs:
+        return None
+    return last if (graph.meta(graph.nodes[last].outputs[0]).shape or (0,))[-1] in rows else None
+
+
+def _one_kind(evidence: Evidence) -> Iterator[Judgement]:
+    how = f"{evidence.convolutions} convolutions and {evidence.products} matrix products"
+    for modality, workload in ((Modality.VISION, WorkloadType.VISION), (Modality.AUDIO, WorkloadType.AUDIO)):
+        if evidence.kinds == {modality}:
+            yield Judgement(workload, 0.9, f"{modality.value} input through {how}")
+
+
+def _convolutional(evidence: Evidence) -> Iterator[Judgement]:
+    if evidence.convolutions > evidence.products:
+        reason = f"{evidence.convolutions} convolutions outnumber {evidence.products} matrix products"
+        yield Judgement(WorkloadType.VISION, 0.6, reason)
+
+
+def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
+    how = f"{evidence.products} matrix products, {evidence.convolutions} convolutions, no rule for more"
+    yield Judgement(WorkloadType.GENERIC, 0.5, how)
+
+
+_RULES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
+    _training, _several_kinds, _diffusion, _recommender, _language, _one_kind, _convolutional, _nothing_more,
+)  # fmt: skip
