@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -19,14 +19,16 @@ Way = Callable[[str], AbstractContextManager[str]]
 
 
 @contextmanager
-def server(*arguments: str, threads: int = 1) -> Iterator[ConnectionFile]:
-    """Where `djinn serve` listens, as long as the block lasts."""
+def server(
+    *arguments: str, threads: int = 1, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[ConnectionFile]:
+    """Where `djinn serve` listens, as long as the block lasts. `prefix` is put before its command."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "connection.json"
-        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
+        command = [*prefix, sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
         command += ["--device", "cpu", "--threads", str(threads), "--drain-seconds", "1", *arguments]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        variables = os.environ | {"OMP_NUM_THREADS": str(threads)} | (environment or {})
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables)
         try:
             deadline = time.monotonic() + START_SECONDS
             while not file.exists():
