@@ -51,6 +51,12 @@ _PORT = click.IntRange(0, 65535)
     help="How much the store may hold; 0: nothing is kept.",
 )
 @click.option(
+    "--warm",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Safetensors file, or a directory with some, whose weights no client need send. May be repeated.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0),
     default=30.0,
@@ -71,6 +77,7 @@ def command(
     insecure_plaintext_on_network: bool,
     store: Path | None,
     store_gib: float,
+    warm: tuple[Path, ...],
     drain_seconds: float,
 ) -> None:
     """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
@@ -92,10 +99,21 @@ def command(
         compilers=compilers,
         store=(store or _default_store()) if store_gib else None,
         store_bytes=int(store_gib * 2**30),
+        warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,
         drain_seconds=drain_seconds,
     )
     _serve(options)
+
+
+def _weight_files(given: tuple[Path, ...], store_gib: float) -> tuple[Path, ...]:
+    if given and not store_gib:
+        raise ConfigurationError("--warm needs a store: leave out `--store-gib 0`")
+    found = [tuple(sorted(path.rglob("*.safetensors"))) if path.is_dir() else (path,) for path in given]
+    for path, files in zip(given, found, strict=True):
+        if not files:
+            raise ConfigurationError(f"--warm {path}: there is no file *.safetensors in it")
+    return tuple(file.resolve() for files in found for file in files)
 
 
 def _default_store() -> Path:

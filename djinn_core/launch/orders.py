@@ -24,6 +24,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         plugins, disable: the plugins to load, as in the settings; None means everything that is installed.
         log_level, debug: what to log to the standard error output.
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
+        warm: safetensors files whose tensors need not travel at all.
         compilers: names of those that compile hot templates, in the order in which they are asked.
     """
 
@@ -37,6 +38,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     debug: str = ""
     store: str = ""
     store_bytes: Count = 0
+    warm: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

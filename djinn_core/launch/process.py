@@ -42,6 +42,7 @@ class ExecutorOptions:
         log_level: from which level on the executor logs to the standard error output.
         debug: parts whose debug messages it shows, as in the settings.
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; None: none.
+        warm: safetensors files whose tensors need not travel at all.
         compilers: as in the settings.
         module: what to run; only tests change it.
     """
@@ -55,6 +56,7 @@ class ExecutorOptions:
     debug: str = ""
     store: Path | None = None
     store_bytes: int = 0
+    warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
     module: str = EXECUTOR_MODULE
 
@@ -214,6 +216,7 @@ class ExecutorProcess:
             debug=options.debug,
             store=str(options.store or ""),
             store_bytes=options.store_bytes,
+            warm=tuple(str(file) for file in options.warm),
             compilers=options.compilers,
         )
 

@@ -203,10 +203,13 @@ def _open_store(start: Start) -> WeightStore | None:
     if not start.store:
         return None
     try:
-        return WeightStore(Path(start.store), start.store_bytes)
+        store = WeightStore(Path(start.store), start.store_bytes)
     except OSError as error:
         _log.warning("weights are not kept: their directory cannot be used", error=str(error))
         return None
+    if start.warm:
+        store.lend(Path(file) for file in start.warm)
+    return store
 
 
 def _take_standard_input() -> int:

@@ -48,6 +48,7 @@ class GatewayOptions:
         plugins, disable: as in the settings.
         log_level, debug: what the executors log.
         store, store_bytes: where weights are kept so that they need not travel again, and how many bytes; None: nowhere.
+        warm: safetensors files whose tensors need not travel at all.
         compilers: as in the settings.
         executor_module: what the executors run; only tests change it.
     """
@@ -67,6 +68,7 @@ class GatewayOptions:
     debug: str = ""
     store: Path | None = None
     store_bytes: int = 0
+    warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
     executor_module: str = EXECUTOR_MODULE
 
@@ -230,6 +232,7 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             debug=options.debug,
             store=options.store,
             store_bytes=options.store_bytes,
+            warm=options.warm,
             compilers=options.compilers,
             module=options.executor_module,
         )

@@ -163,17 +163,25 @@ def own_server(tmp_path):
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory):
-    """`remote_accelerator` is a server that keeps weights; gives its store's directory."""
+    """`remote_accelerator` is a server that keeps weights, and has some; gives a safetensors file that it knows."""
+    import torch
+    from safetensors.torch import save_file
+
     import djinn
 
     folder = tmp_path_factory.mktemp("keeping")
-    server = start_server(folder, "--store", str(folder / "weights"), "--threads", "1", "--drain-seconds", "1")
+    file = folder / "models" / "model.safetensors"
+    file.parent.mkdir()
+    save_file({f"{n}.weight": torch.randn(256, 256 + n) for n in range(8)}, file)
+    options = ["--store", str(folder / "weights"), "--warm", str(file.parent), "--threads", "1", "--drain-seconds", "1"]
+    server = start_server(folder, *options)
+    wait_for(lambda: "weights on this machine were read" in server.log.read_text(), "the files were not read")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("DJINN_")]:
             patch.delenv(name)
         patch.setenv("DJINN_CONFIG", os.devnull)
         djinn.configure(servers=[server.url("tcp")], token=server.token, disable=("local",))
         djinn.init()
-        yield folder / "weights"
+        yield file
         djinn.configure()
     server.stop()

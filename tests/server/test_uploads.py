@@ -7,7 +7,9 @@ import io
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
+import djinn
 from djinn_core.runtime import client, offers
 from djinn_core.runtime.progress import UploadProgress, progress_observers
 
@@ -71,3 +73,20 @@ def test_no_bar_where_nobody_sees_it(monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert [observer.name for observer in progress_observers(wanted=True)] == ["progress"]
     assert progress_observers(wanted=False) == []
+
+
+def test_what_the_server_has_on_disk_is_not_sent_by_the_first_client_either(keeping):
+    local = load_file(keeping)
+    djinn.reset_stats()
+    remote = {name: weight.to("remote_accelerator:0") for name, weight in local.items()}
+    djinn.synchronize()
+    sent = djinn.stats()
+    assert sent["bytes_uploaded"] == 0
+    assert sent["bytes_recalled"] == sum(weight.nbytes for weight in local.values())
+    assert sent["bytes_sent"] < 200 * len(local) + 200
+    for weight in remote.values():
+        weight.mul_(2)
+    assert all(torch.equal(remote[name].cpu(), local[name] * 2) for name in local)
+    assert torch.equal(local["0.weight"].to("remote_accelerator:0").cpu(), local["0.weight"]), (
+        "what is found is private"
+    )
