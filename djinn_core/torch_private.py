@@ -70,6 +70,8 @@ NEEDED: Final = (
     "torch.jit._builtins._find_builtin",
     "torch.jit._builtins._register_builtin",
     "torch.nn.Module._apply",
+    "torch.nn.modules.module._global_forward_hooks",
+    "torch.nn.modules.module._global_forward_pre_hooks",
     "torch.utils._device._device_constructors",
     "torch._C._set_default_dtype",
     "torch._C._set_default_tensor_type",
@@ -168,9 +170,11 @@ def make_wrapper(
     device: torch.device,
 ) -> Any:
     """A tensor without memory that has this metadata (sizes in elements)."""
-    return torch.Tensor._make_wrapper_subclass(
-        cls, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device
-    )
+    # By place, and nothing said that needs no saying: that is a quarter cheaper.
+    return _make_wrapper(cls, shape, stride, offset or None, None, dtype, torch.strided, device)
+
+
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 
 
 def never_compiled(function: F) -> F:

@@ -32,7 +32,7 @@ class Asked:
 
 
 def ask_executor(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: list[Slot]
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
 ) -> Asked:
     """Record `func`, send the program and wait for the metadata of its results: one round trip.
 
@@ -53,7 +53,7 @@ def ask_executor(
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    entry = (call, handles, tuple(slots), *user_site(), module)
+    entry = (call, handles, slots, *user_site(), module)
     recorder.entries.append(entry)
     port.ops_captured += 1
     written = [operands[i] for i in written_tensors(func, args, kwargs)]

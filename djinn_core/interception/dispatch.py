@@ -46,7 +46,8 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
-_calls: dict[tuple[Any, ...], Call] = {}
+# With the numbers among the arguments, which the key tells; None where it does not, and they are gathered each time.
+_calls: dict[tuple[Any, ...], tuple[Call, tuple[Slot, ...] | None]] = {}
 _handlers: dict[int, Handler] = {}
 _LIST = object()
 
@@ -78,33 +79,44 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     key: list[Any] = [id(func)]
     operands: list[LazyTensor] = []
-    slots: list[Slot] = []
     try:
-        _flatten(args, key, operands, slots)
+        _flatten(args, key, operands)
         for name, value in kwargs.items():
             key.append(name)
-            _flatten((value,), key, operands, slots)
+            _flatten((value,), key, operands)
     except CpuOperand:
-        if is_taken_apart(func):
-            return handles(func)(take_apart)(func, args, kwargs)
-        if (mode := fake_mode_of(args, kwargs)) is not None:
-            return run_as_fake(mode, func, args, kwargs)
-        args, kwargs = upload_operands(func, args, kwargs)
-        return record(func, args, kwargs)
-    call = _calls.get(tuple(key))
-    if call is None and func in TAKE_ANY_FLOAT:
-        call = _calls.get(without_floats(key))
+        return _with_cpu_operands(func, args, kwargs)
+    known = _calls.get(tuple(key))
+    if known is None and func in TAKE_ANY_FLOAT:
+        known = _calls.get(without_floats(key))
+    if known is None:
+        return _record_unknown(func, args, kwargs, key, operands)
+    call, slots = known
+    return append(call, operands, slots_of(args, kwargs) if slots is None else slots)
+
+
+def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if is_taken_apart(func):
+        return handles(func)(take_apart)(func, args, kwargs)
+    if (mode := fake_mode_of(args, kwargs)) is not None:
+        return run_as_fake(mode, func, args, kwargs)
+    args, kwargs = upload_operands(func, args, kwargs)
+    return record(func, args, kwargs)
+
+
+def _record_unknown(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], operands: list[LazyTensor]
+) -> Any:
+    """Find out what a call returns, record it, and remember that."""
+    if is_taken_apart(func):
+        return handles(func)(take_apart)(func, args, kwargs)
+    if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
+        return make_elsewhere(func, args, kwargs)
+    slots = slots_of(args, kwargs)
+    if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
+        return port.fallback.compute(func, args, kwargs)
+    call = foretell(func, args, kwargs, operands)
     if call is None:
-        if is_taken_apart(func):
-            return handles(func)(take_apart)(func, args, kwargs)
-        if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
-            return make_elsewhere(func, args, kwargs)
-        if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
-            return port.fallback.compute(func, args, kwargs)
-        foretold = foretell(func, args, kwargs, operands)
-        if foretold is not None:
-            _remember_all(func, key, foretold)
-            return append(foretold, operands, slots)
         refused: Refused | None = None
         try:
             with collect_later:  # meta kernels import modules, in the middle of which nothing else may
@@ -116,48 +128,58 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if refused is not None:
             return settle(refused, func, args, kwargs, operands, slots)
         if call is None:
-            asked = ask_executor(func, args, kwargs, operands, slots)
-            if func in KERNEL_DECIDES:
-                _remember(tuple(key), asked.call)
-            elif func in WITH_STATISTICS:
-                learn_dtypes(asked.call)
-            return asked.results
+            return _ask(func, args, kwargs, key, operands, slots)
         floats = as_floats(func, args, call)
         if floats is not None:
             return record(func, floats, kwargs)
         learn_example(func, call)
-        _remember_all(func, key, call)
+    fixed = None if _holds_numbers_in_tensors((args, *kwargs.values())) else slots
+    _remember(tuple(key), call, fixed)
+    if func in TAKE_ANY_FLOAT:
+        _remember(without_floats(key), call, None)
     return append(call, operands, slots)
 
 
-def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor], slots: list[Slot]) -> None:
-    """Append the arguments to the key, tensors to `operands` and numbers to `slots`.
+def _ask(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: list[Any],
+    operands: list[LazyTensor],
+    slots: tuple[Slot, ...],
+) -> Any:
+    asked = ask_executor(func, args, kwargs, operands, slots)
+    if func in KERNEL_DECIDES:
+        _remember(tuple(key), asked.call, None)
+    elif func in WITH_STATISTICS:
+        learn_dtypes(asked.call)
+    return asked.results
 
-    Numbers that compare equal but differ in type are told apart by their type in the key.
+
+def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
+    """Append the arguments to the key, and tensors to `operands`.
+
+    Numbers that compare equal but differ in type or sign are told apart.
     """
     for a in args:
         kind = type(a)
         if kind is LazyTensor:
             key.append(a.remote.meta)
             operands.append(a)
-        elif kind is int:
+        elif kind is int or a is None or kind is torch.dtype:
             key.append(a)
-            slots.append(a)
         elif kind is list or kind is tuple or kind is torch.Size:
             key.append(_LIST)
             key.append(len(a))
-            _flatten(a, key, operands, slots)
+            _flatten(a, key, operands)
         elif kind is float:
             key.append(kind)
-            key.append(a)
-            slots.append(a)
-        elif a is None or kind is torch.dtype:
-            key.append(a)
+            key.append(a or repr(a))
         else:
-            _flatten_rare(a, kind, key, operands, slots)
+            _flatten_rare(a, kind, key, operands)
 
 
-def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor], slots: list[Slot]) -> None:
+def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]) -> None:
     key.append(kind)
     if isinstance(a, LazyTensor):
         key.append(a.remote.meta)
@@ -166,37 +188,55 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
         if a.dim() > 0:
             raise CpuOperand
         key.append(a.dtype)
-        number = a.item()
-        if isinstance(number, complex):
-            slots.extend((number.real, number.imag))
-        else:
-            slots.append(int(number) if isinstance(number, bool) else number)
     elif isinstance(a, (list, tuple)):
         key.append(len(a))
-        _flatten(a, key, operands, slots)
+        _flatten(a, key, operands)
     elif isinstance(a, CGenerator):
         state = operand_of(a)
         key.append(state is None)
         if state is not None:
             operands.append(state)
     else:
-        key.append(a)
-        if kind is complex:
-            slots.extend((a.real, a.imag))
+        key.append(repr(a) if kind is complex else a)
 
 
-def _remember_all(func: Any, key: list[Any], call: Call) -> None:
-    """Remember a call, and those with other floats where they return the same."""
-    _remember(tuple(key), call)
-    if func in TAKE_ANY_FLOAT:
-        _remember(without_floats(key), call)
+def slots_of(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Slot, ...]:
+    """The numbers among the arguments, those in the shape of CPU tensors too."""
+    slots: list[Slot] = []
+    _gather(args, slots)
+    _gather(kwargs.values(), slots)
+    return tuple(slots)
 
 
-def _remember(key: tuple[Any, ...], call: Call) -> None:
+def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
+    for a in args:
+        kind = type(a)
+        if kind is int or kind is float:
+            slots.append(a)
+        elif isinstance(a, (list, tuple)):
+            _gather(a, slots)
+        elif isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor):
+            number = a.item()
+            _gather((int(number) if isinstance(number, bool) else number,), slots)
+        elif kind is complex:
+            slots += (a.real, a.imag)
+
+
+def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
+    """Whether a number is in the shape of a CPU tensor, which the key of a call does not tell."""
+    return any(
+        _holds_numbers_in_tensors(a)
+        if isinstance(a, (list, tuple))
+        else isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
+        for a in args
+    )
+
+
+def _remember(key: tuple[Any, ...], call: Call, slots: tuple[Slot, ...] | None) -> None:
     if len(_calls) >= CALLS_LIMIT:
         for old in list(_calls)[: CALLS_LIMIT // 2]:
             _calls.pop(old, None)
-    _calls[key] = call
+    _calls[key] = call, slots
 
 
 def forget_calls() -> None:
@@ -220,11 +260,11 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
     call.signature.orders[result] = order
     call.signature.example = None
     for key, known in list(_calls.items()):
-        if known.signature is call.signature:
+        if known[0].signature is call.signature:
             _calls.pop(key, None)
 
 
-def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
+def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
     """Append an instruction to this thread's program and return tensors for its results."""
     recorder = current()
     watcher = recorder.watcher
@@ -237,31 +277,34 @@ def append(call: Call, operands: list[LazyTensor], slots: list[Slot]) -> Any:
         handles.append(value.handle)
         if value.storage.user is not recorder:
             recorder.touch(value.storage)
-    for written in call.writes:
-        if len(operands) > 1:
-            check_overlap(call, operands[written], operands)
-        recorder.claim(operands[written].remote.storage)
+    if call.writes:
+        for written in call.writes:
+            if len(operands) > 1:
+                check_overlap(call, operands[written], operands)
+            recorder.claim(operands[written].remote.storage)
     results: list[Any] = []
     for meta, alias, same, nbytes in call.outcome:
         if same >= 0:
             results.append(operands[same])
         elif meta is None:
             results.append(None)
-        else:
-            base = operands[alias] if alias >= 0 else None
-            value = Value(base.remote.storage if base is not None else Storage(nbytes, recorder), meta)
+        elif alias < 0:
+            value = Value(Storage(nbytes, recorder), meta)
             handles.append(value.handle)
-            if base is None:
-                results.append(wrap(value))
-            else:
-                # Not a write, but another thread that uses the view needs this program first.
-                value.storage.written, value.storage.written_at = recorder, epoch
-                results.append(_wrap_view(value, base))
+            results.append(wrap(value))
+        else:
+            base = operands[alias]
+            storage = base.remote.storage
+            value = Value(storage, meta)
+            handles.append(value.handle)
+            # Not a write, but another thread that uses the view needs this program first.
+            storage.written, storage.written_at = recorder, epoch
+            results.append(_wrap_view(value, base))
     entries = recorder.entries
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    entry = (call, tuple(handles), tuple(slots), *user_site(), module)
+    entry = (call, tuple(handles), slots, *user_site(), module)
     entries.append(entry)
     port.ops_captured += 1
     if recorder.epoch != epoch:

@@ -30,45 +30,45 @@ _STATE = own_call(GENERATOR_STATE, (OPAQUE,))
 
 def manual_seed(seed: int) -> None:
     """Record that the remote random state restarts from `seed`, as `torch.manual_seed` does for every device."""
-    append(_SEED, [], [_unsigned(seed)])
+    append(_SEED, [], (_unsigned(seed),))
 
 
 def get_state() -> torch.Tensor:
     """The remote random state, as a CPU tensor of bytes; one round trip."""
-    return fetch(append(_GET, [], []))
+    return fetch(append(_GET, [], ()))
 
 
 def keep_state() -> LazyTensor:
     """Record a copy of the remote random state that stays on the executor."""
-    return append(_GET, [], [])  # type: ignore[no-any-return]
+    return append(_GET, [], ())  # type: ignore[no-any-return]
 
 
 def set_state(state: torch.Tensor) -> None:
     """Record that the remote random state goes on from `state`, a CPU tensor of bytes or a kept state."""
     remote = state if isinstance(state, LazyTensor) else upload_copy(state)
-    append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], [])
+    append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], ())
 
 
 def seeded_generator(seed: int) -> LazyTensor:
     """Record a new generator that starts from `seed`; its value."""
-    return append(_SEEDED, [], [_unsigned(seed)])  # type: ignore[no-any-return]
+    return append(_SEEDED, [], (_unsigned(seed),))  # type: ignore[no-any-return]
 
 
 def restored_generator(state: torch.Tensor) -> LazyTensor:
     """Record a new generator that goes on from `state`, a CPU tensor of bytes; its value."""
     remote = upload_copy(state)
-    return append(own_call(RESTORED_GENERATOR, (remote.remote.meta,)), [remote], [])  # type: ignore[no-any-return]
+    return append(own_call(RESTORED_GENERATOR, (remote.remote.meta,)), [remote], ())  # type: ignore[no-any-return]
 
 
 def copied_generator(generator: LazyTensor) -> LazyTensor:
     """Record a new generator that goes on from the present state of another; its value."""
-    state = append(_STATE, [generator], [])
-    return append(own_call(RESTORED_GENERATOR, (OPAQUE,)), [state], [])  # type: ignore[no-any-return]
+    state = append(_STATE, [generator], ())
+    return append(own_call(RESTORED_GENERATOR, (OPAQUE,)), [state], ())  # type: ignore[no-any-return]
 
 
 def generator_state(generator: LazyTensor) -> torch.Tensor:
     """The present state of a generator, as a CPU tensor of bytes; one round trip."""
-    return fetch(append(_STATE, [generator], []))
+    return fetch(append(_STATE, [generator], ()))
 
 
 def _unsigned(seed: int) -> int:

@@ -105,7 +105,7 @@ class RemoteEvent(CEvent):
 
     def record(self, stream: Any = None) -> None:
         """Put the mark here; it moves when it is recorded again."""
-        self.mark = append(_MARK, [], [])
+        self.mark = append(_MARK, [], ())
 
     def wait(self, stream: Any = None) -> None:
         """What is recorded from now on comes after the mark, also where another thread has recorded that."""
@@ -114,12 +114,12 @@ class RemoteEvent(CEvent):
 
     def query(self) -> bool:
         """Whether the mark is passed; one round trip. An event that was never recorded is."""
-        return self.mark is None or bool(sync.fetch(append(_PASSED, [self.mark], [])).item())
+        return self.mark is None or bool(sync.fetch(append(_PASSED, [self.mark], ())).item())
 
     def synchronize(self) -> None:
         """Wait until the mark is passed; one round trip."""
         if self.mark is not None:
-            sync.fetch(append(_ELAPSED, [self.mark, self.mark], []))
+            sync.fetch(append(_ELAPSED, [self.mark, self.mark], ()))
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds on the device from this mark to the other; waits for both, one round trip.
@@ -131,7 +131,7 @@ class RemoteEvent(CEvent):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.mark is None or end_event.mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return float(sync.fetch(append(_ELAPSED, [self.mark, end_event.mark], [])).item())
+        return float(sync.fetch(append(_ELAPSED, [self.mark, end_event.mark], ())).item())
 
     def ipc_handle(self) -> NoReturn:
         """Refused: other processes have sessions of their own."""

@@ -42,7 +42,7 @@ def settle(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     operands: list[LazyTensor],
-    slots: list[Slot],
+    slots: tuple[Slot, ...],
 ) -> Any:
     """Do what the executor does: raise what it raises, or have it run the op and return its results.
 

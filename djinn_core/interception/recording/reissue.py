@@ -56,7 +56,7 @@ def _checked(given: torch.Tensor, meta: TensorMeta) -> LazyTensor:
 
 def _issue(instruction: Instruction, operands: list[LazyTensor]) -> dict[int, LazyTensor]:
     call = instruction.call
-    out = append(call, operands, list(instruction.slots))
+    out = append(call, operands, instruction.slots)
     results = out if call.sequence else [out]
     made = [r for r, new in zip(results, _new(call), strict=True) if new]
     return dict(zip(instruction.outputs, made, strict=True))

@@ -46,7 +46,7 @@ class _Addresses:
         """The first address of `storage`; another one when it has grown beyond what was reserved for it."""
         if not storage.nbytes:
             return 0
-        reserved = storage.addresses
+        reserved = getattr(storage, "addresses", None)
         if reserved is None or len(reserved) < storage.nbytes:
             reserved = storage.addresses = self.reserve(storage.nbytes)
         return reserved.start

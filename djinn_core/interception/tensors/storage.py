@@ -44,28 +44,41 @@ class Storage:
     """Memory on the remote side that one or more values look into.
 
     Attributes:
-        id: its number. nbytes: its size.
+        last: the handle that was given out last. nbytes: its size.
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
-        addresses: what `data_ptr()` says; none before somebody asks.
+        addresses: what `data_ptr()` says; not there before somebody asks.
     """
 
-    __slots__ = ("addresses", "id", "nbytes", "readers", "user", "views", "written", "written_at")
+    __slots__ = ("addresses", "last", "nbytes", "readers", "user", "written", "written_at")
+    addresses: range
 
     def __init__(self, nbytes: int, user: Recorder | None) -> None:
-        self.id = new_storage()
+        self.last = make_handle(new_storage(), 0)
         self.nbytes = nbytes
-        self.addresses: range | None = None
-        self.views = 0
         self.user = user
         self.readers: set[Recorder] | None = None
         self.written = user
         self.written_at = user.epoch if user is not None else 0
 
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return storage_of(self.last)
+
+    @property
+    def views(self) -> int:
+        """How many handles of values over it were given out."""
+        return self.last - make_handle(self.id, 0)
+
+    @views.setter
+    def views(self, count: int) -> None:
+        self.last = make_handle(self.id, count)
+
     def view(self) -> int:
         """A handle for one more value over this storage."""
-        self.views += 1
-        return make_handle(self.id, self.views)
+        self.last = handle = self.last + 1
+        return handle
 
 
 class Value:
@@ -76,8 +89,7 @@ class Value:
     def __init__(self, storage: Storage, meta: TensorMeta) -> None:
         self.storage = storage
         self.meta = meta
-        storage.views = views = storage.views + 1
-        self.handle = storage.id << 32 | views
+        storage.last = self.handle = storage.last + 1
 
     @classmethod
     def at(cls, storage: Storage, meta: TensorMeta, handle: int) -> Value:
@@ -111,5 +123,5 @@ class BorrowedValue(Value):
 def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:
     """The value `handle` of a program, without holding it."""
     storage = Storage(meta.extent * meta.dtype.itemsize, None)
-    storage.id = storage_of(handle)
+    storage.last = handle
     return BorrowedValue(storage, meta, handle)
