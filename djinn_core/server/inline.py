@@ -20,6 +20,9 @@ from djinn_core.server.devices import open_device
 from djinn_core.server.executor import Executor, begin_compiling
 from djinn_core.server.session import ExecutorSession
 
+# An interpreter that ends stops threads wherever they are, and PyTorch's freeing of memory does not survive that.
+ENDING_SECONDS = 5.0  # for an op that runs, and for the session to free what it has
+
 
 class QueueConnection:
     """One end of a connection within a process; as `Connection`, with the bytes of the frames counted."""
@@ -28,6 +31,7 @@ class QueueConnection:
         self.limits = Limits()
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.thread: threading.Thread | None = None  # the executor's, which ends with the connection
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
@@ -62,6 +66,8 @@ class QueueConnection:
             self._closed = True
             self._incoming.put(None)
             self._outgoing.put(None)
+        if self.thread is not None:
+            self.thread.join(ENDING_SECONDS)
 
     def _check(self, frame: Frame) -> None:
         self.limits.check(len(frame.head), len(frame.body), sum(len(memoryview(b)) for b in frame.body))
@@ -97,5 +103,6 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
         finally:
             theirs.close()
 
-    threading.Thread(target=serve, name="djinn-inline-executor", daemon=True).start()
+    ours.thread = threading.Thread(target=serve, name="djinn-inline-executor", daemon=True)
+    ours.thread.start()
     return ours, issue(key, client)

@@ -228,6 +228,10 @@ def test_inline_is_a_thread(begin):
     opened = begin(Settings(executor="inline"))
     assert opened.attached.process == os.getpid()
     assert opened.executor is None
+    serving = [t for t in threading.enumerate() if t.name == "djinn-inline-executor"]
+    opened.connection.close()
+    assert serving
+    assert not any(t.is_alive() for t in serving), "threads that an ending interpreter stops inside PyTorch abort it"
 
 
 def test_different_torch_is_said_with_both_versions(begin, caplog):
