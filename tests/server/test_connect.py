@@ -224,8 +224,9 @@ def test_an_executor_that_does_not_start(registry):
         open_connection(Settings(device="abacus"), registry)
 
 
-def test_inline_is_a_thread(begin):
-    opened = begin(Settings(executor="inline"))
+def test_inline_is_a_thread_that_ends_with_the_connection(registry, ask):
+    opened = open_connection(Settings(executor="inline"), registry)
+    assert isinstance(ask(opened.connection, Query()), Figures)
     assert opened.attached.process == os.getpid()
     assert opened.executor is None
     serving = [t for t in threading.enumerate() if t.name == "djinn-inline-executor"]
