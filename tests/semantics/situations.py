@@ -19,6 +19,7 @@ from module_runs import Recorded, recording
 from torch import nn
 from value_truth import Kept
 
+SEED = 1
 _CACHES = ("past_key_values", "cache_params")
 _NOT_FOR_FORWARD = ("labels", "return_loss", "future_values", "future_time_features")
 
@@ -74,22 +75,31 @@ def prefill(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
     """A training step: forward, loss, backward, optimizer. The first such step, which makes the optimizer's state, is past."""
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    _step(model, inputs, optimizer, Recorded())
+    torch.manual_seed(SEED)
+    optimizer = optimizer_of(model)
+    backward(model, inputs)
+    optimizer.step()
+    optimizer.zero_grad()
     with recording(model) as recorded:
-        _step(model, inputs, optimizer, recorded)
+        backward(model, inputs, recorded)
+        recorded.mark("optimizer")
+        optimizer.step()
     call = _known("train", recorded, model, inputs, None)
     call.kept.optimizer(optimizer)
     return call
 
 
-def _step(model: nn.Module, inputs: Mapping[str, Any], optimizer: torch.optim.Optimizer, recorded: Recorded) -> None:
-    optimizer.zero_grad()
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """What trains a model here."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def backward(model: nn.Module, inputs: Mapping[str, Any], recorded: Recorded | None = None) -> None:
+    """Forward pass, loss and backward pass."""
     loss = loss_of(model(**inputs, **without_cache(model)))
-    recorded.mark("backward")
+    if recorded is not None:
+        recorded.mark("backward")
     loss.backward()
-    recorded.mark("optimizer")
-    optimizer.step()
 
 
 def generation(model: nn.Module, inputs: Mapping[str, Any], static: bool = False) -> Iterator[Call]:
