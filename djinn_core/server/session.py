@@ -308,15 +308,18 @@ class ExecutorSession:
     def figures(self) -> dict[str, int]:
         """Counts and bytes: `values`, `memory`, `submissions`, templates, and those of `device_figures`."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
-        return device | {
-            "values": len(self.values),
-            "memory": memory,
-            "memory_peak": max(self.values.peak(), device.get("device_peak", 0)),
-            "reserved": max(memory, device.get("device_reserved", 0)),
-            "submissions": self.submissions,
-            "templates": len(self._templates),
-            "compiled_templates": self.device.compiling.adopted() if self.device.compiling else 0,
-        }
+        return (
+            device
+            | {
+                "values": len(self.values),
+                "memory": memory,
+                "memory_peak": max(self.values.peak(), device.get("device_peak", 0)),
+                "reserved": max(memory, device.get("device_reserved", 0)),
+                "submissions": self.submissions,
+                "templates": len(self._templates),
+            }
+            | (self.device.compiling.figures() if self.device.compiling else {})
+        )
 
     def close(self) -> None:
         """Free everything."""

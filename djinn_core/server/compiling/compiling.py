@@ -16,7 +16,7 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.logs import get_logger
 from djinn_core.server.compiling.artefact import Artefact
 from djinn_core.server.compiling.graph import region_graph
-from djinn_core.server.compiling.heat import HotTemplate, Job, Thresholds
+from djinn_core.server.compiling.heat import Adopted, Checking, HotTemplate, Job, Thresholds, Timing, Waiting
 from djinn_core.server.replay import CompiledTemplate
 
 TEMPLATES: Final = 1024  # that are counted
@@ -68,15 +68,19 @@ class Compiling:
                 oldest.leave("others are used more")
         return hot
 
-    def adopted(self) -> int:
-        """How many templates run compiled."""
+    def figures(self) -> dict[str, int]:
+        """How many templates run compiled, and how many wait for a compiler or are being checked and timed."""
         with self._lock:
-            return sum(hot.adopted for hot in self._templates.values())
+            phases = [hot.phase for hot in self._templates.values()]
+        return {
+            "compiled_templates": sum(isinstance(phase, Adopted) for phase in phases),
+            "compiling_templates": sum(isinstance(phase, Waiting | Checking | Timing) for phase in phases),
+        }
 
     def _ask(self, job: Job) -> None:
         if job.compiler >= len(self._compilers):
             job.hot.leave("no compiler has something better")
-        elif self.adopted() >= ARTEFACTS:
+        elif self.figures()["compiled_templates"] >= ARTEFACTS:
             job.hot.leave(f"{ARTEFACTS} templates are compiled already")
         else:
             self._jobs.put(job)

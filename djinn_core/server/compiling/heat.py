@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import attrs
 
@@ -19,7 +19,7 @@ from djinn_core.server.compiling.checking import difference
 from djinn_core.server.compiling.region import Region, find_region
 from djinn_core.server.compiling.sizes import Law, Observed, find_law, observe
 from djinn_core.server.replay import CompiledTemplate, Environment
-from djinn_core.server.run import ShortcutError, Run, Shortcut, run_template
+from djinn_core.server.run import Run, Shortcut, ShortcutError, run_template
 from djinn_core.server.values import ValueTable
 from djinn_core.server.work import Work
 
@@ -55,8 +55,8 @@ class Phase(Protocol):
     def shortcut(self) -> Shortcut | None:
         """What the next run is offered."""
 
-    def ran(self, seconds: float, /) -> Phase:
-        """A run took so long; the phase of the next one."""
+    def ran(self, seconds: float, /) -> None:
+        """A run took so long; now may be the time for another phase."""
 
 
 @attrs.frozen
@@ -93,45 +93,42 @@ class HotTemplate:
         run = run_template(template, work, slots, values, shortcut)
         if isinstance(phase, Timing):
             self.synchronize()
-        after = phase.ran(time.perf_counter() - began)
-        if after is not phase:
-            self.phase = after
+        phase.ran(time.perf_counter() - began)
         return run
-
-    @property
-    def adopted(self) -> bool:
-        """Whether compiled code runs."""
-        return isinstance(self.phase, Adopted)
 
     def compiled(self, job: Job, artefact: Artefact) -> None:
         """A compiler has made something. Called from the background."""
         self.phase = Checking(self, job, artefact)
 
-    def leave(self, reason: str) -> Phase:
+    def begin(self, job: Job) -> None:
+        """Ask a compiler. The phase is changed first: the answer comes on another thread."""
+        self.phase = Waiting()
+        self.ask(job)
+
+    def leave(self, reason: str) -> None:
         """Compile it no more."""
         self._tell("a template stays as it is", reason=reason)
-        self.phase = left = Left()
-        return left
+        self.phase = Left()
 
-    def refuse(self, job: Job, compiler: str, reason: str) -> Phase:
+    def refuse(self, job: Job, compiler: str, reason: str) -> None:
         """What a compiler made is not used; the next one is asked."""
         self._tell("a compiled template is not used", compiler=compiler, reason=reason)
-        self.ask(attrs.evolve(job, compiler=job.compiler + 1))
-        return Waiting()
+        self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
-    def again(self, reason: str) -> Phase:
+    def again(self, reason: str) -> None:
         """Forget what was compiled and begin anew, unless that was tried too often."""
         self.tries += 1
         if self.tries >= self.thresholds.tries:
-            return self.leave(reason)
+            self.leave(reason)
+            return
         self._tell("a template is watched anew", reason=reason)
-        return Cold(self)
+        self.phase = Cold(self)
 
-    def adopt(self, job: Job, artefact: Artefact, ratio: float) -> Phase:
+    def adopt(self, job: Job, artefact: Artefact, ratio: float) -> None:
         """Use what was compiled."""
         grows = "yes" if job.law.base else "no"
         self._tell("a template is compiled", compiler=artefact.compiler, time_ratio=round(ratio, 3), grows=grows)
-        return Adopted(self, job, artefact)
+        self.phase = Adopted(self, job, artefact)
 
     def _tell(self, event: str, **fields: object) -> None:
         _log.info(event, template=self.name, instructions=len(self.template.steps), **fields)
@@ -144,9 +141,8 @@ class Left:
         """None."""
         return None
 
-    def ran(self, _: float, /) -> Phase:
+    def ran(self, _: float, /) -> None:
         """Nothing changes."""
-        return self
 
 
 class Waiting(Left):
@@ -165,15 +161,18 @@ class Cold:
         """None."""
         return None
 
-    def ran(self, seconds: float, /) -> Phase:
+    def ran(self, seconds: float, /) -> None:
         """Hot after so many runs that took so long together."""
         self.runs += 1
         self.seconds += seconds
         limits, factor = self.hot.thresholds, 4**self.hot.tries
         if self.runs < limits.runs * factor or self.seconds < limits.seconds * factor:
-            return self
+            return
         region = find_region(self.hot.template)
-        return self.hot.leave("no ops in a row that can be compiled") if region is None else Watching(self.hot, region)
+        if region is None:
+            self.hot.leave("it has no ops in a row that can be compiled")
+        else:
+            self.hot.phase = Watching(self.hot, region)
 
 
 class _Offer:
@@ -212,19 +211,16 @@ class Watching(_Offer):
             self._observed.append(seen)
         return False
 
-    def ran(self, _: float, /) -> Phase:
+    def ran(self, _: float, /) -> None:
         """Have it compiled when the law of its sizes is known."""
         if self._odd >= self.hot.thresholds.misses:
-            return self.hot.leave("its inputs are not plain tensors of real numbers")
-        if len(self._observed) < self.hot.thresholds.observed:
-            return self
-        law = find_law(self._observed)
-        if law is None:
-            return self.hot.again("what differs from run to run follows no law")
-        waiting = Waiting()
-        self.hot.phase = waiting  # before somebody answers
-        self.hot.ask(Job(self.hot, self.hot.template, self.region, law))
-        return self.hot.phase
+            self.hot.leave("its inputs are not plain tensors of real numbers")
+        elif len(self._observed) >= self.hot.thresholds.observed:
+            law = find_law(self._observed)
+            if law is None:
+                self.hot.again("what differs from run to run follows no law")
+            else:
+                self.hot.begin(Job(self.hot, self.hot.template, self.region, law))
 
 
 class _Made(_Offer):
@@ -254,7 +250,7 @@ class _Made(_Offer):
         try:
             self.artefact.run(env)
         except Exception as error:
-            self.hot.phase = self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
+            self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
             if self.region.written:
                 raise ShortcutError(
                     f"compiled by {self.artefact.compiler}, these ops raised {type(error).__name__}: {error}"
@@ -279,15 +275,14 @@ class Checking(_Made):
             self._seen.append(n)
         return False
 
-    def ran(self, _: float, /) -> Phase:
+    def ran(self, _: float, /) -> None:
         """Time it when the results were the same often enough."""
         if self._difference:
-            return self.hot.refuse(self.job, self.artefact.compiler, self._difference)
-        if self.lost():
-            return self.hot.again("runs were others than before when it had been compiled")
-        if len(self._seen) < self.hot.thresholds.checks:
-            return self
-        return Timing(self.hot, self.job, self.artefact)
+            self.hot.refuse(self.job, self.artefact.compiler, self._difference)
+        elif self.lost():
+            self.hot.again("runs were others than before when it had been compiled")
+        elif len(self._seen) >= self.hot.thresholds.checks:
+            self.hot.phase = Timing(self.hot, self.job, self.artefact)
 
 
 class Timing(_Made):
@@ -306,23 +301,22 @@ class Timing(_Made):
         self._turn = len(self._times[True]) < len(self._times[False])
         return self._turn and self.use(env)
 
-    def ran(self, seconds: float, /) -> Phase:
+    def ran(self, seconds: float, /) -> None:
         """Adopt it where it is clearly faster."""
-        if isinstance(self.hot.phase, Left):  # it raised
-            return self.hot.phase
+        if self.hot.phase is not self:  # it raised
+            return
         if self.lost():
-            return self.hot.again("runs were others than before while it was timed")
+            self.hot.again("runs were others than before while it was timed")
+            return
         if self._turn is not None:
             self._times[self._turn].append(seconds)
         if len(self._times[True]) < self.hot.thresholds.timed:
-            return self
+            return
         ratio = statistics.median(self._times[True]) / max(statistics.median(self._times[False]), 1e-9)
         if ratio > self.hot.thresholds.gain:
-            return self.hot.refuse(self.job, self.artefact.compiler, f"it takes {ratio:.2f} of the time")
-        return self.hot.adopt(self.job, self.artefact, ratio)
-
-
-CHECK_AGAIN: Final = 2  # how much larger a size may get before results are compared again
+            self.hot.refuse(self.job, self.artefact.compiler, f"it takes {ratio:.2f} of the time")
+        else:
+            self.hot.adopt(self.job, self.artefact, ratio)
 
 
 class Adopted(_Made):
@@ -330,24 +324,23 @@ class Adopted(_Made):
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
         super().__init__(hot, job, artefact)
-        self._checked = 0
+        self._compared: set[int] = set()  # powers of two
         self._difference = ""
 
     def take(self, env: Environment) -> bool:
-        """Where the run is one that was compiled; sizes far from those that were compared are compared first."""
+        """Where the run is one that was compiled; sizes of another order than those that were compared are compared first."""
         n = self.follows(env)
         if n is None:
             return False
-        if n > CHECK_AGAIN * self._checked or 0 < n * CHECK_AGAIN < self._checked:
+        if n.bit_length() not in self._compared:
             self._difference = difference(self.artefact, env)
-            self._checked = n
+            self._compared.add(n.bit_length())
             return False
         return self.use(env)
 
-    def ran(self, _: float, /) -> Phase:
+    def ran(self, _: float, /) -> None:
         """Drop it when runs have been others for too long."""
-        if isinstance(self.hot.phase, Left):
-            return self.hot.phase
         if self._difference:
-            return self.hot.leave(f"compiled, it did otherwise with other sizes: {self._difference}")
-        return self.hot.again("runs are others than what was compiled") if self.lost() else self
+            self.hot.leave(f"compiled, it did otherwise with other sizes: {self._difference}")
+        elif self.lost():
+            self.hot.again("runs are others than what was compiled")

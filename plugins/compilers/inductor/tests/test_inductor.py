@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import djinn_inductor
-from djinn.hooks import UnsupportedOperation
 from djinn.testing import CompilerConformance, PluginConformance
 from djinn_inductor.compiler import Inductor
 from djinn_inductor.toolchain import missing_toolchain
