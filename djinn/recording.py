@@ -1,7 +1,9 @@
-"""For interceptors: what a function records, to be recorded again at a stroke; values that are asked for and come later."""
+"""For interceptors: what a function records, to be recorded again at a stroke; values that come later; random state."""
 
 from __future__ import annotations
 
+from djinn_core.interception.device.random_state import keep_state as keep_random_state
+from djinn_core.interception.device.random_state import set_state as restore_random_state
 from djinn_core.interception.later import Pending, fetch_later, round_trip_seconds
 from djinn_core.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
@@ -14,9 +16,11 @@ __all__ = [
     "RecordedCall",
     "fetch_later",
     "is_watched",
+    "keep_random_state",
     "let_dynamo_trace",
     "metadata_of",
     "record_call",
+    "restore_random_state",
     "round_trip_seconds",
     "takes_list",
 ]

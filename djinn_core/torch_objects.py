@@ -127,3 +127,10 @@ def swap_contents(first: torch.Tensor, second: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(first, second)
     first._backward_hooks = hooks
     first._post_accumulate_grad_hooks = accumulated
+
+
+def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Whatever is called before and after the forward pass of `module`, hooks for all modules included."""
+    every = torch.nn.modules.module
+    kept = (every._global_forward_hooks, every._global_forward_pre_hooks)
+    return [hook for hooks in (*kept, module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values()]

@@ -15,6 +15,7 @@ import attrs
 
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
+from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.interception import ending, sync
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
@@ -53,7 +54,7 @@ class _State:
     baseline: tuple[int, int, int] = (0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
     hooks: list[InitHook] = attrs.field(factory=list)
-    intercepting: set[str] = attrs.field(factory=set)
+    intercepting: dict[str, Interceptor] = attrs.field(factory=dict)
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
     forked: bool = False
@@ -97,10 +98,7 @@ def configure(
 
 def _apply(settings: Settings, registry: Registry) -> None:
     _state.settings, _state.registry = settings, registry
-    for interceptor in registry.interceptors:
-        if interceptor.name not in _state.intercepting:
-            interceptor.install()
-            _state.intercepting.add(interceptor.name)
+    _intercept({interceptor.name: interceptor for interceptor in registry.interceptors})
     _state.observers = Observers([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
@@ -108,6 +106,16 @@ def _apply(settings: Settings, registry: Registry) -> None:
         forget_calls()
     if settings.debug:
         set_debug_level(settings.debug)
+
+
+def _intercept(wanted: Mapping[str, Interceptor]) -> None:
+    """Install those that are wanted now, and uninstall those that are not any more."""
+    for name in _state.intercepting.keys() - wanted.keys():
+        _state.intercepting.pop(name).uninstall()
+    for name, interceptor in wanted.items():
+        if name not in _state.intercepting:
+            interceptor.install()
+            _state.intercepting[name] = interceptor
 
 
 def settings() -> Settings:

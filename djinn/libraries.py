@@ -1,0 +1,9 @@
+"""For plugins that tell a library of the device: changes to its modules when somebody imports them."""
+
+from __future__ import annotations
+
+from djinn_core.interception.libraries.on_import import adapt_on_import, rebind
+from djinn_core.logs import get_logger
+from djinn_core.torch_objects import forward_hooks
+
+__all__ = ["adapt_on_import", "forward_hooks", "get_logger", "rebind"]

@@ -1,0 +1,23 @@
+"""Whether stop checks may be late: while the plugin is installed in this process."""
+
+from __future__ import annotations
+
+from djinn.libraries import adapt_on_import
+from djinn_late_stop.seam import adapt, installed
+
+
+class LateStopInterceptor:
+    """Lets `generate()` go on while the answers to its stop checks are under way."""
+
+    name = "late_stop"
+
+    def install(self) -> None:
+        """From now on, also where transformers is imported later."""
+        if not installed.adapting:
+            adapt_on_import({"transformers.generation.utils": adapt})
+            installed.adapting = True
+        installed.now = True
+
+    def uninstall(self) -> None:
+        """From now on every check is waited for."""
+        installed.now = False

@@ -1,0 +1,50 @@
+"""How many steps late an answer may be: as many as keep both ends busy over the link, and no more."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import Final
+
+MOST: Final = 32  # steps that may have to be undone
+_UNKNOWN: Final = 2  # steps, while the link's round trip is not known
+_RECENT: Final = 8  # steps whose durations count
+_JITTER_SECONDS: Final = 0.001
+
+
+class Pace:
+    """Measures what a step takes on either side.
+
+    An answer takes a round trip. Whoever is slower, the program that issues steps or the executor that runs them, decides how
+    many steps go by meanwhile.
+    """
+
+    def __init__(self, round_trip_seconds: float | None) -> None:
+        self._round_trip = round_trip_seconds
+        self._issuing: deque[float] = deque(maxlen=_RECENT)
+        self._running: deque[float] = deque(maxlen=_RECENT)
+        self._left_at: float | None = None
+        self._spent: float | None = None
+
+    def issued(self) -> None:
+        """The program has issued a step."""
+        if self._left_at is not None:
+            self._issuing.append(time.perf_counter() - self._left_at)
+
+    def goes_on(self) -> None:
+        """The program begins to issue the next one."""
+        self._left_at = time.perf_counter()
+
+    def ran(self, spent: float) -> None:
+        """The executor has run a step; it had spent so many seconds on all of them."""
+        if self._spent is not None:
+            self._running.append(spent - self._spent)
+        self._spent = spent
+
+    def lateness(self) -> int:
+        """Steps whose answers may be under way at a time."""
+        step = max(min(self._issuing, default=0.0), min(self._running, default=0.0))
+        if self._round_trip is None or step <= 0.0:
+            return _UNKNOWN
+        return min(math.ceil((self._round_trip + _JITTER_SECONDS) / step + 0.1), MOST)
