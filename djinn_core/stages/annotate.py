@@ -13,6 +13,7 @@ from djinn_core.stages.annotating.inputs import Inputs, inputs_of
 from djinn_core.stages.annotating.lineage import lineage_of, modalities_of
 from djinn_core.stages.annotating.phases import phases_of
 from djinn_core.stages.annotating.residency import residency_of_gradients, residency_of_inputs
+from djinn_core.stages.annotating.states import NO_STATES, States, states_in
 from djinn_core.stages.annotating.training import Training, training_in
 from djinn_core.stages.annotating.verdict import ALL_TIERS, judge
 from djinn_core.stages.attribution import warn_skipped
@@ -40,10 +41,11 @@ def annotate(
     matches, skipped = _all_matches(graph, patterns)
     inputs = inputs_of(graph)
     training = training_in(graph, inputs, known)
-    residency = _residency(graph, inputs, training, matches, known)
+    states = NO_STATES if training else states_in(graph, inputs)
+    residency = _residency(graph, inputs, training, states, matches, known)
     bits = lineage_of(graph, inputs, residency)
     modalities = modalities_of(graph, bits)
-    evidence = Evidence(graph, matches, inputs, training, modalities)
+    evidence = Evidence(graph, matches, inputs, training, states, modalities)
     judged = judge(evidence, tiers)
     return WorkloadProfile(
         workload=judged.workload,
@@ -83,12 +85,14 @@ def _residency(
     graph: Graph,
     inputs: Inputs,
     training: Training,
+    states: States,
     matches: Sequence[PatternMatch],
     known: Mapping[int, DataResidency],
 ) -> dict[int, DataResidency]:
     residency = residency_of_inputs(graph, inputs, training, known)
     if training:
         residency.update(residency_of_gradients(graph, inputs, training))
+    residency.update(dict.fromkeys(states.values, DataResidency.STATEFUL_KV_CACHE))
     for match in reversed(matches):  # the surest last, so that it counts
         residency.update(match.residency)
     return residency

@@ -21,8 +21,8 @@ def drawn_from(graph: Graph) -> int:
     smallest, final = min(sizes), sizes[-1]
     if final <= smallest:
         return count
-    if sizes[0] == smallest and _size_in(graph, nodes[0]) <= smallest:
-        return 0  # nothing but drawing
+    if sizes[0] == smallest and _size_in(graph, nodes[0]) <= smallest and _channels_in(graph, nodes[0]) > _CHANNELS - 1:
+        return 0  # nothing but drawing, from something that is no picture
     if max(sizes[: sizes.index(smallest) + 1]) <= smallest:
         return count
     bottom = len(sizes) - 1 - sizes[::-1].index(smallest)
@@ -42,6 +42,11 @@ def _size(graph: Graph, node: Node) -> int:
 
 def _size_in(graph: Graph, node: Node) -> int:
     return _area(graph.meta(node.inputs[0]).shape)
+
+
+def _channels_in(graph: Graph, node: Node) -> int:
+    shape = graph.meta(node.inputs[0]).shape
+    return shape[1] if len(shape) > 1 else 0
 
 
 def _area(shape: tuple[int, ...]) -> int:

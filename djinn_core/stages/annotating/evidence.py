@@ -10,6 +10,7 @@ from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.stages.annotating.inputs import Inputs
+from djinn_core.stages.annotating.states import States
 from djinn_core.stages.annotating.training import Training
 
 CACHED = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
@@ -32,6 +33,7 @@ class Evidence:
     matches: Sequence[PatternMatch]
     inputs: Inputs
     training: Training
+    states: States
     modalities: Sequence[Modality]
 
     def count(self, operations: frozenset[str]) -> int:
@@ -66,8 +68,10 @@ class Evidence:
 
     @property
     def cached(self) -> list[ExecutionPhase]:
-        """Phases of the matches that reveal prefill or decode."""
-        return [m.phase for m in self.matches if m.phase in CACHED]
+        """Phases of the matches that reveal prefill or decode; where there are none, what other states reveal."""
+        found = [m.phase for m in self.matches if m.phase in CACHED]
+        other = None if found else self.states.phase(self.inputs.tokens)
+        return [other] if other is not None else found
 
     @property
     def fused(self) -> int:

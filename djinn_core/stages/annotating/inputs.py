@@ -50,7 +50,7 @@ def inputs_of(graph: Graph) -> Inputs:
         if kind is not None:
             entries[node.id] = kind
             _mark(graph, node, node.inputs[0], kind, weights, kinds)
-    if Modality.TEXT in entries.values():
+    if entries:
         _mark_masks(graph, weights, kinds)
     return Inputs(frozenset(weights), kinds, entries, tokens)
 
@@ -90,19 +90,16 @@ def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int
 
 
 def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
-    """Beside tokens, other integers of the same sizes are masks, positions or types of tokens."""
-    shapes = {graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.TEXT}
-    lengths = {shape[0] for shape in shapes if shape}
+    """Beside data, other integers of the same sizes are its masks, positions or types."""
+    pictures = {graph.meta(v).shape[-2:] for v, kind in kinds.items() if kind is Modality.VISION}
+    rows = {(graph.meta(v).shape or (0,))[0] for v, kind in kinds.items() if kind is Modality.TEXT}
     for value in graph.inputs:
         meta = graph.meta(value)
-        integers = not meta.dtype.is_floating_point and meta.dtype != torch.uint8
-        if (
-            value not in kinds
-            and value not in weights
-            and integers
-            and len(meta.shape) >= 2
-            and meta.shape[0] in lengths
-        ):
+        if value in kinds or value in weights or meta.dtype.is_floating_point or len(meta.shape) < 2:
+            continue
+        if meta.shape[-2:] in pictures and len(meta.shape) > 2:
+            kinds[value] = Modality.VISION
+        elif meta.shape[0] in rows and meta.dtype != torch.uint8:
             kinds[value] = Modality.TEXT
 
 

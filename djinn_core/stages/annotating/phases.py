@@ -40,11 +40,12 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
         return [ExecutionPhase.FORWARD] * len(evidence.modalities)
     if workload is WorkloadType.VISION:
         return [_SEEN] * len(evidence.modalities)
+    fuses = Modality.VISION in evidence.kinds and not evidence.cached  # speech that becomes text is no fusion
     usual = {
         Modality.UNKNOWN: text,
         Modality.TEXT: text,
         Modality.VISION: _SEEN,
         Modality.AUDIO: text,
-        Modality.MULTIMODAL_FUSION: text if evidence.cached else ExecutionPhase.MULTIMODAL_FUSION,
+        Modality.MULTIMODAL_FUSION: ExecutionPhase.MULTIMODAL_FUSION if fuses else text,
     }
     return [usual[m] for m in evidence.modalities]

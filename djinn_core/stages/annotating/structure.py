@@ -87,7 +87,8 @@ def _language(evidence: Evidence) -> Iterator[Judgement]:
     attention, caches = evidence.of("attention"), len(evidence.cached)
     causal = sum(m.details.get("causal") is True for m in attention)
     if caches:
-        yield Judgement(WorkloadType.LLM, 0.93, f"{caches} KV caches beside {len(attention)} attentions")
+        how = f"{caches} KV caches beside {len(attention)} attentions" if attention else "text goes through states"
+        yield Judgement(WorkloadType.LLM, 0.93, how)
     elif causal and evidence.kinds <= {Modality.TEXT}:  # the embedding may have been part of an earlier program
         yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and nothing but text in sight")
     elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence)) is not None:

@@ -1,0 +1,103 @@
+"""States that text goes through besides keys and values: what a program found, writes and leaves for the next one.
+
+State-space layers, recurrent mixers and memories of past inputs are told by how they are kept, not by what computes them:
+a buffer from before that is written in place, a value from before to which the program appends, a new buffer that is
+filled and outlives the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from djinn_core.ir.flow import is_view
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.profile import ExecutionPhase, Modality
+from djinn_core.ir.values import storage_of
+from djinn_core.stages.annotating.inputs import Inputs
+
+_FRESH = frozenset({"empty", "empty_like", "empty_strided", "new_zeros", "zeros", "zeros_like"})
+_COPIES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "scatter_", "slice_scatter_"})
+
+
+@attrs.frozen
+class States:
+    """What of a program's values are states.
+
+    Attributes:
+        before: storages that were there before and are written, or values that were there before and are appended to.
+        created: storages that the program makes and leaves.
+        values: all values that look at these.
+        lengths: how long those were that are appended to.
+    """
+
+    before: frozenset[int]
+    created: frozenset[int]
+    values: frozenset[int]
+    lengths: tuple[int, ...]
+
+    def phase(self, tokens: int) -> ExecutionPhase | None:
+        """What a program does that takes so many tokens at once: decode where states were there before."""
+        if self.before and (tokens == 1 or any(length > tokens for length in self.lengths)):
+            return ExecutionPhase.LLM_DECODE
+        return ExecutionPhase.LLM_PREFILL if self.before or self.created else None
+
+
+NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
+
+
+def states_in(graph: Graph, inputs: Inputs) -> States:
+    """The states of a program that reads text."""
+    if Modality.TEXT not in inputs.entries.values():
+        return NO_STATES
+    kept = {storage_of(v) for v in graph.outputs}
+    weights = {storage_of(v) for v in inputs.weights}
+    written, filled = _written(graph, weights, kept)
+    appended = dict(_appended(graph, inputs, kept))
+    values = {v for v in (*graph.inputs, *graph.outputs) if storage_of(v) in written | filled | appended.keys()}
+    values |= {v for v in graph.outputs if storage_of(v) in appended.values()}
+    lengths = [max(graph.meta(v).shape) for v in graph.inputs if storage_of(v) in appended]
+    return States(frozenset(written | appended.keys()), frozenset(filled), frozenset(values), tuple(lengths))
+
+
+def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int], set[int]]:
+    """Storages from outside, and new ones that are kept, that computed values are copied into."""
+    outside = {storage_of(v) for v in graph.inputs}
+    before: set[int] = set()
+    created: set[int] = set()
+    for operation in sorted(_COPIES):
+        for i in graph.by_op.get(operation, ()):
+            node = graph.nodes[i]
+            storage = storage_of(node.writes[0]) if node.writes else 0
+            meta = graph.meta(node.inputs[0])
+            if storage in weights or not meta.dtype.is_floating_point or graph.flow.sources[i][-1] < 0:
+                continue
+            if storage in outside:
+                before.add(storage)
+            elif storage in kept and _is_buffer(graph, node.writes[0]):
+                created.add(storage)
+    return before, created
+
+
+def _is_buffer(graph: Graph, value: int) -> bool:
+    """Whether `value` looks into something that was made to be filled."""
+    maker = graph.producer(value)
+    while maker is not None and is_view(maker):
+        maker = graph.producer(maker.inputs[0])
+    return maker is not None and maker.operation in _FRESH
+
+
+def _appended(graph: Graph, inputs: Inputs, kept: set[int]) -> Iterator[tuple[int, int]]:
+    """Storages from outside that computed values are appended to, and the kept storages that this gives."""
+    flow = graph.flow
+    for i in graph.by_op.get("cat", ()):
+        first, *others = flow.sources[i] or (0,)
+        if first >= 0 or not others or any(s < 0 for s in others):
+            continue
+        value = graph.inputs[~first]
+        meta = graph.meta(value)
+        result = storage_of(graph.nodes[i].outputs[0])
+        floats = meta.dtype.is_floating_point and len(meta.shape) > 2
+        if floats and value not in inputs.weights and result in kept:
+            yield storage_of(value), result
