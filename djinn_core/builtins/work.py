@@ -44,6 +44,7 @@ class Work:
         dims: of products, convolutions and attention, as products: (batch, rows, columns, contracted); otherwise
             (elements,), of the larger of operands and results.
         dtype: of the result.
+        kernel: positions that a convolution's kernel covers.
         tensors: results that it makes; many for the ops that take lists.
         layout: how the worst of the operands lies: `contiguous` as its sizes say, `permuted` with its last dimension in
             order, `transposed` otherwise.
@@ -58,6 +59,7 @@ class Work:
     dims: tuple[int, ...]
     dtype: torch.dtype
     tensors: int = 1
+    kernel: int = 1
     layout: Layout = "contiguous"
 
     @property
@@ -108,6 +110,7 @@ def _work(graph: Graph, node: Node) -> Work:
         dims=dims,
         dtype=metas[0].dtype if metas else torch.float32,
         tensors=max(1, len(made)),
+        kernel=_kernel(graph, node) if kind == "convolution" else 1,
         layout=max((_layout(graph.meta(v)) for v in node.inputs), default=_LAYOUTS[0], key=_LAYOUTS.index),
     )
 
@@ -229,6 +232,12 @@ def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -
     if transposed:
         return (groups, positions, weight[1] * kernel, weight[0] // groups)
     return (groups, positions, weight[0] // groups, weight[1] * kernel)
+
+
+def _kernel(graph: Graph, node: Node) -> int:
+    """Positions of a convolution's kernel."""
+    weight = graph.meta(node.inputs[2 if "backward" in node.operation else 1])
+    return math.prod(weight.shape[2:])
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------

@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 
-from djinn_core.calibration.measuring import Clock, seconds_of, without_collection
-from djinn_core.errors import DjinnError
+from djinn_core.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
+from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.logs import get_logger
+from djinn_core.runtime import client
+from djinn_core.runtime.calibrations import keep_calibration
+from djinn_core.wire.messages import DeviceInfo
 
 _log = get_logger("djinn.calibration")
-ROUNDS = 3
+
+
+def calibrate_session(
+    rounds: int = 3, *, processor_time: bool = False, told: Callable[[str], None] = lambda _: None
+) -> Calibrated:
+    """Measure the device of the session that `open_session` opened, for all cost models, and keep what they make of it.
+
+    Raises:
+        ConfigurationError: no cost model in use can be calibrated.
+    """
+    models = calibrated_models(client.registry().cost_models)
+    if not models:
+        raise ConfigurationError(
+            "no cost model in use can be calibrated: install djinn-roofline, or see `djinn plugins`"
+        )
+    began = time.monotonic()
+    with measuring(processor_time=processor_time) as clock:
+        bench = Bench(clock, torch.device(DEVICE), models, told)
+        for _ in range(rounds):
+            bench.round()
+        device = client.device()
+    assert device is not None
+    file = keep_calibration(device, bench.fit())
+    names = tuple(model.name for model in models)
+    return Calibrated(device, file, names, len(bench.seconds), len(bench.failed), time.monotonic() - began)
+
+
+@attrs.frozen
+class Calibrated:
+    """What was measured: the device, where the result is kept, for which models, by how many probes, in how many seconds."""
+
+    device: DeviceInfo
+    file: Path
+    models: tuple[str, ...]
+    probes: int
+    failed: int
+    seconds: float
 
 
 @attrs.define
@@ -23,33 +64,35 @@ class Bench:
     """The probes of cost models on one device, prepared, with the times that were measured so far.
 
     Attributes:
+        told: hears the name of each probe before it is timed.
         seconds: by name of the cost model and of the probe its times, of one repeat.
     """
 
     clock: Clock
     device: torch.device
     models: Sequence[CalibratedCostModel]
+    told: Callable[[str], None] = lambda _: None
     seconds: dict[tuple[str, str], list[float]] = attrs.field(factory=dict)
     idle: list[float] = attrs.field(factory=list)
     failed: set[tuple[str, str]] = attrs.field(factory=set)
 
-    def round(self, told: Callable[[str], None] = lambda _: None) -> None:
+    def round(self) -> None:
         """Time every probe once."""
-        for model in self.models:
-            for probe in model.probes():
-                if (model.name, probe.name) not in self.failed:
-                    told(probe.name)
-                    self._take(model, probe)
+        with torch.no_grad(), without_collection():
+            for model in self.models:
+                for probe in model.probes():
+                    if (model.name, probe.name) not in self.failed:
+                        self.told(probe.name)
+                        self._take(model, probe)
 
     def _take(self, model: CalibratedCostModel, probe: Probe) -> None:
         key = (model.name, probe.name)
         try:
-            with torch.no_grad(), without_collection():
-                run = probe.prepare(self.device)
-                if key not in self.seconds:
-                    seconds_of(run, self.clock)  # the first time, memory and kernels are made ready
-                self.idle.append(seconds_of(_nothing, self.clock))
-                took = seconds_of(run, self.clock)
+            run = probe.prepare(self.device)
+            if key not in self.seconds:
+                seconds_of(run, self.clock)  # the first time, memory and kernels are made ready
+            self.idle.append(seconds_of(_nothing, self.clock))
+            took = seconds_of(run, self.clock)
         except (DjinnError, RuntimeError) as error:
             _log.warning("a probe failed and is left out", model=model.name, probe=probe.name, error=str(error)[:200])
             self.failed.add(key)

@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.observers import Event
 from djinn_core.interception.port import port
 from djinn_core.runtime import client
+
+DEVICE: Final = "remote_accelerator:0"
 
 
 class Clock(Protocol):

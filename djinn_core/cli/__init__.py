@@ -14,6 +14,7 @@ from djinn_core.errors import ConfigurationError, DjinnError
 
 # Name and summary of each subcommand; `djinn_core.cli.<name>` offers it as `command`.
 COMMANDS = {
+    "calibrate": "Measure how fast a device is, once, for predictions.",
     "demo": "Show Djinn at work on this machine, no GPU needed.",
     "doctor": "Say what is wrong with this installation and how to mend it.",
     "explain": "Show what each stage decides for a script, and why.",
@@ -21,6 +22,7 @@ COMMANDS = {
     "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",
     "status": "Show a server's sessions, executors and memory.",
+    "validate": "Compare predicted with measured times.",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -153,12 +154,14 @@ def _gather(device: torch.device, elements: int) -> Callable[[], object]:
 
 
 def _transposed(device: torch.device, elements: int) -> Callable[[], object]:
-    x = torch.rand(elements, device=device).reshape(-1, min(64, elements), min(64, elements)).transpose(1, 2)
+    side = min(64, math.isqrt(elements))
+    x = torch.rand(elements, device=device).reshape(-1, side, side).transpose(1, 2)
     return lambda: aten.clone(x, memory_format=torch.contiguous_format)
 
 
 def _heads(device: torch.device, elements: int) -> Callable[[], object]:
-    x = torch.rand(elements, device=device).reshape(-1, min(8, elements // 8), 8).transpose(0, 1)
+    width = min(64, math.isqrt(elements))
+    x = torch.rand(elements, device=device).reshape(-1, min(8, elements // width), width).transpose(0, 1)
     return lambda: aten.clone(x, memory_format=torch.contiguous_format)
 
 
@@ -257,7 +260,7 @@ _FAMILIES: tuple[tuple[Kind, dict[str, Make]], ...] = (
     ),
     (
         "random",
-        {"bernoulli": _unary(torch.bernoulli), "native_dropout": _unary(lambda x: aten.native_dropout(x, 0.1, True))},
+        {"bernoulli": _rows(torch.bernoulli), "native_dropout": _unary(lambda x: aten.native_dropout(x, 0.1, True))},
     ),
     ("scan", {"cumsum": _rows(lambda x: x.cumsum(-1))}),
     ("sort", {"topk": _rows(lambda x: x.topk(1)), "sort": _rows(lambda x: x.sort(-1))}),
@@ -276,7 +279,7 @@ def sized_probes() -> Iterator[Sized]:
 
 
 def _sized(operation: str, kind: Kind, elements: int, make: Make) -> Sized:
-    repeats = max(2, min(60, _BUDGET // elements))
+    repeats = max(2, min(200, _BUDGET // elements))
 
     def prepare(device: torch.device) -> Callable[[], object]:
         once = make(device, elements)

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from djinn.costs import Work, distinct_bytes, work_of
 from djinn.hooks import CostEstimate, DeviceCapabilities, Graph, Node, Probe, storage_of
 from djinn_roofline.elementwise import LARGE, SIZES, Sized, sized_probes
 from djinn_roofline.fitting import fit_seconds
-from djinn_roofline.products import Shaped, Swept, shaped_probes, swept_probes
+from djinn_roofline.products import Mixed, Shaped, Swept, mixed_probes, shaped_probes, swept_probes
 from djinn_roofline.terms import product_terms, seconds, size_terms
 
+_VERSION = 1  # of what `fit` makes; what another version made is not understood
 _LIMIT = 65536
 # Ops that do what one that is measured does.
 _SAME_AS = {
@@ -45,7 +47,7 @@ class MeasuredRoofline:
         """Cost of `node`; None on a device that was not measured."""
         calibration = device.calibration
         parameters = calibration.models.get(self.name) if calibration is not None else None
-        if calibration is None or parameters is None:
+        if calibration is None or parameters is None or parameters.get("version") != _VERSION:
             return None
         work = work_of(graph, node)
         key = (calibration.digest, work)
@@ -64,17 +66,22 @@ class MeasuredRoofline:
         yield from (p.probe for p in sized_probes())
         yield from (p.probe for p in shaped_probes())
         yield from (p.probe for p in swept_probes())
+        yield from (p.probe for p in mixed_probes())
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
         """Coefficients of the terms of each family, and bandwidth by size of the program."""
         families = _shaped_coefficients([p for p in shaped_probes() if p.probe.name in seconds], seconds)
         sized = [p for p in sized_probes() if p.probe.name in seconds]
-        return {
+        found = {
+            "version": _VERSION,
+            "between": 0.0,
             "families": families,
             "operations": _operation_coefficients(sized, seconds),
             "kinds": _kind_coefficients(sized, seconds),
             "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
         }
+        more = [seconds[m.probe.name] - _alone(found, m) for m in mixed_probes() if m.probe.name in seconds]
+        return {**found, "between": max(0.0, float(np.mean(more)))} if more else found
 
     def _cold_seconds(self, parameters: Mapping[str, Any], graph: Graph, node: Node, work: Work) -> float:
         """Time to read what the program was given, which it has been through all of since it last did."""
@@ -92,14 +99,14 @@ class MeasuredRoofline:
 
 def _warm_seconds(parameters: Mapping[str, Any], work: Work) -> float:
     """Time of an op whose operands were just used."""
-    family = _family(work)
+    family, between = _family(work), float(parameters["between"])
     if family in parameters["families"]:
-        return seconds(parameters["families"][family], product_terms(work.dims))
+        return between + seconds(parameters["families"][family], product_terms(work.dims))
     if work.kind == "view":
-        return float(parameters["kinds"]["view"][0])
+        return between + float(parameters["kinds"]["view"][0])
     wide = max(1.0, work.dtype.itemsize / 4)
     each = math.prod(work.dims) * wide / work.tensors
-    return work.tensors * seconds(_coefficients(parameters, work), size_terms(each))
+    return between + work.tensors * seconds(_coefficients(parameters, work), size_terms(each))
 
 
 def _family(work: Work) -> str:
@@ -108,7 +115,8 @@ def _family(work: Work) -> str:
     if work.kind == "convolution":
         if work.dims[0] > 1:
             return "grouped"
-        return "convolution_backward" if "backward" in work.operation else "convolution"
+        family = "convolution_backward" if "backward" in work.operation else "convolution"
+        return f"{family} 1" if work.kernel == 1 else family
     if work.kind == "attention":
         return "attention_backward" if work.operation.endswith("_backward") else "attention"
     return "product"
@@ -149,31 +157,39 @@ def _shaped_coefficients(probes: Sequence[Shaped], took: Mapping[str, float]) ->
     return found
 
 
+def _alone(parameters: Mapping[str, Any], mixed: Mixed) -> float:
+    """What an op of the probe takes in the middle where each runs again and again."""
+    works = [Work(name, kind, 0.0, 0.0, 0, 0, dims, torch.float32) for name, kind, dims in mixed.ops]
+    return sum(_warm_seconds(parameters, work) for work in works) / len(works)
+
+
 def _operation_coefficients(probes: Sequence[Sized], took: Mapping[str, float]) -> dict[str, list[float]]:
     by_operation: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for probe in probes:
         by_operation[probe.operation].append((probe.elements, took[probe.probe.name]))
-    growth = _growth_at_the_end(by_operation)
+    paging = _paging({o: p for o, p in by_operation.items() if not o.endswith("_")})
     return {
-        operation: _fit_sizes(_with_large(points, growth))
+        operation: _fit_sizes(_with_large(operation, points, paging))
         for operation, points in by_operation.items()
         if len(points) > 1
     }
 
 
-def _growth_at_the_end(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
-    """How many times longer the ops that were measured beyond all caches take there than at the size before."""
-    ratios = [
-        times[LARGE] / times[SIZES[-1]]
+def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
+    """Seconds that ops take beyond all caches, more than the size before would make one expect: the middle of several."""
+    more = [
+        times[LARGE] - times[SIZES[-1]] * LARGE / SIZES[-1]
         for times in map(dict, by_operation.values())
         if {LARGE, SIZES[-1]} <= set(times)
     ]
-    return float(np.median(ratios)) if ratios else LARGE / SIZES[-1]
+    return max(0.0, float(np.median(more))) if more else 0.0
 
 
-def _with_large(points: list[tuple[int, float]], growth: float) -> list[tuple[int, float]]:
+def _with_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
+    """Ops that write in place need no new memory."""
     largest, took = max(points)
-    return points if largest >= LARGE else [*points, (LARGE, took * growth)]
+    more = 0.0 if operation.endswith("_") else paging
+    return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + more)]
 
 
 def _kind_coefficients(probes: Sequence[Sized], took: Mapping[str, float]) -> dict[str, list[float]]:
@@ -199,7 +215,7 @@ def _bandwidth(
     """Bytes a second by bytes gone through; never more for more bytes."""
     points: list[list[float]] = []
     for probe in probes:
-        started = families["product"][0] * probe.footprint / (256 * 1024)
+        started = families["product"][0] * probe.count
         best = probe.footprint / max(took[probe.probe.name] - started, took[probe.probe.name] / 4)
         points.append([float(probe.footprint), min(best, points[-1][1] if points else best)])
     return points

@@ -11,10 +11,14 @@ import attrs
 import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
+from djinn.costs import Kind
 from djinn.hooks import Probe
 
 aten = torch.ops.aten
-Family = Literal["product", "convolution", "grouped", "convolution_backward", "attention", "attention_backward"]
+Family = Literal[
+    "product", "convolution", "convolution 1", "grouped", "convolution_backward", "convolution_backward 1", "attention",
+    "attention_backward",
+]  # fmt: skip
 _BUDGET = 2e8  # multiply-adds that one probe goes through
 
 
@@ -35,7 +39,7 @@ def shaped_probes() -> Iterator[Shaped]:
 
 
 def _shaped(family: Family, label: str, dims: tuple[int, int, int, int], make: _Make) -> Shaped:
-    repeats = max(2, min(40, int(_BUDGET / math.prod(dims))))
+    repeats = max(2, min(100, int(_BUDGET / math.prod(dims))))
 
     def prepare(device: torch.device) -> Callable[[], object]:
         once = make(device)
@@ -75,20 +79,23 @@ def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
 
 
 def _convolutions() -> Iterator[Shaped]:
-    for side, inside, outside, kernel in itertools.product((7, 28), (16, 128), (16, 128), (1, 3)):
+    """Kernels of one position are products; larger ones have ways of their own."""
+    for side, inside, outside, kernel in (
+        *itertools.product((7, 14, 28), (16, 64, 256), (16, 64, 256), (1,)),
+        *itertools.product((7, 28), (16, 128), (16, 128), (3,)),
+        *((56, 64, 64, 3), (112, 16, 16, 3), (14, 256, 256, 3), (56, 3, 32, 7), (112, 3, 32, 3), (32, 3, 16, 3)),
+    ):
         dims = (1, side * side, outside, inside * kernel * kernel)
         label = f"{side} {inside} {outside} {kernel}"
-        yield _shaped("convolution", label, dims, _convolution(side, inside, outside, kernel, 1))
-        yield _shaped("convolution_backward", label, dims, _convolution_backward(side, inside, outside, kernel))
-    for side, inside, outside, kernel in ((112, 3, 32, 7), (56, 64, 64, 3), (112, 16, 16, 3), (14, 256, 256, 3)):
-        dims = (1, side * side, outside, inside * kernel * kernel)
-        label = f"{side} {inside} {outside} {kernel}"
-        yield _shaped("convolution", label, dims, _convolution(side, inside, outside, kernel, 1))
+        forward: Family = "convolution 1" if kernel == 1 else "convolution"
+        yield _shaped(forward, label, dims, _convolution(side, inside, outside, kernel, 1))
+        if side < 56:
+            backward: Family = "convolution_backward 1" if kernel == 1 else "convolution_backward"
+            yield _shaped(backward, label, dims, _convolution_backward(side, inside, outside, kernel))
     for side, channels, kernel in itertools.product((14, 56), (32, 128), (3, 7)):
         dims = (channels, side * side, 1, kernel * kernel)
-        yield _shaped(
-            "grouped", f"{side} {channels} {kernel}", dims, _convolution(side, channels, channels, kernel, channels)
-        )
+        label = f"{side} {channels} {kernel}"
+        yield _shaped("grouped", label, dims, _convolution(side, channels, channels, kernel, channels))
 
 
 def _convolution(side: int, inside: int, outside: int, kernel: int, groups: int) -> _Make:
@@ -149,32 +156,130 @@ def _attention_backward(heads: int, queries: int, keys: int, width: int) -> _Mak
 
 # Bytes of weights that a program goes through once, so that each is where a program of that size leaves it.
 FOOTPRINTS = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
-_WEIGHT = 256 * 1024 // 4
+_SWEPT = 1 << 27  # bytes that one probe goes through
+_SWEPT_WIDTH = 1024
 
 
 @attrs.frozen
 class Swept:
-    """A probe of a pass over weights of so many bytes."""
+    """A probe of a pass over `count` weights that take so many bytes together."""
 
     footprint: int
+    count: int
     probe: Probe
 
 
 def swept_probes() -> Iterator[Swept]:
     """Every footprint."""
     for footprint in FOOTPRINTS:
-        yield Swept(footprint, Probe(f"sweep {footprint}", _sweep(footprint // 4 // _WEIGHT)))
+        count = max(4, footprint >> 21)  # of two megabytes, as the weights of models that do not fit into caches
+        passes = max(2, min(32, _SWEPT // footprint))
+        yield Swept(footprint, count, Probe(f"sweep {footprint}", _sweep(footprint, count, passes), passes))
 
 
-def _sweep(count: int) -> _Make:
+def _sweep(footprint: int, count: int, passes: int) -> _Make:
     def make(device: torch.device) -> Callable[[], object]:
-        x = torch.rand(1, 256, device=device)
-        weights = torch.rand(count, _WEIGHT // 256, 256, device=device).unbind()
+        x = torch.rand(1, _SWEPT_WIDTH, device=device)
+        weights = torch.rand(count, footprint // 4 // count // _SWEPT_WIDTH, _SWEPT_WIDTH, device=device).unbind()
 
         def run() -> None:
-            for weight in weights:
-                F.linear(x, weight)
+            for _ in range(passes):
+                for weight in weights:
+                    F.linear(x, weight)
 
         return run
 
     return make
+
+
+@attrs.frozen
+class Mixed:
+    """A probe of small ops in turns, as in a model: each finds less of its code in the caches than when it runs alone.
+
+    `ops` is what a turn does: op, kind, dimensions.
+    """
+
+    ops: tuple[tuple[str, Kind, tuple[int, ...]], ...]
+    probe: Probe
+
+
+_TURNS = 30
+_BLOCK: tuple[tuple[str, Kind, tuple[int, ...]], ...] = (
+    ("embedding", "look_up", (1024,)),
+    ("linear", "product", (1, 16, 64, 64)),
+    ("native_layer_norm", "normalisation", (1024,)),
+    ("gelu", "pointwise", (1024,)),
+    ("view", "view", (0,)),
+    ("transpose", "view", (0,)),
+    ("clone", "copy", (1024,)),
+    ("scaled_dot_product_attention", "attention", (2, 16, 16, 32)),
+    ("_softmax", "softmax", (1024,)),
+    ("add", "pointwise", (1024,)),
+    ("mul", "pointwise", (1024,)),
+    ("cat", "copy", (2048,)),
+    ("select", "view", (0,)),
+    ("exp", "pointwise", (64,)),
+    ("sum", "reduction", (64,)),
+)
+_CELL: tuple[tuple[str, Kind, tuple[int, ...]], ...] = (
+    ("linear", "product", (1, 16, 64, 64)),
+    ("add", "pointwise", (1024,)),
+    ("split", "view", (0,)),
+    ("sigmoid", "pointwise", (256,)),
+    ("sigmoid", "pointwise", (256,)),
+    ("tanh", "pointwise", (256,)),
+    ("mul", "pointwise", (256,)),
+    ("add", "pointwise", (256,)),
+    ("tanh", "pointwise", (256,)),
+    ("mul", "pointwise", (256,)),
+)
+
+
+def mixed_probes() -> Iterator[Mixed]:
+    """A block of a transformer, and a cell of a recurrent network."""
+    for name, ops, make in (("block", _BLOCK, _block), ("cell", _CELL, _cell)):
+        yield Mixed(ops, Probe(f"mixed {name}", _in_turns(make), _TURNS * len(ops)))
+
+
+def _in_turns(make: _Make) -> _Make:
+    def prepare(device: torch.device) -> Callable[[], object]:
+        once = make(device)
+
+        def run() -> None:
+            for _ in range(_TURNS):
+                once()
+
+        return run
+
+    return prepare
+
+
+def _block(device: torch.device) -> Callable[[], object]:
+    x, w = torch.rand(16, 64, device=device), torch.rand(64, 64, device=device)
+    b, q = torch.rand(64, device=device), torch.rand(1, 2, 16, 32, device=device)
+    indices = torch.randint(0, 64, (16,), device=device)
+
+    def turn() -> None:
+        y = F.linear(F.embedding(indices, w), w, b)
+        y = F.gelu(torch.native_layer_norm(y, [64], b, b, 1e-5)[0])
+        y.view(16, 2, 32).transpose(0, 1).contiguous()
+        F.scaled_dot_product_attention(q, q, q)
+        y = torch.softmax(x, -1) + x
+        torch.cat([y, x * 0.5]).select(0, 0).exp().sum()
+
+    return turn
+
+
+def _cell(device: torch.device) -> Callable[[], object]:
+    x, w, state = (
+        torch.rand(16, 64, device=device),
+        torch.rand(64, 64, device=device),
+        torch.rand(16, 16, device=device),
+    )
+
+    def turn() -> None:
+        gate, into, candidate, out = (F.linear(x, w) + x).split(16, 1)
+        kept = torch.sigmoid(gate) * state + torch.sigmoid(into)
+        _ = torch.tanh(candidate), torch.tanh(kept) * out
+
+    return turn

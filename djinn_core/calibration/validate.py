@@ -1,0 +1,186 @@
+"""Predicted against measured: how well the cost models foretell programs that they were not calibrated on."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from djinn_core.calibration.calibrate import Bench, calibrated_models
+from djinn_core.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
+from djinn_core.calibration.workloads import Workload, workloads
+from djinn_core.errors import ConfigurationError
+from djinn_core.ir.costs import Calibration
+from djinn_core.ir.result import PipelineResult
+from djinn_core.runtime import captured, client
+from djinn_core.stages.estimate import estimate
+
+_ENOUGH = 0.03  # seconds that a loop of steps is to take
+_REPEATS = 20
+
+
+@attrs.frozen
+class Comparison:
+    """One program: its time as predicted and as measured (the median of several), in seconds."""
+
+    name: str
+    predicted: float
+    measured: float
+    nodes: int
+    flops: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, as a fraction of what was measured."""
+        return abs(self.predicted - self.measured) / self.measured
+
+
+@attrs.frozen
+class Validation:
+    """All programs, and what they say together; errors are fractions."""
+
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def median_error(self) -> float:
+        """Half of the predictions are nearer than this."""
+        return statistics.median(c.error for c in self.comparisons)
+
+    @property
+    def p90_error(self) -> float:
+        """Nine in ten predictions are nearer than this."""
+        return float(np.quantile([c.error for c in self.comparisons], 0.9))
+
+    @property
+    def r2_log(self) -> float:
+        """Share of the variance of the logarithm of time that is foretold."""
+        measured = np.log([c.measured for c in self.comparisons])
+        left = measured - np.log([c.predicted for c in self.comparisons])
+        spread = float(np.sum((measured - measured.mean()) ** 2))
+        return 1.0 - float(np.sum(left**2)) / spread if spread else math.nan
+
+
+@attrs.define
+class _Running:
+    """A workload on the device, with what was measured of it."""
+
+    workload: Workload
+    step: Callable[[], object]
+    result: PipelineResult
+    repeats: int
+    seconds: list[float] = attrs.field(factory=list)
+
+    def measure(self, clock: Clock) -> None:
+        """Time the step in a loop, so that it finds its memory and its code where a loop leaves them."""
+        self.seconds.append(seconds_of(self._loop, clock) / self.repeats)
+
+    def _loop(self) -> list[object]:
+        return [self.step() for _ in range(self.repeats)]
+
+
+def _unheard(_: str) -> None:
+    """Nobody wants to know."""
+
+
+def _nothing() -> None:
+    """A program without ops."""
+
+
+def validate(
+    clock: Clock, device: torch.device, chosen: Iterable[Workload], bench: Bench | None, rounds: int
+) -> Validation:
+    """Measure every workload in each of `rounds` rounds, in turns with the probes of `bench`; then predict them.
+
+    Because a machine drifts, calibration and measurement take turns. Without a bench, what is kept of the device counts.
+    """
+    told = bench.told if bench is not None else _unheard
+    running = []
+    for workload in chosen:
+        told(workload.name)
+        running.append(_start(workload, device, clock))
+    rest: list[float] = []
+    for _ in range(rounds):
+        if bench is not None:
+            bench.round()
+        with without_collection():
+            for one in running:
+                told(one.workload.name)
+                rest.append(seconds_of(_nothing, clock))
+                one.measure(clock)
+    calibration = Calibration("validation", models=bench.fit()) if bench is not None else None
+    idle = statistics.median(rest)
+    return Validation(tuple(_compared(one, calibration, idle) for one in running))
+
+
+def validate_session(
+    rounds: int = 3,
+    *,
+    processor_time: bool = False,
+    only: Sequence[str] = (),
+    told: Callable[[str], None] = lambda _: None,
+) -> Validation:
+    """Measure and predict on the executor of the session that `open_session` opened, calibrating meanwhile.
+
+    Args:
+        rounds: how often each probe and each program is timed.
+        processor_time: whether the executor's processor time counts, and not its clock.
+        only: parts of names; programs whose name has none of them are left out.
+        told: hears what is under way.
+
+    Raises:
+        ConfigurationError: nothing is left to validate, or no cost model can be calibrated.
+    """
+    chosen = [w for w in workloads() if not only or any(part in w.name for part in only)]
+    models = calibrated_models(client.registry().cost_models)
+    if not chosen or not models:
+        raise ConfigurationError(
+            "no cost model in use can be calibrated: install djinn-roofline"
+            if chosen
+            else f"no program of `djinn validate` has any of {', '.join(only)} in its name"
+        )
+    device = torch.device(DEVICE)
+    with measuring(processor_time=processor_time) as clock:
+        return validate(clock, device, chosen, Bench(clock, device, models, told=told), rounds)
+
+
+def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
+    """Build a workload, run it once, and plan what it does the second time."""
+    step = workload.build(device)
+    seconds_of(step, clock)
+    with client.record_plans() as plans, captured.capture() as recorded:
+        kept = step()
+    del plans
+    result = captured.plan(recorded, until="place")
+    client.synchronize()
+    del kept
+    repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
+    running = _Running(workload, step, result, repeats)
+    running.measure(clock)  # the loop is a program of its own, and new
+    running.seconds.clear()
+    return running
+
+
+def _compared(one: _Running, calibration: Calibration | None, idle: float) -> Comparison:
+    costs, plan = predicted_costs(one.result, calibration)
+    measured = statistics.median(one.seconds)
+    idle /= one.repeats
+    predicted = sum(costs[node].seconds for node in plan)
+    flops = sum(costs[node].flops for node in plan)
+    return Comparison(one.workload.name, predicted, max(measured - idle, measured / 4), len(plan), flops)
+
+
+def predicted_costs(result: PipelineResult, calibration: Calibration | None) -> tuple[Sequence[Any], Sequence[int]]:
+    """The estimates for all nodes on the first device, with another calibration if one is given; and the nodes that run."""
+    assert result.costs is not None
+    topology, costs = result.topology, result.costs
+    if calibration is not None:
+        device = attrs.evolve(topology.devices[0], calibration=calibration)
+        topology = attrs.evolve(topology, devices=(device,))
+        costs = estimate(result.graph, client.registry().cost_models, topology)
+    nodes = result.plan.nodes if result.plan is not None else tuple(range(len(result.graph.nodes)))
+    return costs.by_device[topology.devices[0].id], nodes

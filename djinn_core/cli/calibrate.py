@@ -1,0 +1,64 @@
+"""`djinn calibrate`: measure a device once, so that cost models know how fast it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("calibrate")
+@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often each probe is timed.")
+@click.option(
+    "--processor-time", is_flag=True, help="Count processor time: for busy machines, an executor here, one thread."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+def command(
+    servers: tuple[str, ...], connection_file: Path | None, rounds: int, processor_time: bool, as_json: bool
+) -> None:
+    """Measure the device for some seconds, and keep the result for every program that uses it from then on.
+
+    Probes are ordinary PyTorch programs, which run where yours would. The result is kept for the device, its version of
+    PyTorch and its number of threads, in djinn/calibration in the cache directory.
+    """
+    from djinn_core.calibration.calibrate import calibrate_session
+    from djinn_core.calibration.session import open_session
+
+    open_session(**server_settings(servers, connection_file))
+    done = calibrate_session(rounds, processor_time=processor_time, told=tell(as_json))
+    _clear(as_json)
+    if as_json:
+        row = {
+            "device": done.device.id,
+            "name": done.device.name,
+            "threads": done.device.threads,
+            "file": str(done.file),
+        }
+        row |= {"models": done.models, "probes": done.probes, "failed": done.failed, "seconds": done.seconds}
+        click.echo(json.dumps(row))
+        return
+    failed = f" ({done.failed} failed)" if done.failed else ""
+    click.echo(f"{done.device.id} {done.device.name}: {done.probes} probes{failed} in {done.seconds:.0f} s")
+    click.echo(f"{', '.join(done.models)}: kept in {done.file}")
+
+
+def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Any]:
+    """The settings that the options give."""
+    given = {"servers": servers or None, "connection_file": connection_file}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def tell(quiet: bool) -> Any:
+    """A function that shows what is under way, where somebody watches."""
+    if quiet or not sys.stderr.isatty():
+        return lambda _: None
+    return lambda name: click.echo(f"\r\x1b[K{name}", nl=False, err=True)
+
+
+def _clear(quiet: bool) -> None:
+    tell(quiet)("")

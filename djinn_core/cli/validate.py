@@ -1,0 +1,89 @@
+"""`djinn validate`: how well the cost models predict programs that they were not calibrated on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from djinn_core.cli.calibrate import server_settings, tell
+
+if TYPE_CHECKING:
+    from djinn_core.calibration.validate import Validation
+
+
+@click.command("validate")
+@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often everything is timed.")
+@click.option("--only", multiple=True, help="Part of the names of the programs to try; may be given several times.")
+@click.option(
+    "--processor-time", is_flag=True, help="Count processor time: for busy machines, an executor here, one thread."
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="SVG file to draw predicted over measured into."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+def command(
+    servers: tuple[str, ...],
+    connection_file: Path | None,
+    rounds: int,
+    only: tuple[str, ...],
+    processor_time: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Time models of several kinds and sizes, predict them, and compare.
+
+    Calibration and measurement take turns, because machines drift: what `djinn calibrate` kept is neither used nor changed.
+    Programs run whole and unchanged, without the plugins that rewrite them. Takes a minute or two.
+    """
+    from djinn_core.calibration.session import open_session
+    from djinn_core.calibration.validate import validate_session
+
+    if plot is not None and plot.suffix != ".svg":
+        raise click.BadParameter(f"{plot} does not end in .svg: only SVG can be drawn", param_hint="--plot")
+    open_session(**server_settings(servers, connection_file))
+    told = tell(as_json)
+    found = validate_session(rounds, processor_time=processor_time, only=only, told=told)
+    told("")
+    if plot is not None:
+        from djinn_core.calibration.plot import svg
+
+        plot.write_text(svg(found), encoding="utf-8")
+    _print_json(found) if as_json else _print_table(found)
+
+
+def _print_json(found: Validation) -> None:
+    rows = [
+        {
+            "name": c.name,
+            "predicted": c.predicted,
+            "measured": c.measured,
+            "error": c.error,
+            "nodes": c.nodes,
+            "flops": c.flops,
+        }
+        for c in found.comparisons
+    ]
+    summary = {"median_error": found.median_error, "p90_error": found.p90_error, "r2_log": found.r2_log}
+    click.echo(json.dumps({**summary, "programs": rows}))
+
+
+def _print_table(found: Validation) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("program", box=None)
+    for title in ("ops", "GFLOP", "predicted ms", "measured ms", "error"):
+        table.add_column(title, justify="right")
+    for c in sorted(found.comparisons, key=lambda c: c.measured):
+        times = (f"{c.predicted * 1e3:.2f}", f"{c.measured * 1e3:.2f}", f"{c.predicted / c.measured - 1:+.0%}")
+        table.add_row(c.name, f"{c.nodes:,}", f"{c.flops / 1e9:.3f}", *times)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"median error {found.median_error:.1%}, nine in ten below {found.p90_error:.1%}, R² of log time {found.r2_log:.4f}"
+    )

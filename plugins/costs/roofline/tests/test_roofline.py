@@ -1,0 +1,149 @@
+"""The fit finds what made the times, predictions grow with the work, and the model answers for measured devices only."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import djinn_roofline
+from djinn.costs import work_of
+from djinn.hooks import CalibratedCostModel, Calibration, DeviceCapabilities
+from djinn.testing import CostModelConformance, PluginConformance, ProgramBuilder
+from djinn_roofline.elementwise import sized_probes
+from djinn_roofline.fitting import fit_seconds, non_negative
+from djinn_roofline.model import MeasuredRoofline
+from djinn_roofline.products import mixed_probes, shaped_probes, swept_probes
+from djinn_roofline.terms import product_terms
+
+START, FLOP, ELEMENT, BANDWIDTH = 3e-6, 1e-11, 2e-10, 1e10
+
+
+def synthetic_seconds():
+    """As a device would take that does everything at the same rates."""
+    times = {p.probe.name: START + 2 * FLOP * math.prod(p.dims) for p in shaped_probes()}
+    for p in shaped_probes():
+        if p.family == "attention_backward":
+            times[p.probe.name] *= 3
+    times |= {p.probe.name: START + ELEMENT * p.elements for p in sized_probes()}
+    times |= {p.probe.name: p.footprint / BANDWIDTH + START * p.count for p in swept_probes()}
+    return times | {m.probe.name: START for m in mixed_probes()}
+
+
+def measured_device():
+    model = MeasuredRoofline()
+    calibration = Calibration("synthetic", models={model.name: model.fit(synthetic_seconds())})
+    return DeviceCapabilities("server/cpu:0", "cpu", calibration=calibration)
+
+
+DEVICE = measured_device()
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_roofline
+
+
+class TestModel(CostModelConformance):
+    @pytest.fixture
+    def cost_model(self):
+        return MeasuredRoofline()
+
+
+def seconds_of(builder, device=DEVICE):
+    graph, model = builder.graph(), MeasuredRoofline()
+    return [model.estimate(graph, node, device).seconds for node in graph.nodes]
+
+
+def product(rows, contracted, columns):
+    builder = ProgramBuilder()
+    # Made by the program, so that neither comes cold.
+    x = builder.op("aten::empty.memory_format", shape=(rows, contracted))
+    w = builder.op("aten::empty.memory_format", shape=(contracted, columns))
+    builder.op("aten::mm", x, w, shape=(rows, columns))
+    return seconds_of(builder)[-1]
+
+
+def test_it_can_be_calibrated_and_its_probes_have_names_of_their_own():
+    model = MeasuredRoofline()
+    assert isinstance(model, CalibratedCostModel)
+    names = [probe.name for probe in model.probes()]
+    assert len(names) == len(set(names))
+
+
+def test_it_leaves_devices_that_were_not_measured_to_others():
+    builder = ProgramBuilder()
+    builder.op("aten::tanh", builder.input(3, 3), shape=(3, 3))
+    graph, model = builder.graph(), MeasuredRoofline()
+    other = attrs.evolve(DEVICE, calibration=Calibration("old", models={model.name: {"version": 0}}))
+    for device in (DeviceCapabilities("server/cpu:0", "cpu"), other):
+        assert model.estimate(graph, graph.nodes[0], device) is None
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(*[st.integers(1, 2000)] * 3)
+def test_a_fit_foretells_products_that_were_not_measured(rows, contracted, columns):
+    expected = START + 2 * FLOP * rows * contracted * columns
+    assert product(rows, contracted, columns) == pytest.approx(expected, rel=0.05)
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(1, 1 << 23))
+def test_a_fit_foretells_elementwise_ops_that_were_not_measured(elements):
+    builder = ProgramBuilder()
+    x = builder.op("aten::empty.memory_format", shape=(elements,))
+    builder.op("aten::tanh", x, shape=(elements,))
+    builder.op("aten::igamma", x, x, shape=(elements,))  # of which no probe knows: as others of its kind
+    for seconds in seconds_of(builder)[1:]:
+        assert seconds == pytest.approx(START + ELEMENT * elements, rel=0.1)
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.tuples(*[st.integers(1, 600)] * 3), st.tuples(*[st.integers(0, 600)] * 3))
+def test_more_work_never_takes_less_time(sizes, more):
+    assert product(*map(sum, zip(sizes, more, strict=True))) >= product(*sizes)
+
+
+def test_weights_that_come_from_memory_take_the_time_of_memory():
+    builder = ProgramBuilder()
+    x, w = builder.input(1, 4096), builder.input(4096, 4096)
+    builder.op("aten::mm", x, w, shape=(1, 4096))
+    assert seconds_of(builder) == pytest.approx([4096 * 4096 * 4 / BANDWIDTH], rel=0.1)
+
+
+def test_a_few_disturbed_measurements_do_not_decide():
+    rng = np.random.default_rng(0)
+    dims = rng.integers(1, 1000, (60, 3))
+    terms = np.array([product_terms((1, *row)) for row in dims])
+    true = np.array([3e-6, 0.0, 2e-11, 1e-10, 5e-11, 0.0])
+    times = terms @ true * np.exp(rng.normal(0, 0.02, 60))
+    times[::12] *= 5
+    assert np.median(np.abs(np.log(terms @ fit_seconds(terms, times) / (terms @ true)))) < 0.03
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.integers(0, 10_000))
+def test_non_negative_least_squares_meets_its_conditions(seed):
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.normal(size=(12, 5)), rng.normal(size=12)
+    x = non_negative(matrix, target)
+    gradient = matrix.T @ (target - matrix @ x)
+    assert (x >= 0).all()
+    assert (gradient < 1e-6).all()  # nothing would be won by more of any
+    assert np.abs(gradient[x > 1e-9]).max(initial=0.0) < 1e-6
+
+
+def test_every_kind_of_work_has_a_time():
+    builder = ProgramBuilder()
+    x = builder.input(8, 16)
+    builder.op("aten::cumsum", x, shape=(8, 16))
+    builder.op("aten::igamma", x, x, shape=(8, 16))
+    builder.op("aten::_unheard_of", x, shape=(8, 16))
+    graph = builder.graph()
+    assert [work_of(graph, node).kind for node in graph.nodes] == ["scan", "pointwise", "other"]
+    assert all(seconds > 0 for seconds in seconds_of(builder))
