@@ -44,8 +44,8 @@ format: $(READY) ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## run the benchmarks and print their results
-	@for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(READY) ## run the benchmarks, print their results and draw them into docs/; ARGS="--quick --only models"
+	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 conformance: $(READY) ## PyTorch's own databases of ops, modules and optimizers, called in every way; ARGS="--json FILE"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py $(ARGS)

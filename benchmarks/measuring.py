@@ -188,7 +188,7 @@ def verdict(case: Case, outcome: Outcome, effort: Effort) -> str:
 def _written(case: Case, value: float | None) -> str:
     if value is None:
         return "-"
-    number = f"{value:.3g}" if abs(value) < 0.1 else f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+    number = f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
     return number + ("" if case.unit == "x" else f" {case.unit}")
 
 

@@ -1,0 +1,58 @@
+"""All benchmarks, one after the other, and a picture of what they found: `make bench`, `make bench ARGS=--quick`.
+
+Arguments are handed to every script; with `--json` the last line is one object of all values. Figures are kept in
+`benchmarks/results` (or `--save`), which git ignores; `plot.py` draws from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", default=str(HERE / "results"))
+    parser.add_argument("--only", default="", help="subjects, such as models,links")
+    options, rest = parser.parse_known_args()
+    scripts = sorted(HERE.glob("bench_*.py"))
+    if options.only:
+        wanted = {f"bench_{name}" for name in options.only.split(",")}
+        scripts = [script for script in scripts if script.stem in wanted]
+    broken = []
+    for script in scripts:
+        print(f"\n== {script.name}", flush=True)
+        command = [sys.executable, "-W", "ignore", str(script), "--save", options.save, *rest]
+        if subprocess.run(command, check=False).returncode:
+            broken.append(script.name)
+    print(flush=True)
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no picture: `pip install matplotlib` (the extra `bench`), then `python benchmarks/plot.py`")
+    else:
+        subprocess.run([sys.executable, str(HERE / "plot.py"), "--results", options.save], check=False)
+    if options.json:
+        print(json.dumps(values_in(Path(options.save), scripts)))
+    if broken:
+        sys.exit(f"broken: {', '.join(broken)}")
+
+
+def values_in(folder: Path, scripts: list[Path]) -> dict[str, float]:
+    """Every case's value, by subject and name."""
+    values = {}
+    for script in scripts:
+        file = folder / f"{script.stem}.json"
+        if file.exists():
+            for case in json.loads(file.read_text())["cases"]:
+                values[f"{script.stem.removeprefix('bench_')}.{case['name']}"] = case["value"]
+    return values
+
+
+if __name__ == "__main__":
+    main()
