@@ -17,6 +17,7 @@ from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger
+from djinn_core.runtime.compressing import Compressing
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.late import LateAnswers, RoundTrips
@@ -88,8 +89,9 @@ class Session:
         server: str,
         observers: Observers,
         recalls: bool = False,
+        codings: Sequence[str] = (),
     ) -> None:
-        """`recalls`: whether the executor keeps weights, so that large uploads are offered first."""
+        """`recalls`, `codings`: as in `Attached`."""
         self.connection = connection
         self.server = server
         self._planner = planner
@@ -107,7 +109,7 @@ class Session:
         self._failures = Failures()
         self._known: TemplateCache[_Bound] = TemplateCache()
         self._receiving = threading.RLock()
-        self._uploads = Uploads(self, stats, observers, recalls)
+        self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
         self._figures: list[Figures] = []
         self.lost: str = ""
 
@@ -363,7 +365,7 @@ class Session:
         timing = completed.timing
         self._late.has_read(pending.position)
         self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
-        self._stats.server_seconds += _seconds(completed)
+        self._stats.spent(timing)
         self._spent += _seconds(completed)
         if completed.failures:
             nodes = pending.prepared.nodes if pending.prepared is not None else ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from djinn_core.wire.messages import Timing
+
 
 @attrs.define
 class Stats:
@@ -11,7 +13,8 @@ class Stats:
 
     `client_fallbacks` are ops that were computed on this machine because the executor cannot do them.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
-    `bytes_recalled` what the server had already.
+    `bytes_recalled` what the server had already. `server_..._us` is where the server's time went, in microseconds, as its
+    answers say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
     """
 
     instructions_sent: int = 0
@@ -24,4 +27,14 @@ class Stats:
     plans_made: int = 0
     plans_reused: int = 0
     client_fallbacks: int = 0
-    server_seconds: float = 0.0
+    server_queue_us: int = 0
+    server_decode_us: int = 0
+    server_execute_us: int = 0
+    server_encode_us: int = 0
+
+    def spent(self, timing: Timing) -> None:
+        """An answer says where the server's time went."""
+        self.server_queue_us += round(timing.queue * 1e6)
+        self.server_decode_us += round(timing.decode * 1e6)
+        self.server_execute_us += round(timing.execute * 1e6)
+        self.server_encode_us += round(timing.encode * 1e6)

@@ -23,6 +23,7 @@ from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
 from djinn_core.server.replay import CompiledTemplate, compile_template
 from djinn_core.server.run import Run, run_template
 from djinn_core.server.store import WeightStore
+from djinn_core.server.turns import Turns
 from djinn_core.server.uploads import Uploads
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.server.work import Work, unpack
@@ -63,7 +64,7 @@ class SharedDevice:
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
-        self.turn = threading.Lock()
+        self.turns = Turns()
         self.randomness = DeviceRandomness(runtime.device)
         self.own = own_operators(runtime, self.randomness)
         self.compiling: Compiling | None = None
@@ -107,6 +108,7 @@ class ExecutorSession:
         self.device = device = _shared(runtime)
         self.values = ValueTable()
         self.submissions = 0
+        self._turn = device.turns.share()
         self._randomness = SessionRandomness(device.runtime.device)
         self._templates: TemplateCache[_Known] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
@@ -162,16 +164,17 @@ class ExecutorSession:
         if known is not None:
             _bind(known, submit, work)
         waited = time.perf_counter()
-        with self.device.turn:
+        with self._turn:
             begun = time.perf_counter()
             run = self._run(known, work)
-            results, body, described = self._collect(work, connection)
             if work.synchronize:
                 self._synchronize(work, run)
+            executed = time.perf_counter()
+            results, body, described = self._collect(work, connection)
         self.values.note_peak()
         self.values.free(work.free)
         done = time.perf_counter()
-        timing = Timing(begun - waited, decoded - started, done - begun, 0.0)
+        timing = Timing(begun - waited, decoded - started, executed - begun, done - executed)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         completed = Completed(submit.sequence, tuple(results), tuple(described), failures, tuple(run.relaid), timing)
         connection.send(Frame(encode(completed), body))
@@ -323,7 +326,7 @@ class ExecutorSession:
 
     def close(self) -> None:
         """Free everything."""
-        with self.device.turn:
+        with self._turn:
             self.values.clear()
             self._templates.clear()
             self.device.randomness.forget(self._randomness)

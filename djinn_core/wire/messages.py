@@ -90,7 +90,8 @@ class Attach(Message, frozen=True):
 class Attached(Message, frozen=True):
     """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None.
 
-    `recalls` says whether it keeps weights, so that offering them makes sense.
+    `recalls` says whether it keeps weights, so that offering them makes sense, `codings` in which forms it can read uploads
+    beside the plain one.
     """
 
     session: Name
@@ -99,6 +100,7 @@ class Attached(Message, frozen=True):
     torch: Name
     operators: tuple[str, ...] | None = None
     recalls: bool = False
+    codings: tuple[Name, ...] = ()
 
 
 # --- work -----------------------------------------------------------------------------------------------------
@@ -133,7 +135,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 class Upload(Message, frozen=True):
     """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) makes the value.
 
-    `size` is the size of the storage in bytes; shape, stride and offset are in elements.
+    `size` is the size of the storage in bytes; shape, stride and offset are in elements. Where there is a `coding`, the
+    buffer stands for `length` bytes.
     """
 
     handle: Count
@@ -142,6 +145,8 @@ class Upload(Message, frozen=True):
     stride: Dimensions
     size: Count
     start: Count = 0
+    coding: Name = ""
+    length: Count = 0
 
 
 class Offer(Message, frozen=True):
@@ -245,7 +250,12 @@ class Relaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Where the server's time went, in seconds."""
+    """Where the server's time went, in seconds.
+
+    Attributes:
+        queue: waiting for a turn on the device. decode: reading the submission. execute: running it; on a GPU, issuing it.
+        encode: getting the results ready to be sent, which waits for the device where they come from one.
+    """
 
     queue: float = 0.0
     decode: float = 0.0
