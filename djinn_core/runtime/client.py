@@ -186,6 +186,7 @@ def _open() -> Session:
         opened.url,
         _state.observers,
         opened.attached.recalls,
+        opened.attached.codings,
     )
     _state.opened, _state.session = opened, session
     log.info("connected", server=opened.url, session=opened.attached.session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Final, Protocol
 
@@ -10,11 +11,13 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.runtime.compressing import Compressing
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.stats import Stats
+from djinn_core.wire.compression import PLANES_ZSTD
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import Offer, Recalled, TensorHeader, Upload, Want, encode
-from djinn_core.wire.tensors import tensor_to_wire
+from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
 
 CHUNK: Final = 64 << 20  # bytes of an upload that travel in one frame
 OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
@@ -47,12 +50,15 @@ class _Upload:
 class Uploads:
     """Sends tensors to the executor, and holds the offers that it has not answered."""
 
-    def __init__(self, channel: Channel, stats: Stats, observers: Observers, offers: bool) -> None:
+    def __init__(
+        self, channel: Channel, stats: Stats, observers: Observers, offers: bool, compressing: Compressing
+    ) -> None:
         """`offers`: whether the executor keeps weights, so that large tensors are offered first."""
         self._channel = channel
         self._stats = stats
         self._observers = observers
         self._offers = offers
+        self._compressing = compressing
         self._open: dict[int, _Upload] = {}
         self._held = 0
         self._wanted: deque[int] = deque()
@@ -138,14 +144,23 @@ class Uploads:
         return size
 
     def _send(self, handle: int, upload: _Upload) -> None:
-        header, size = upload.header, upload.data.nbytes
+        size = upload.data.nbytes
         while True:
             self._channel.take_what_came()
             part = upload.data[upload.sent : upload.sent + CHUNK]
-            message = Upload(handle, header.dtype, header.shape, header.stride, size, upload.sent)
-            self._channel.send(Frame(encode(message), [part]))
+            self._send_part(handle, upload, part)
             upload.sent += part.nbytes
             self._stats.bytes_uploaded += part.nbytes
             self._observers.tell("uploaded", bytes=part.nbytes, recalled=False)
             if upload.sent >= size:
                 return
+
+    def _send_part(self, handle: int, upload: _Upload, part: memoryview) -> None:
+        header, size = upload.header, upload.data.nbytes
+        coded = self._compressing.smaller(part, dtype_from_name(header.dtype).itemsize)
+        coding = (PLANES_ZSTD, part.nbytes) if coded is not None else ("", 0)
+        message = Upload(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
+        body = part if coded is None else coded
+        started = time.perf_counter()
+        self._channel.send(Frame(encode(message), [body]))
+        self._compressing.sent(len(body), time.perf_counter() - started)

@@ -11,6 +11,7 @@ from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse
+from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 
 ATTACH_SECONDS = 10.0
@@ -65,4 +66,5 @@ def attached(session: str, process: int, device: DeviceInfo, client_operators: s
         torch=str(torch.__version__),
         operators=tuple(sorted(allowed_operators())) if differs else None,
         recalls=recalls,
+        codings=codings(),
     )

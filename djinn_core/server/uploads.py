@@ -12,6 +12,7 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
 from djinn_core.server.store import WeightStore
 from djinn_core.server.values import Poison, ValueTable
+from djinn_core.wire.compression import expanded
 from djinn_core.wire.messages import Failure, Offer, Upload
 from djinn_core.wire.tensors import dtype_from_name
 
@@ -62,6 +63,8 @@ class Uploads:
         if len(body) != 1:
             raise ProtocolError(f"an upload carries one buffer, not {len(body)}")
         part = body[0]
+        if upload.coding:
+            part = expanded(part, upload.coding, dtype_from_name(upload.dtype).itemsize, upload.length)
         size = memoryview(part).nbytes
         if upload.start == 0:
             self._begin(upload, part, size)

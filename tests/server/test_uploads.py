@@ -10,8 +10,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import djinn
+from djinn_core.errors import SessionLost
 from djinn_core.runtime import client, offers
 from djinn_core.runtime.progress import UploadProgress, progress_observers
+from djinn_core.wire.compression import PLANES_ZSTD, compressed
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.messages import Upload, encode
 
 SIZE = 3 << 20
 
@@ -90,3 +94,25 @@ def test_what_the_server_has_on_disk_is_not_sent_by_the_first_client_either(keep
     assert torch.equal(local["0.weight"].to("remote_accelerator:0").cpu(), local["0.weight"]), (
         "what is found is private"
     )
+
+
+def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
+    weights = torch.randn(2 << 20).to(torch.bfloat16)
+    deciding = client._state.session._uploads._compressing
+    monkeypatch.setattr(deciding, "_sent", 32 << 20)
+    monkeypatch.setattr(deciding, "_seconds", 10.0)
+    djinn.reset_stats()
+    remote = weights.to("remote_accelerator:0")
+    assert torch.equal(remote.cpu(), weights)
+    sent = djinn.stats()
+    assert sent["bytes_uploaded"] == weights.nbytes
+    assert sent["bytes_sent"] < 0.75 * weights.nbytes
+
+
+def test_a_damaged_upload_ends_the_session(keeping):
+    session = client._state.session
+    damaged = Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096)
+    session.send(Frame(encode(damaged), [compressed(bytes(4096), 4)[:-2]]))
+    with pytest.raises(SessionLost, match="compressed data"):
+        djinn.synchronize()
+    djinn.init()

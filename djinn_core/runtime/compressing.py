@@ -1,0 +1,52 @@
+"""Whether an upload is compressed: where the link is so slow that compressing pays, by what both were last seen to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from djinn_core.wire.compression import PLANES_ZSTD, codings, compressed
+
+SMALLEST: Final = 1 << 20  # bytes; what is smaller travels as it is
+SAMPLE: Final = 256 << 10  # bytes that are compressed to see what it brings
+SEEN: Final = (
+    16 << 20
+)  # bytes that must have been sent before the link's rate counts: the first fill buffers on the way
+FASTEST: Final = 1e9  # bytes a second; on faster links, such as this machine's own, nothing is tried
+_GAIN: Final = 0.9  # compressing must take less than this part of the time
+
+
+class Compressing:
+    """Decides for one connection, and compresses."""
+
+    def __init__(self, theirs: Sequence[str]) -> None:
+        """`theirs`: the codings that the executor can read."""
+        self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in codings()
+        self._sent = 0
+        self._seconds = 0.0
+
+    def sent(self, nbytes: int, seconds: float) -> None:
+        """Sending `nbytes` took so long. What is long ago counts for less and less."""
+        if self._sent > 4 * SEEN:
+            self._sent, self._seconds = self._sent // 2, self._seconds / 2
+        self._sent += nbytes
+        self._seconds += seconds
+
+    def smaller(self, data: memoryview, item: int) -> bytes | None:
+        """`data` (elements of `item` bytes) compressed; None where sending it as it is takes less time."""
+        if not self._possible or len(data) < SMALLEST or not self._pays(data, item):
+            return None
+        coded = compressed(data, item)
+        return coded if len(coded) < len(data) else None
+
+    def _pays(self, data: memoryview, item: int) -> bool:
+        if self._sent < SEEN or self._sent > FASTEST * self._seconds:
+            return False
+        link = self._seconds / self._sent  # seconds a byte
+        middle = len(data) // 2 // item * item
+        sample = data[middle : middle + SAMPLE // item * item]
+        started = time.thread_time()
+        ratio = len(compressed(sample, item)) / len(sample)
+        compressor = (time.thread_time() - started) / len(sample)
+        return compressor + ratio * link < _GAIN * link

@@ -1,0 +1,102 @@
+"""Compressed uploads are what they were, and no more memory than what was announced, whatever comes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+import torch
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn_core.errors import ProtocolError
+from djinn_core.runtime.compressing import SAMPLE, SEEN, SMALLEST, Compressing
+from djinn_core.wire.compression import LARGEST, PLANES_ZSTD, compressed, expanded
+
+SIZE = 1 << 20
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.binary(max_size=300))
+def test_what_was_compressed_comes_back(item, data):
+    data = data[: len(data) // item * item]
+    assert bytes(expanded(compressed(data, item), PLANES_ZSTD, item, len(data))) == data
+
+
+def weights(dtype):
+    return memoryview(torch.randn(SIZE, generator=torch.Generator().manual_seed(0)).to(dtype).view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize(("dtype", "item", "at_most"), [(torch.bfloat16, 2, 0.75), (torch.float32, 4, 0.9)])
+def test_weights_take_less_room(dtype, item, at_most):
+    data = weights(dtype)
+    coded = compressed(data, item)
+    assert len(coded) < at_most * len(data)
+    assert expanded(coded, PLANES_ZSTD, item, len(data)) == data
+
+
+GOOD = compressed(bytes(SIZE), 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "item", "length"),
+    [
+        (GOOD, 4, SIZE + 4),
+        (GOOD, 4, SIZE - 4),
+        (GOOD, 4, 0),
+        (GOOD, 4, SIZE - 1),
+        (GOOD, 4, LARGEST + 4),
+        (GOOD, 4, 1 << 60),
+        (GOOD[:-3], 4, SIZE),
+        (GOOD[: len(GOOD) // 2], 4, SIZE),
+        (b"", 4, SIZE),
+        (b"no such thing", 1, 13),
+        (b"\x00" * 100, 1, 100),
+        (GOOD + GOOD, 4, SIZE),
+        (compressed(bytes(64 * SIZE), 1), 1, SIZE),
+    ],
+)
+def test_a_lying_size_and_damaged_data_are_refused_without_much_memory(data, item, length):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            expanded(data, PLANES_ZSTD, item, length)
+        assert tracemalloc.get_traced_memory()[1] < 2 * SIZE
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_frame_that_wants_a_large_window_is_refused():
+    window = zstandard.ZstdCompressionParameters.from_level(1, window_log=30)
+    coder = zstandard.ZstdCompressor(compression_params=window).compressobj()
+    with pytest.raises(ProtocolError):
+        expanded(coder.compress(bytes(SIZE)) + coder.flush(), PLANES_ZSTD, 1, SIZE)
+
+
+def test_an_unknown_coding_is_refused():
+    with pytest.raises(ProtocolError, match="cannot read"):
+        expanded(GOOD, "lzma", 4, SIZE)
+
+
+def decides(theirs=(PLANES_ZSTD,), nbytes=SEEN, rate=1e7):
+    deciding = Compressing(theirs)
+    deciding.sent(nbytes, nbytes / rate)
+    return deciding
+
+
+def test_it_pays_where_the_link_is_slow():
+    data = weights(torch.bfloat16)
+    assert decides().smaller(data, 2) is not None
+    assert decides(rate=5e9).smaller(data, 2) is None, "this machine"
+    assert decides(nbytes=SEEN - 1).smaller(data, 2) is None, "nothing is known of the link yet"
+    assert decides(theirs=()).smaller(data, 2) is None, "the other end cannot read it"
+    assert decides().smaller(data[: SMALLEST - 2], 2) is None
+    noise = memoryview(torch.randint(0, 256, (2 * SAMPLE + SMALLEST,), dtype=torch.uint8).numpy())
+    assert decides().smaller(noise, 1) is None, "nothing repeats in it"
+
+
+def test_what_the_link_does_now_counts_more_than_what_it_did():
+    deciding = decides(rate=5e9)
+    for _ in range(10):
+        deciding.sent(SEEN, SEEN / 1e7)
+    assert deciding.smaller(weights(torch.bfloat16), 2) is not None
