@@ -6,6 +6,7 @@ program. A call seen before costs no shape inference, no analysis and no message
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,6 +25,7 @@ from djinn_core.interception.inference.infer import (
     learn_dtypes,
     make_elsewhere,
     order_of,
+    written_tensors,
 )
 from djinn_core.interception.inference.refused import settle
 from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS
@@ -40,14 +42,15 @@ from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, is_remote, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
-from djinn_core.torch_private import CGenerator
+from djinn_core.torch_private import CGenerator, schema_of
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
-# With the numbers among the arguments, which the key tells; None where it does not, and they are gathered each time.
-_calls: dict[tuple[Any, ...], tuple[Call, tuple[Slot, ...] | None]] = {}
+# With the numbers among the arguments, which the key tells; None where it does not, and they are gathered each time. No
+# call where all that it does is to return its operand once more.
+_calls: dict[tuple[Any, ...], tuple[Call | None, tuple[Slot, ...] | None]] = {}
 _handlers: dict[int, Handler] = {}
 _LIST = object()
 
@@ -92,6 +95,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if known is None:
         return _record_unknown(func, args, kwargs, key, operands)
     call, slots = known
+    if call is None:
+        return _again(operands[0])
     return append(call, operands, slots_of(args, kwargs) if slots is None else slots)
 
 
@@ -125,6 +130,9 @@ def _record_unknown(
             pass  # what the executor raises then does not come from this
         except Refused as signal:
             refused = signal
+        if call is None:
+            for written in written_tensors(func, args, kwargs):
+                _part(operands[written])
         if refused is not None:
             return settle(refused, func, args, kwargs, operands, slots)
         if call is None:
@@ -133,6 +141,9 @@ def _record_unknown(
         if floats is not None:
             return record(func, floats, kwargs)
         learn_example(func, call)
+    if _changes_nothing(func, call):
+        _remember(tuple(key), None, ())
+        return _again(operands[0])
     fixed = None if _holds_numbers_in_tensors((args, *kwargs.values())) else slots
     _remember(tuple(key), call, fixed)
     if func in TAKE_ANY_FLOAT:
@@ -232,7 +243,7 @@ def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
     )
 
 
-def _remember(key: tuple[Any, ...], call: Call, slots: tuple[Slot, ...] | None) -> None:
+def _remember(key: tuple[Any, ...], call: Call | None, slots: tuple[Slot, ...] | None) -> None:
     if len(_calls) >= CALLS_LIMIT:
         for old in list(_calls)[: CALLS_LIMIT // 2]:
             _calls.pop(old, None)
@@ -260,12 +271,14 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
     call.signature.orders[result] = order
     call.signature.example = None
     for key, known in list(_calls.items()):
-        if known[0].signature is call.signature:
+        if known[0] is not None and known[0].signature is call.signature:
             _calls.pop(key, None)
 
 
 def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
     """Append an instruction to this thread's program and return tensors for its results."""
+    for changed, _ in call.changes:
+        _part(operands[changed])
     recorder = current()
     watcher = recorder.watcher
     if watcher is not None:
@@ -317,6 +330,35 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> A
     if len(entries) >= recorder.limit:
         recorder.reached()
     return results if call.sequence else results[0]
+
+
+def _changes_nothing(func: Any, call: Call) -> bool:
+    """Whether the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
+    returned = schema_of(func).returns
+    return (
+        len(returned) == 1
+        and returned[0].alias_info is not None
+        and not returned[0].alias_info.is_write
+        and not call.writes
+        and not call.sequence
+        and call.aliases == (0,)
+        and call.results[0] is call.operands[0]
+    )
+
+
+def _again(tensor: LazyTensor) -> LazyTensor:
+    """Another tensor for the same value; nothing is recorded."""
+    return _wrap_view(tensor.remote, tensor)
+
+
+def _part(tensor: LazyTensor) -> None:
+    """Give `tensor` a value of its own, before an op that changes its metadata, which others that share it keep."""
+    if sys.getrefcount(tensor.remote) > _ONE_TENSOR:
+        call = infer(torch.ops.aten.alias.default, (tensor,), {}, tensor.remote.meta.device)
+        tensor.remote = append(call, [tensor], ()).remote
+
+
+_ONE_TENSOR = 2  # references to a value that only one tensor stands for, while they are counted
 
 
 def _wrap_view(value: Value, base: LazyTensor) -> LazyTensor:

@@ -233,7 +233,7 @@ def test_code_made_in_a_loop_is_not_remembered_for_ever(x, monkeypatch):
     monkeypatch.setattr(site, "CODES_LIMIT", 50)
     for i in range(200):
         exec(compile("x + 1", f"<cell {i}>", "exec"), {"x": x})
-    assert len(site._inside) <= 50
+    assert len(site._known) <= 50
     with djinn.capture() as captured:
         exec(compile("\n\nx + 1", "<cell>", "exec"), {"x": x})
     assert captured.program.site(0) == "<cell>:3 in <module>"
