@@ -29,10 +29,12 @@ from labelled_zoo import LABELLED, labelled  # noqa: E402
 from scoring import NAMES, Score, Sum, score  # noqa: E402
 
 import djinn  # noqa: E402
-from djinn.hooks import WorkloadProfile  # noqa: E402
+from djinn.hooks import Tier, WorkloadProfile  # noqa: E402
 from djinn_core.builtins.flops import flops_of  # noqa: E402
 from djinn_core.ir.graph import ProgramGraph  # noqa: E402
 from djinn_core.ir.program import Program  # noqa: E402
+from djinn_core.runtime.client import registry  # noqa: E402
+from djinn_core.stages.annotate import annotate  # noqa: E402
 
 
 @attrs.define
@@ -40,13 +42,15 @@ class Tally:
     """Everything that was found out.
 
     Attributes:
-        structural: with nothing but the graph. full: with module paths as well.
+        structural: by structure alone, from a graph without modules and source lines. full: by all tiers.
+        counted: whether the workload type is right by the tier of operations alone.
         flops: number of programs compared, and descriptions of those that differ.
         broken: entries that could not be recorded, with the reason.
     """
 
     structural: Sum = attrs.field(factory=Sum)
     full: Sum = attrs.field(factory=Sum)
+    counted: list[bool] = attrs.field(factory=list)
     programs: int = 0
     nodes: int = 0
     flops: int = 0
@@ -89,14 +93,14 @@ def _take(tally: Tally, name: str, misses: bool, flops: bool) -> None:
 
 
 def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
-    bare = attrs.evolve(program.program, modules=(), sites=())
-    structural = analysed(bare)
-    found, full = score(program, structural), score(program, analysed(program.program))
+    graph = ProgramGraph(attrs.evolve(program.program, modules=(), sites=()))
+    structural = annotate(graph, registry().patterns, tiers=frozenset({Tier.STRUCTURE}))
+    found = score(program, structural)
     tally.structural.add(program.situation, found)
-    tally.full.add(program.situation, full)
+    tally.full.add(program.situation, score(program, analysed(program.program)))
+    tally.counted.append(annotate(graph, (), tiers=frozenset({Tier.OPERATIONS})).workload in program.truth.workloads)
     tally.programs += 1
     tally.nodes += len(program.program)
-    graph = ProgramGraph(bare)
     if program.flops is not None:
         tally.flops += 1
         counted = sum(flops_of(graph, node) for node in graph.nodes)
@@ -124,6 +128,8 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Prog
         for judged in pattern.judged:
             if judged.right is False:
                 yield f"{name} is none ({judged.match.confidence}): {judged.match.reason}"
+            for fact in (fact for fact, right in judged.facts.items() if not right):
+                yield f"{name} {fact} is not {judged.match.details[fact]}: {judged.match.reason}"
         for missed in pattern.missed:
             ops = ", ".join(f"{n} {graph.nodes[n].operation}" for n in sorted(missed.core)[:4])
             yield f"{name} missed in {missed.where or 'the model'}: {ops}"
@@ -162,6 +168,8 @@ def figures(tally: Tally) -> dict[str, object]:
         "phase_accuracy_inference": tally.full.phase_accuracy(*_WITHOUT_TRAINING),
         "phase_accuracy_training": tally.full.phase_accuracy("train"),
         "structural_phase_accuracy": _least(score.phase_accuracy(*_WITHOUT_TRAINING), score.phase_accuracy("train")),
+        "operations_accuracy": _mean(tally.counted),
+        "attention_facts": score.facts("attention"),
         "residency_accuracy": share_of(score.residencies),
         "modality_accuracy": share_of(score.modalities),
         "calibration_at_0.9": _mean(sure),
@@ -202,9 +210,10 @@ def _show(tally: Tally, seconds: float) -> None:
         counts = f"{count:10}{score.found[name]:8}{_written(score.recall(name)):>8}{len(closed):9}{sum(closed):8}"
         print(f"{name:16}{counts}{_written(score.precision(name)):>10}{len(judged) - len(closed):7}")
     print(f"\n{'phases':16}" + "  ".join(f"{s} {_written(tally.full.phase_accuracy(s))}" for s in score.phases))
-    print(
-        f"{'workload type':16}structure {_written(_mean(score.workloads))}  all {_written(_mean(tally.full.workloads))}"
-    )
+    tiers = {"structure": score.workloads, "operations": tally.counted, "all tiers": tally.full.workloads}
+    print(f"{'workload type':16}" + "  ".join(f"{tier} {_written(_mean(right))}" for tier, right in tiers.items()))
+    facts = score.facts("attention").items()
+    print(f"{'attention':16}" + "  ".join(f"{fact} {_written(right)}" for fact, right in facts))
     print(f"{'residency':16}{_written(share_of(score.residencies))}  modality {_written(share_of(score.modalities))}")
     rows = (f"{a:.2f}-{b:.2f}: {n} {_written(r)}" for a, b, n, r in score.calibration() if n)
     print(f"{'confidence':16}" + "  ".join(rows))

@@ -27,6 +27,7 @@ _NORMALISED = frozenset({
     "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
 })  # fmt: skip
 _SPREADS = frozenset({"linalg_vector_norm", "norm", "rsqrt", "sqrt", "std", "var", "var_mean"})
+_CROSS = ("cross", "encoder_attn", "EncDecAttention", "encoder_decoder", "encoder_attention", "multihead_attn")
 _STEPS = frozenset({
     "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "cumsum", "exp", "gru", "lstm", "sigmoid", "sigmoid_", "softplus",
     "tanh", "tanh_",
@@ -95,7 +96,36 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
     for index in scene.outermost(rules.is_attention):
         run = scene.runs[index]
         for core in sorted(scene.ops(run.span, WEIGHING)):
-            yield Instance("attention", frozenset({core}), frozenset(run.span), where=run.path)
+            facts = _facts([r for r in scene.runs[index:] if core in r.span])
+            yield Instance("attention", frozenset({core}), frozenset(run.span), facts=facts, where=run.path)
+
+
+def _facts(runs: Sequence[ModuleRun]) -> dict[str, object]:
+    """Heads, key heads, whether it is causal and what it looks at, as far as the modules or their configuration say."""
+    modules, paths = [r.module for r in runs], ".".join(r.path for r in runs)
+    heads = _stated(modules, ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"))
+    grouped = _stated(modules, ("num_key_value_heads", "num_kv_heads"))
+    said = [m.is_cross_attention for m in modules if isinstance(getattr(m, "is_cross_attention", None), bool)]
+    cross = said[-1] if said else any(word in paths for word in _CROSS)
+    facts: dict[str, object] = {"kind": "cross" if cross else "self"}
+    if heads:
+        facts |= {"heads": heads, "kv_heads": grouped or heads}
+    causal = [m.is_causal for m in modules if isinstance(getattr(m, "is_causal", None), bool)]
+    # The text tower of CLIP is told at each call; the attribute, which both towers share, says no.
+    if causal and not cross and (causal[-1] or "text_model" not in paths):
+        facts["causal"] = causal[-1]
+    return facts
+
+
+def _stated(modules: Sequence[nn.Module], names: tuple[str, ...]) -> int | None:
+    """The first of these attributes that the innermost module has, or its configuration."""
+    for module in reversed(modules):
+        for source in (module, getattr(module, "config", None)):
+            for name in names:
+                value = getattr(source, name, None)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+    return None
 
 
 def _mixtures(scene: Scene) -> Iterator[Instance]:

@@ -68,11 +68,12 @@ def _enter(family: str, situations: tuple[str, ...], names: str, attentions: int
 
 _enter("decoder", STATIC, "gpt2 gptj gpt_bigcode gpt_neo gpt_neox opt llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi3 olmo2 "
        "stablelm starcoder2 cohere granite glm4 mixtral qwen2_moe qwen3_moe olmoe phimoe gpt_oss deepseek_v3", 2)  # fmt: skip
-_enter("decoder", WRITES, "bloom mpt ctrl xlnet falcon codegen persimmon granitemoe", 2)
+_enter("decoder", WRITES, "bloom mpt ctrl falcon codegen persimmon granitemoe", 2)
 _enter("recurrent decoder", WRITES, "mamba mamba2 falcon_mamba rwkv", 0)
 _enter("decoder", WRITES, "recurrent_gemma jamba bamba qwen3_next lfm2", 1)
 _enter("encoder", ONCE, "bert roberta distilbert albert electra deberta deberta_v2 mpnet modernbert esm squeezebert "
        "roformer torch_encoder layoutlm", 2)  # fmt: skip
+_enter("decoder", ONCE, "xlnet", 2)  # it writes without a cache, from the beginning each time
 _enter("encoder", ONCE, "funnel", 4)
 _enter("encoder", ONCE, "fnet", 0)
 _enter("encoder-decoder", WRITES, "t5 mt5 bart mbart pegasus m2m_100 marian nllb_moe", 6)

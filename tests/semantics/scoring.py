@@ -44,10 +44,15 @@ _INSIDE = 0.5
 
 @attrs.frozen
 class Judged:
-    """A match and whether it is right; None where that is left open."""
+    """A match and whether it is right; None where that is left open.
+
+    Attributes:
+        facts: for each fact that both the match and the configuration state, whether they agree.
+    """
 
     match: PatternMatch
     right: bool | None
+    facts: Mapping[str, bool] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -102,11 +107,17 @@ def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[Patte
     mine = [i for i in instances if i.pattern == name]
     given = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
-    judged = [Judged(match, _judge(name, match, mine, covered)) for match in given]
+    judged = [Judged(match, _judge(name, match, mine, covered), _facts(match, mine)) for match in given]
     _, whole = _ENOUGH.get(name, _ANY)
     required = [(k, i) for k, i in enumerate(mine) if i.required]
     missed = tuple(i for k, i in required if len(covered[k]) < whole * len(_core(i)))
     return PatternScore(tuple(judged), len(required) - len(missed), missed)
+
+
+def _facts(match: PatternMatch, instances: Sequence[Instance]) -> dict[str, bool]:
+    stated = [i.facts for i in instances if i.facts and _reach(match, i)]
+    details = {name: value for name, value in match.details.items() if value is not None}
+    return {name: details[name] == value for facts in stated[:1] for name, value in facts.items() if name in details}
 
 
 def _core(instance: Instance) -> frozenset[int]:
@@ -176,6 +187,14 @@ class Sum:
     def phase_accuracy(self, *situations: str) -> float | None:
         """The share of nodes with a right phase, in all situations or some."""
         return share(pair for s, pairs in self.phases.items() if not situations or s in situations for pair in pairs)
+
+    def facts(self, name: str) -> dict[str, float | None]:
+        """For each fact that a pattern states, the share that the configuration agrees with."""
+        stated: dict[str, list[bool]] = defaultdict(list)
+        for judged in self.judged[name]:
+            for fact, right in judged.facts.items():
+                stated[fact].append(right)
+        return {fact: sum(answers) / len(answers) for fact, answers in stated.items()}
 
     def calibration(self) -> list[tuple[float, float, int, float | None]]:
         """For each range of confidence: from, to, how many matches, and the share that is right."""

@@ -1,0 +1,168 @@
+"""The labels of a few architectures are what they ought to be, and the score can tell right from wrong.
+
+All the others: `python benchmarks/semantics.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+import pytest
+from labelled_zoo import LABELLED, labelled
+from phase_truth import workloads_of
+from scoring import NAMES, of_pattern, score
+
+import djinn
+from djinn.hooks import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
+from djinn_core.builtins.flops import flops_of
+from djinn_core.ir.graph import ProgramGraph
+
+# One architecture of each family: the situation in which it is looked at, and how many instances of each pattern it has.
+EXPECTED = {
+    "gpt2": ("static_decode", {"attention": 2, "kv_cache": 2, "mlp": 2, "block": 2, "norm": 5, "embedding": 1, "head": 1}),
+    "qwen2_moe": ("decode", {"attention": 2, "kv_cache": 2, "moe": 2, "block": 2, "norm": 5, "embedding": 1, "head": 1}),
+    "mamba": ("forward", {"recurrent": 2, "norm": 3, "embedding": 1, "head": 1}),
+    "bert": ("forward", {"attention": 2, "mlp": 2, "block": 2, "norm": 6, "embedding": 1, "head": 1}),
+    "t5": ("prefill", {"attention": 6, "kv_cache": 4, "mlp": 4, "block": 4, "norm": 12, "embedding": 2, "head": 1}),
+    "resnet": ("train", {"convolution": 6, "norm": 6}),
+    "clip": ("forward", {"attention": 4, "mlp": 4, "block": 4, "norm": 11, "convolution": 1, "embedding": 1, "fusion": 1}),
+    "dlrm": ("train", {"embedding_bag": 5, "interaction": 1, "mlp": 2}),
+    "gru_tagger": ("forward", {"recurrent": 1, "embedding": 1}),
+    "perceptron": ("train", {"mlp": 1}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The labelled program of an entry, recorded once, with FLOPs where PyTorch counted them."""
+    found = {}
+
+    def record(name):
+        if name not in found:
+            situation = EXPECTED[name][0]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(LABELLED, name, attrs.evolve(LABELLED[name], situations=(situation,)))
+                programs = {program.situation: program for program in labelled(name, count_flops=True)}
+            found[name] = programs[situation]
+        return found[name]
+
+    return record
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_instances_are_as_many_as_the_configuration_says(embedded, recorded, name):
+    assert Counter(i.pattern for i in recorded(name).truth.instances if i.required) == EXPECTED[name][1]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_labels_fit_the_program(embedded, recorded, name):
+    program = recorded(name)
+    nodes = range(len(program.program))
+    assert set(program.truth.phases) <= set(nodes)
+    for instance in program.truth.instances:
+        assert instance.core
+        assert instance.core <= set(nodes)
+        assert instance.core <= instance.span or instance.values
+    products = {i for i in nodes if program.program.calls[i].op.split("::")[1].split(".")[0] in {"addmm", "linear"}}
+    known = frozenset().union(*(i.core | i.span for i in program.truth.instances))
+    forward = {i for i in products if not program.program.is_backward(i)}
+    assert forward <= known, "a layer that no rule knows"
+
+
+def test_the_parts_of_a_training_step_follow_each_other(embedded, recorded):
+    program = recorded("resnet")
+    phases = [phase for node in range(len(program.program)) for phase in program.truth.phases[node]]
+    order = [ExecutionPhase.TRAINING_FORWARD, ExecutionPhase.TRAINING_BACKWARD, ExecutionPhase.TRAINING_OPTIMIZER]
+    assert list(dict.fromkeys(phases)) == order
+    assert phases == sorted(phases, key=order.index)
+    residency = Counter(program.truth.residency.values())
+    assert residency[DataResidency.GRADIENT] == 20
+    assert residency[DataResidency.OPTIMIZER_STATE] == 40
+    assert residency[DataResidency.INPUT] == 2
+
+
+def test_two_kinds_of_data_and_where_they_meet(embedded, recorded):
+    truth = recorded("clip").truth
+    (fusion,) = (i for i in truth.instances if i.pattern == "fusion")
+    assert {truth.modalities[n] for n in fusion.core} == {Modality.MULTIMODAL_FUSION}
+    before = {m for n, m in truth.modalities.items() if n < min(fusion.core)}
+    assert before == {Modality.TEXT, Modality.VISION}
+    assert truth.phases[min(n for n, m in truth.modalities.items() if m is Modality.VISION)] == {
+        ExecutionPhase.VISION_ENCODING
+    }
+
+
+def told(instance, nodes=None, shift=0):
+    """A match that says what is true of an instance, or of other nodes."""
+    return PatternMatch(
+        pattern=min(NAMES[instance.pattern]),
+        nodes=tuple(sorted(n + shift for n in nodes or instance.core)),
+        confidence=0.9,
+        reason="it was told",
+        residency={(storage + shift) << 32: DataResidency.STATEFUL_KV_CACHE for storage in instance.values},
+    )
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_who_knows_all_is_right_and_who_is_beside_is_wrong(embedded, recorded, name):
+    instances = recorded(name).truth.instances
+    required = [i for i in instances if i.required]
+    for pattern in {i.pattern for i in required}:
+        mine = [i for i in required if i.pattern == pattern]
+        right = of_pattern(pattern, instances, map(told, mine))
+        assert not right.missed
+        assert all(judged.right for judged in right.judged)
+        beside = of_pattern(pattern, mine, [told(i, shift=1000) for i in mine])
+        assert len(beside.missed) == len(mine)
+        assert not any(judged.right for judged in beside.judged)
+
+
+def test_saying_it_twice_or_of_everything_is_wrong(embedded, recorded):
+    program = recorded("bert")
+    instances = program.truth.instances
+    first, second = (i for i in instances if i.pattern == "attention")
+    twice = of_pattern("attention", instances, [told(first), told(first), told(second)])
+    assert [judged.right for judged in twice.judged] == [True, False, True]
+    everything = of_pattern("attention", instances, [told(first, range(len(program.program)))])
+    assert not everything.judged[0].right
+    assert len(everything.missed) == 2
+    wide = of_pattern("attention", instances, [told(first, [*first.core, *range(40)])])
+    assert not wide.judged[0].right
+
+
+def test_what_the_modules_leave_open_counts_for_nothing(embedded, recorded):
+    instances = recorded("bert").truth.instances
+    position = next(i for i in instances if i.pattern == "embedding" and not i.required)
+    judged = of_pattern("embedding", instances, [told(position)])
+    assert judged.judged[0].right is None
+    assert [i.required for i in judged.missed] == [True]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "clip", "resnet"])
+def test_attention_and_caches_are_recognised(embedded, recorded, name):
+    program = recorded(name)
+    profile = djinn.plan(attrs.evolve(program.program, modules=(), sites=()), until="annotate").profile
+    found = score(program, profile)
+    for pattern in ("attention", "kv_cache"):
+        assert not found.patterns[pattern].missed
+        assert all(judged.right for judged in found.patterns[pattern].judged)
+    assert found.workload
+
+
+@pytest.mark.parametrize("name", ["bert", "resnet", "dlrm", "perceptron"])
+def test_flops_are_those_that_pytorch_counts(embedded, recorded, name):
+    program = recorded(name)
+    graph = ProgramGraph(program.program)
+    assert program.flops == sum(flops_of(graph, node) for node in graph.nodes)
+
+
+def test_halves_and_situations():
+    parts = Counter(entry.part for entry in LABELLED.values())
+    assert min(parts.values()) > 30
+    assert len(LABELLED) >= 60
+    drawn = {name: LABELLED[name].part for name in ("bert", "llama", "gpt2", "t5")}  # once, and never again
+    assert drawn == {"bert": "development", "llama": "report", "gpt2": "development", "t5": "report"}
+    assert workloads_of("vision", "train") == {WorkloadType.TRAINING}
+    assert WorkloadType.LLM in workloads_of("illustrated decoder", "decode")
+    assert WorkloadType.LLM not in workloads_of("illustrated decoder", "prefill")
