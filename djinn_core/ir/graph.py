@@ -146,7 +146,9 @@ class ProgramGraph:
         metas: dict[int, TensorMeta] = {}
         for node, call in zip(self.nodes, self.program.calls, strict=True):
             for value, meta in zip(node.inputs, call.operands, strict=True):
-                metas.setdefault(value, meta)
+                # Where a shape depends on data, only those who use the result know it.
+                if value not in metas or (metas[value] is not meta and not metas[value].shape):
+                    metas[value] = meta
             made = [m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0]
             metas.update(zip(node.outputs, made, strict=True))
         return metas

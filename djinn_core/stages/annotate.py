@@ -12,7 +12,7 @@ from djinn_core.stages.annotating.evidence import Evidence
 from djinn_core.stages.annotating.inputs import Inputs, inputs_of
 from djinn_core.stages.annotating.lineage import lineage_of, modalities_of
 from djinn_core.stages.annotating.phases import phases_of
-from djinn_core.stages.annotating.residency import residency_of_gradients, residency_of_inputs
+from djinn_core.stages.annotating.residency import residency_of_counters, residency_of_gradients, residency_of_inputs
 from djinn_core.stages.annotating.states import NO_STATES, States, states_in
 from djinn_core.stages.annotating.training import Training, training_in
 from djinn_core.stages.annotating.verdict import ALL_TIERS, judge
@@ -91,10 +91,11 @@ def _residency(
 ) -> dict[int, DataResidency]:
     residency = residency_of_inputs(graph, inputs, training, known)
     if training:
-        residency.update(residency_of_gradients(graph, inputs, training))
+        residency.update(residency_of_gradients(graph, residency, training))
     residency.update(dict.fromkeys(states.values, DataResidency.STATEFUL_KV_CACHE))
     for match in reversed(matches):  # the surest last, so that it counts
         residency.update(match.residency)
+    residency.update(residency_of_counters(graph, residency))
     return residency
 
 

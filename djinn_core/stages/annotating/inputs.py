@@ -9,6 +9,7 @@ from djinn_core.ir.arguments import arguments
 from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, NORMALISATION, weights_of
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import Modality
+from djinn_core.ir.values import TensorMeta
 
 LAYERS = CONVOLUTION | MATRIX_PRODUCT | EMBEDDING
 _COUNTING = frozenset({"arange", "cumsum"})
@@ -52,6 +53,7 @@ def inputs_of(graph: Graph) -> Inputs:
             _mark(graph, node, node.inputs[0], kind, weights, kinds)
     if entries:
         _mark_masks(graph, weights, kinds)
+        weights |= _other_weights(graph, weights, kinds)
     return Inputs(frozenset(weights), kinds, entries, tokens)
 
 
@@ -103,6 +105,18 @@ def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> 
             kinds[value] = Modality.TEXT
 
 
+def _other_weights(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> set[int]:
+    """Beside data of a batch, what has another first size is none: positions, tokens that were learnt, experts, buffers."""
+    batches = {(graph.meta(v).shape or (0,))[0] for v in kinds}
+    return {v for v in graph.inputs if v not in kinds and v not in weights and _is_of_model(graph.meta(v), batches)}
+
+
+def _is_of_model(meta: TensorMeta, batches: set[int]) -> bool:
+    if not meta.shape:
+        return meta.dtype.is_floating_point  # such as a temperature
+    return meta.shape[0] not in batches
+
+
 def _indices(node: Node) -> int:
     found = arguments(node).get("indices", node.inputs[-1])
     return int(found)
@@ -130,10 +144,11 @@ def _raw_kind(graph: Graph, node: Node) -> Modality | None:
             return None
         if source < 0 and raw is None:
             raw = graph.meta(graph.inputs[~source])
-    shape = graph.meta(node.inputs[0]).shape
-    if raw is None or len(shape) <= 3:
-        return Modality.AUDIO if raw is not None else None
-    return Modality.AUDIO if _is_spectrogram(raw.shape, shape) else Modality.VISION
+    if raw is None:
+        return None
+    if len(graph.meta(node.inputs[1]).shape) <= 3:  # a kernel of one dimension
+        return Modality.AUDIO
+    return Modality.AUDIO if _is_spectrogram(raw.shape, graph.meta(node.inputs[0]).shape) else Modality.VISION
 
 
 def _is_spectrogram(raw: tuple[int, ...], shape: tuple[int, ...]) -> bool:

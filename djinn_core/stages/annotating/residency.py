@@ -25,18 +25,29 @@ def residency_of_inputs(
     training, what else the optimizer writes in place is its state.
     """
     written = _written_by_optimizer(graph, training) if training else set()
+    used = _used_before(graph, training) if training else set()
     residency: dict[int, DataResidency] = {}
     for value in graph.inputs:
-        carried = known.get(value)
+        carried, storage = known.get(value), storage_of(value)
         if carried in _CARRIED:
             residency[value] = carried
-        elif value in inputs.weights:
-            residency[value] = DataResidency.PERSISTENT_WEIGHT
-        elif storage_of(value) in written:
+        elif storage in written and storage not in used:
             residency[value] = DataResidency.OPTIMIZER_STATE
+        elif value in inputs.weights or storage in written:
+            residency[value] = DataResidency.PERSISTENT_WEIGHT
         else:
             residency[value] = DataResidency.INPUT
     return residency
+
+
+def _used_before(graph: Graph, training: Training) -> set[int]:
+    """Storages that forward and backward passes look into."""
+    return {
+        storage_of(v)
+        for i, phase in training.phases.items()
+        if phase is not ExecutionPhase.TRAINING_OPTIMIZER
+        for v in graph.nodes[i].inputs
+    }
 
 
 def _written_by_optimizer(graph: Graph, training: Training) -> set[int]:
@@ -48,15 +59,34 @@ def _written_by_optimizer(graph: Graph, training: Training) -> set[int]:
     }
 
 
-def residency_of_gradients(graph: Graph, inputs: Inputs, training: Training) -> dict[int, DataResidency]:
-    """What the backward pass leaves behind in the shape of a weight."""
+def residency_of_gradients(
+    graph: Graph, residency: Mapping[int, DataResidency], training: Training
+) -> dict[int, DataResidency]:
+    """What the backward pass leaves behind in the shape of a weight, and everything that shares its memory."""
     outside = {storage_of(v) for v in graph.inputs}
-    shapes = {graph.meta(v).shape for v in inputs.weights}
-    gradients: dict[int, DataResidency] = {}
-    for value in graph.outputs:
-        maker = graph.producer(value)
-        if maker is None or not training.gradients[maker.id] or storage_of(value) in outside:
-            continue
-        if graph.meta(value).shape in shapes:
-            gradients[value] = DataResidency.GRADIENT
-    return gradients
+    shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}
+    storages = {
+        storage_of(value)
+        for value in graph.outputs
+        if storage_of(value) not in outside
+        and (maker := graph.producer(value)) is not None
+        and training.gradients[maker.id]
+        and graph.meta(value).shape in shapes
+    }
+    return (
+        {v: DataResidency.GRADIENT for node in graph.nodes for v in node.outputs if storage_of(v) in storages}
+        if storages
+        else {}
+    )
+
+
+def residency_of_counters(graph: Graph, residency: Mapping[int, DataResidency]) -> dict[int, DataResidency]:
+    """Single integers that the program counts up: how full a cache is, or how often a norm was trained."""
+    cached = DataResidency.STATEFUL_KV_CACHE in residency.values()
+    kind = DataResidency.STATEFUL_KV_CACHE if cached else DataResidency.PERSISTENT_WEIGHT
+    written = {storage_of(v) for i in graph.by_op.get("add_", ()) for v in graph.nodes[i].writes}
+    return {
+        v: kind
+        for v in graph.inputs
+        if storage_of(v) in written and not (meta := graph.meta(v)).shape and not meta.dtype.is_floating_point
+    }
