@@ -1,0 +1,137 @@
+"""What is recorded, counted: calls that need no instruction, the numbers of known calls, the memory that it takes."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.tensors.storage import freed
+from djinn_core.torch_private import without_modes
+
+DEVICE = "remote_accelerator:0"
+INSTRUCTION_BYTES = 300  # of one recorded instruction, without the tensors that it made
+
+
+def recorded(run):
+    """How many instructions `run` records."""
+    current().flush()
+    before = len(current().entries)
+    kept = run()
+    count = len(current().entries) - before
+    del kept
+    return count
+
+
+SAME = {
+    "detached": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "a view of the same shape": lambda x: x.view(2, 3),
+    "expanded to its size": lambda x: x.expand(2, 3),
+    "all of it": lambda x: x[:],
+    "a reshape with nothing to do": lambda x: x.reshape(2, 3),
+    "made contiguous": lambda x: x.contiguous(),
+    "no dropout": lambda x: torch.dropout(x, 0.5, train=False),
+    "moved where it is": lambda x: x.to(DEVICE),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_returns_its_operand_once_more_is_not_recorded(embedded, name, inference):
+    with torch.inference_mode(inference):
+        x = torch.arange(6.0, device=DEVICE).view(2, 3)
+        for _ in range(2):
+            assert recorded(lambda: SAME[name](x)) == 0
+        again = SAME[name](x)
+        assert again.is_inference() == x.is_inference()
+        x.add_(1)
+    assert torch.equal(again.cpu(), torch.arange(6.0).view(2, 3) + 1)
+
+
+def transposed_in_place(d):
+    x = torch.arange(6.0, device=d).view(2, 3)
+    y, z = x.detach(), x.view(2, 3)
+    x.t_()
+    return x, y, z.add_(1)
+
+
+def resized(d):
+    x = torch.arange(6.0, device=d)
+    y = x.detach()
+    y.resize_(10).zero_()
+    return x.add_(1), y[:6]
+
+
+def changed_after_data_was_assigned(d):
+    x, y = torch.zeros(2, 3, device=d), torch.ones(2, 3, device=d)
+    x.data = y
+    y.t_()
+    return x.mul_(3), y
+
+
+def found_only_by_the_executor(d):
+    x, out = torch.tensor([3, 0, 4], device=d), torch.empty(0, 1, dtype=torch.int64, device=d)
+    before = out.detach()
+    torch.nonzero(x, out=out)
+    return out, before
+
+
+@pytest.mark.parametrize(
+    "program", [transposed_in_place, resized, changed_after_data_was_assigned, found_only_by_the_executor]
+)
+def test_tensors_that_stand_for_one_value_part_when_one_changes_its_metadata(embedded, program):
+    for there, here in zip(program(DEVICE), program("cpu"), strict=True):
+        assert (there.shape, there.stride()) == (here.shape, here.stride())
+        assert torch.equal(there.cpu(), here)
+
+
+def test_known_calls_have_the_numbers_that_they_are_given(embedded):
+    x = torch.ones(3, device=DEVICE)
+    for number in (0.0, -0.0, 0, 1, 1.0, True, 2.5, float("inf")):
+        for _ in range(2):
+            assert torch.equal(torch.copysign(x, number).cpu(), torch.copysign(torch.ones(3), number))
+            assert torch.equal((x * number).cpu(), torch.ones(3) * number)
+            in_tensor = torch.tensor(number, dtype=torch.float32, device="cpu")
+            assert torch.equal(torch.copysign(x, in_tensor).cpu(), torch.copysign(torch.ones(3), in_tensor))
+    assert [x.view(n, -1).shape for n in (1, 3, 1)] == [(1, 3), (3, 1), (1, 3)]
+    for part in (0.0, -0.0):
+        z = torch.full((1,), complex(1, part), dtype=torch.complex64, device=DEVICE)
+        assert torch.equal(
+            torch.copysign(x, torch.view_as_real(z)[0, 1]).cpu().sign(), torch.ones(3).copysign(torch.tensor(part))
+        )
+
+
+@without_modes
+def test_a_recorded_instruction_is_small(embedded):
+    recorder, rounds = current(), 500
+
+    def record(x):
+        for _ in range(rounds):
+            y = torch.mm(x, x).view(2, 8) * 0.5
+            y.add_(1.0)
+
+    with torch.no_grad():
+        x = torch.zeros(4, 4, device=DEVICE)
+        record(x)
+        recorder.flush()
+        limit, recorder.limit = recorder.limit, 10**9
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            record(x)
+            freed.clear()
+            after, _ = tracemalloc.get_traced_memory()
+            count = len(recorder.entries)
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+            recorder.entries.clear()
+            recorder.limit = limit
+    assert count == rounds * 4
+    assert (after - before) / count < INSTRUCTION_BYTES
