@@ -8,6 +8,7 @@ from djinn_core.interception.libraries import (
     compiling,
     defaults,
     lightning,
+    padding,
     safetensors,
     tracing,
 )
@@ -30,6 +31,7 @@ _ADAPTED: dict[str, Adapt] = {
     "torch._dynamo.eval_frame": compiling.adapt_tracing,
     "torch._inductor.compile_fx": compiling.adapt_compiling,
     "torch.fx.experimental.proxy_tensor": tracing.adapt,
+    "transformers.modeling_utils": padding.adapt,
     "transformers.pipelines.base": defaults.adapt_pipeline,
     "transformers.trainer": checkpoints.adapt_trainer,
     "transformers.training_args": accelerate.adapt_training_arguments,
