@@ -1,4 +1,4 @@
-"""Hugging Face's `generate()` gives the same tokens here and on a server, with one round trip a token."""
+"""Hugging Face's `generate()` gives the same tokens here and on a server, with one round trip a token at the most."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.interception.recording.foresight import forget_courses
 
 REMOTE = "remote_accelerator:0"
 
@@ -88,8 +89,9 @@ class Steps:
 
 @pytest.fixture(scope="module")
 def steps(over, small, prompt):
-    """Two runs: the second has nothing to learn."""
+    """Two runs: the second has nothing to learn. What counts the steps has them waited for (`docs/libraries.md`)."""
     model = copy.deepcopy(small).to(REMOTE)
+    forget_courses()  # steps that were not waited for begin alike and end otherwise
     runs = []
     for _ in range(2):
         steps = Steps()
@@ -114,9 +116,10 @@ def test_later_decode_steps_reuse_plan_and_template(steps):
         assert pieces == first.per_step("submissions")[-1] > 1, name
 
 
-def test_a_decode_step_sends_little(steps):
+def test_a_decode_step_sends_little(steps, over):
     _, run = steps
     assert set(run.per_step("bytes_uploaded")) == {0}
-    assert max(run.per_step("bytes_sent")[1:]) < 2048  # most of it are the headers of HTTP requests
+    # Over HTTP most of it are the headers of requests, whose number depends on who waits when.
+    assert max(run.per_step("bytes_sent")[1:]) < (1024 if over == "tcp" else 4096)
     assert max(run.per_step("bytes_received")) < 2048
     assert min(run.per_step("instructions_sent")) > 50
