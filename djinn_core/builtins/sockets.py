@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ _LISTEN_BACKLOG: Final = 128
 _LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 20
 _DISCARD_BYTES: Final = 64 << 10
+# How long a read waits inside the kernel for what is probably about to come, which spares asking first.
+_READ_SECONDS: Final = 0.5
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
 log = get_logger("djinn.transport")
@@ -33,6 +36,12 @@ def send_buffers(sock: socket.socket, buffers: Sequence[Buffer], count_sent: Cal
     Raises:
         OSError: the socket's.
     """
+    if len(buffers) == 1:  # what most messages are
+        sent = sock.send(buffers[0])
+        count_sent(sent)
+        if sent == len(buffers[0]):
+            return
+        buffers = [memoryview(buffers[0])[sent:]]
     pending = list(buffers)
     first = 0
     while first < len(pending):
@@ -43,6 +52,10 @@ def send_buffers(sock: socket.socket, buffers: Sequence[Buffer], count_sent: Cal
             first += 1
         if sent:
             pending[first] = memoryview(pending[first])[sent:]
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def wait_readable(poll: select.poll, deadline: float | None) -> bool:
@@ -70,11 +83,15 @@ class SocketConnection(StreamConnection):
         sock.setblocking(True)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_READ_SECONDS))
         self.bytes_sent = 0
         self.bytes_received = 0
         self._socket = sock
         self._poll = select.poll()
         self._poll.register(sock.fileno(), _READABLE)
+        self._read: list[
+            int
+        ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
         self._taking = False
 
     @property
@@ -89,16 +106,17 @@ class SocketConnection(StreamConnection):
 
     def _receive_some(self, deadline: float | None) -> bool:
         buffer = self._decoder.buffer()
-        # Within a frame the next bytes are probably there; before one they are probably not.
-        if not self._decoder.mid_frame and not wait_readable(self._poll, deadline):
-            return False
+        if not self._read:
+            soon = deadline is not None and deadline - time.monotonic() < _READ_SECONDS
+            if soon and not wait_readable(self._poll, deadline):
+                return False
+            try:
+                # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
+                self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (socket.MSG_DONTWAIT if soon else 0,)))
+            except BlockingIOError:
+                return wait_readable(self._poll, deadline)
         self._taking = True
-        try:
-            count = self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
-            self._take(count)
-        except BlockingIOError:
-            self._taking = False
-            return wait_readable(self._poll, deadline)
+        self._take(self._read.pop())
         self._taking = False
         return True
 

@@ -90,7 +90,7 @@ def work_of(graph: Graph, node: Node) -> Work:
 
 def _view(graph: Graph, node: Node) -> Work:
     meta = graph.meta(node.outputs[0])
-    return Work(node.operation, "view", 0.0, 0.0, 0, 0, (0,), meta.dtype)
+    return Work(node.operation, "view", 0.0, 0.0, 0, 0, (0,), meta.dtype, tensors=len(node.outputs))
 
 
 def _work(graph: Graph, node: Node) -> Work:
@@ -154,7 +154,7 @@ def _kind(graph: Graph, node: Node) -> Kind:
         return "normalisation"
     if "pool" in operation:
         return "pooling"
-    if node.random or "dropout" in operation:
+    if node.random or operation in {"dropout", "native_dropout"}:
         return "random"
     if operation.lstrip("_").startswith(_LOOK_UPS):
         return "look_up"

@@ -17,6 +17,7 @@ Make = Callable[[torch.device, int], Callable[[], object]]
 
 SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 20)
 LARGE = 1 << 23
+SPLIT = 8  # views that the probe `split` makes at once
 _BUDGET = 1 << 21  # elements that one probe goes through
 _WIDTH = 256
 
@@ -127,6 +128,12 @@ def _max_pool(device: torch.device, elements: int) -> Callable[[], object]:
     return lambda: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
 
 
+def _max_pool_backward(device: torch.device, elements: int) -> Callable[[], object]:
+    x = _image(device, elements)
+    pooled, indices = aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
+    return lambda: aten.max_pool2d_with_indices_backward(pooled, x, [3, 3], [2, 2], [1, 1], [1, 1], False, indices)
+
+
 def _average_pool(device: torch.device, elements: int) -> Callable[[], object]:
     x = _image(device, elements)
     return lambda: aten._adaptive_avg_pool2d(x, [2, 2])  # noqa: SLF001 - the name of an op
@@ -172,7 +179,7 @@ def _joined(device: torch.device, elements: int) -> Callable[[], object]:
 
 def _look(function: Callable[[torch.Tensor], object]) -> Make:
     def make(device: torch.device, elements: int) -> Callable[[], object]:
-        x = torch.rand(elements // 8, 8, device=device)
+        x = torch.rand(elements // SPLIT, SPLIT, device=device)
         return lambda: function(x)
 
     return make
@@ -213,7 +220,9 @@ _POINTWISE: dict[str, Make] = {
 }
 _REDUCTIONS: dict[str, Make] = {
     "sum": _rows(lambda x: x.sum(-1)),
+    "sum outer": _rows(lambda x: x.sum(0)),
     "mean": _rows(lambda x: x.mean(-1)),
+    "mean outer": _rows(lambda x: x.mean(0)),
     "amax": _rows(lambda x: x.amax(-1)),
     "argmax": _rows(lambda x: x.argmax(-1)),
     "var_mean": _rows(lambda x: torch.var_mean(x, -1)),
@@ -229,6 +238,7 @@ _NORMALISATIONS: dict[str, Make] = {
 }
 _SOFTMAX: dict[str, Make] = {
     "_softmax": _rows(lambda x: torch.softmax(x, -1)),
+    "_safe_softmax": _rows(lambda x: aten._safe_softmax(x, -1)),  # noqa: SLF001 - the name of an op
     "_log_softmax": _rows(lambda x: torch.log_softmax(x, -1)),
     "_softmax_backward_data": _row_gradient(aten._softmax_backward_data),  # noqa: SLF001 - the name of an op
     "_log_softmax_backward_data": _row_gradient(aten._log_softmax_backward_data),  # noqa: SLF001
@@ -245,6 +255,7 @@ _VIEWS: dict[str, Make] = {
     "view": _look(lambda x: x.view(-1)),
     "transpose": _look(lambda x: x.transpose(0, 1)),
     "select": _look(lambda x: x.select(0, 0)),
+    "split": _look(lambda x: x.split(1, 1)),
 }
 _FAMILIES: tuple[tuple[Kind, dict[str, Make]], ...] = (
     ("pointwise", _POINTWISE),
@@ -253,7 +264,14 @@ _FAMILIES: tuple[tuple[Kind, dict[str, Make]], ...] = (
     ("softmax", _SOFTMAX),
     ("copy", _COPIES),
     ("view", _VIEWS),
-    ("pooling", {"max_pool2d_with_indices": _max_pool, "_adaptive_avg_pool2d": _average_pool}),
+    (
+        "pooling",
+        {
+            "max_pool2d_with_indices": _max_pool,
+            "max_pool2d_with_indices_backward": _max_pool_backward,
+            "_adaptive_avg_pool2d": _average_pool,
+        },
+    ),
     (
         "look_up",
         {"embedding": _embedding, "embedding_dense_backward": _embedding_gradient, "gather": _gather},

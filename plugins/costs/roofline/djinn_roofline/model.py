@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from djinn.costs import Work, distinct_bytes, work_of
-from djinn.hooks import CostEstimate, DeviceCapabilities, Graph, Node, Probe, storage_of
-from djinn_roofline.elementwise import LARGE, SIZES, Sized, sized_probes
+from djinn.hooks import CostEstimate, DeviceCapabilities, Graph, Node, Probe, arguments, storage_of
+from djinn_roofline.elementwise import LARGE, SIZES, SPLIT, Sized, sized_probes
 from djinn_roofline.fitting import fit_seconds
 from djinn_roofline.products import Mixed, Shaped, Swept, mixed_probes, shaped_probes, swept_probes
 from djinn_roofline.terms import product_terms, seconds, size_terms
@@ -22,7 +22,6 @@ _LIMIT = 65536
 # Ops that do what one that is measured does.
 _SAME_AS = {
     "_fused_rms_norm": "native_layer_norm",
-    "_safe_softmax": "_softmax",
     "_to_copy": "clone",
     "bernoulli_": "bernoulli",
     "layer_norm": "native_layer_norm",
@@ -55,7 +54,7 @@ class MeasuredRoofline:
         if took is None:
             if len(self._known) >= _LIMIT:
                 self._known.clear()
-            took = self._known[key] = _warm_seconds(parameters, work)
+            took = self._known[key] = _warm_seconds(parameters, work, _variant(graph, node, work))
         cold = self._cold_seconds(parameters, graph, node, work) if work.bytes_read else 0.0
         return CostEstimate(
             work.flops, work.bytes_read, work.bytes_written, max(took, cold), self.name, operations=work.operations
@@ -78,6 +77,7 @@ class MeasuredRoofline:
             "families": families,
             "operations": _operation_coefficients(sized, seconds),
             "kinds": _kind_coefficients(sized, seconds),
+            "view": _view_seconds({p.operation: seconds[p.probe.name] for p in sized if p.kind == "view"}),
             "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
         }
         more = [seconds[m.probe.name] - _alone(found, m) for m in mixed_probes() if m.probe.name in seconds]
@@ -97,16 +97,28 @@ class MeasuredRoofline:
         return min(cold, work.bytes_read) / _interpolated(parameters["bandwidth"], total) if cold else 0.0
 
 
-def _warm_seconds(parameters: Mapping[str, Any], work: Work) -> float:
-    """Time of an op whose operands were just used."""
+def _variant(graph: Graph, node: Node, work: Work) -> str:
+    """Which of the ways that an op has of doing its work it takes here, where there are several of different speed."""
+    if work.kind == "copy" and work.layout != "contiguous":
+        return "clone heads" if work.layout == "permuted" else "clone transposed"
+    if work.kind == "reduction" and node.inputs:
+        given, made = graph.meta(node.inputs[0]).shape, graph.meta((node.outputs or node.writes)[0]).shape
+        return f"{work.operation} outer" if len(given) > 1 and made[-1:] == given[-1:] else work.operation
+    if work.operation == "native_batch_norm" and arguments(node).get("training"):
+        return "native_batch_norm training"
+    return work.operation
+
+
+def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> float:
+    """Time of an op whose operands were just used; `name` is that of the variant."""
     family, between = _family(work), float(parameters["between"])
     if family in parameters["families"]:
         return between + seconds(parameters["families"][family], product_terms(work.dims))
     if work.kind == "view":
-        return between + float(parameters["kinds"]["view"][0])
+        return between + float(parameters["view"][0]) + (work.tensors - 1) * float(parameters["view"][1])
     wide = max(1.0, work.dtype.itemsize / 4)
     each = math.prod(work.dims) * wide / work.tensors
-    return between + work.tensors * seconds(_coefficients(parameters, work), size_terms(each))
+    return between + work.tensors * seconds(_coefficients(parameters, work, name), size_terms(each))
 
 
 def _family(work: Work) -> str:
@@ -122,12 +134,11 @@ def _family(work: Work) -> str:
     return "product"
 
 
-def _coefficients(parameters: Mapping[str, Any], work: Work) -> Sequence[float]:
+def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Sequence[float]:
+    """Those of the variant, of the op, of one that does the same, or of the middle of its kind."""
     operations = parameters["operations"]
-    name = work.operation.removeprefix("_foreach_") if work.operation.startswith("_foreach_") else work.operation
-    if work.kind == "copy" and work.layout != "contiguous":
-        name = "clone heads" if work.layout == "permuted" else "clone transposed"
-    for candidate in (name, _SAME_AS.get(name, ""), name.rstrip("_")):
+    plain = work.operation.removeprefix("_foreach_")
+    for candidate in (name, plain, _SAME_AS.get(plain, ""), plain.rstrip("_")):
         if candidate in operations:
             return operations[candidate]  # type: ignore[no-any-return]
     kinds = parameters["kinds"]
@@ -190,6 +201,12 @@ def _with_large(operation: str, points: list[tuple[int, float]], paging: float) 
     largest, took = max(points)
     more = 0.0 if operation.endswith("_") else paging
     return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + more)]
+
+
+def _view_seconds(took: Mapping[str, float]) -> list[float]:
+    """Seconds of a view, and of each more that the same op makes."""
+    one = float(np.median([t for name, t in took.items() if name != "split"] or [0.0]))
+    return [one, max(0.0, took.get("split", one) - one) / (SPLIT - 1)]
 
 
 def _kind_coefficients(probes: Sequence[Sized], took: Mapping[str, float]) -> dict[str, list[float]]:

@@ -81,8 +81,8 @@ def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
 def _convolutions() -> Iterator[Shaped]:
     """Kernels of one position are products; larger ones have ways of their own."""
     for side, inside, outside, kernel in (
-        *itertools.product((7, 14, 28), (16, 64, 256), (16, 64, 256), (1,)),
-        *itertools.product((7, 28), (16, 128), (16, 128), (3,)),
+        *itertools.product((7, 28), (16, 64, 256), (16, 64, 256), (1,)),
+        *itertools.product((7, 14, 28), (16, 64, 128), (16, 64, 128), (3,)),
         *((56, 64, 64, 3), (112, 16, 16, 3), (14, 256, 256, 3), (56, 3, 32, 7), (112, 3, 32, 3), (32, 3, 16, 3)),
     ):
         dims = (1, side * side, outside, inside * kernel * kernel)

@@ -9,11 +9,12 @@ KNOTS = (1 << 12, 1 << 16, 1 << 18, 1 << 20)
 
 
 def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
-    """Of a product of (batch, rows, columns, contracted): its start, its matrices, its arithmetic, its three operands."""
+    """Of a product of (batch, rows, columns, contracted): its start, its matrices, their rows, its arithmetic, its operands."""
     batch, rows, columns, contracted = map(float, dims)
     return (
         1.0,
         batch,
+        batch * rows,
         batch * rows * columns * contracted,
         batch * rows * contracted,
         batch * contracted * columns,
