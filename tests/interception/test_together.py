@@ -58,6 +58,16 @@ def test_what_is_saved_comes_at_once(model, new):
     assert loaded["views"].untyped_storage().data_ptr() == loaded["model"]["0.weight"].untyped_storage().data_ptr()
 
 
+def test_safetensors_saves_at_once(model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model, expected = model
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    assert djinn.stats()["round_trips"] <= 2, "one for each dtype"
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
 def test_a_conversion_on_the_way_moves_only_what_it_made(model):
     model, expected = model
     model.to("cpu", torch.float64)

@@ -27,6 +27,7 @@ _ADAPTED: dict[str, Adapt] = {
     "pytorch_lightning.accelerators": lightning.adapt_accelerators,
     "pytorch_lightning.trainer.connectors.accelerator_connector": lightning.adapt_trainer,
     "safetensors": safetensors.adapt,
+    "safetensors.torch": safetensors.adapt_saving,
     "sentence_transformers.util": defaults.adapt_sentence_transformers,
     "torch._dynamo.eval_frame": compiling.adapt_tracing,
     "torch._inductor.compile_fx": compiling.adapt_compiling,
