@@ -60,6 +60,7 @@ from djinn_core.runtime.client import (
     synchronize,
 )
 from djinn_core.runtime.differences import VerificationError
+from djinn_core.runtime.links import topology
 from djinn_core.runtime.remote_errors import RemoteLinAlgError
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
@@ -122,6 +123,7 @@ __all__ = [
     "shut_down",
     "stats",
     "synchronize",
+    "topology",
     "verify",
 ]
 

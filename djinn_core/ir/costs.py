@@ -58,6 +58,7 @@ class DeviceCapabilities:
         bandwidth: memory bandwidth in bytes a second (0: unknown).
         dtypes: names of the dtypes that it computes with; empty means all.
         calibration: what was measured of it (`djinn calibrate`); None where nothing was.
+        queue: seconds that a submission waited there for its turn, on average, as its answers said.
     """
 
     id: str
@@ -69,6 +70,7 @@ class DeviceCapabilities:
     bandwidth: float = 0.0
     dtypes: frozenset[str] = frozenset()
     calibration: Calibration | None = None
+    queue: float = attrs.field(default=0.0, eq=False)  # changes all the time, and plans do not depend on it
 
 
 @attrs.frozen

@@ -271,6 +271,16 @@ def device() -> DeviceInfo | None:
     return _state.opened.attached.device if _state.opened is not None else None
 
 
+def session_name() -> str:
+    """Name of the open session; empty where there is none."""
+    return _state.opened.attached.session if _state.opened is not None else ""
+
+
+def queue_seconds() -> float:
+    """Seconds that a submission waited for its turn on the device, on average since the counters were reset."""
+    return _state.stats.server_queue_us / 1e6 / max(1, _state.stats.submissions)
+
+
 def executor_process() -> int:
     """Process number of the executor of the open session, on its machine; 0 where there is none."""
     return _state.opened.attached.process if _state.opened is not None else 0
