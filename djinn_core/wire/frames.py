@@ -82,6 +82,9 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
     Raises:
         ProtocolError: the frame exceeds `limits`, or a buffer is not contiguous.
     """
+    if not frame.body:
+        limits.check(len(frame.head), 0, 0)
+        return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, len(frame.head), 0, 0) + frame.head]
     body = [flatten(buffer) for buffer in frame.body]
     lengths = [len(view) for view in body]
     total = sum(lengths)

@@ -162,6 +162,25 @@ def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours, interruptible):
     assert connection.receive(1).head == b"head"
 
 
+def test_what_comes_after_a_long_silence_is_received(monkeypatch):
+    monkeypatch.setattr("djinn_core.builtins.sockets._READ_SECONDS", 0.05)
+    raw, ours = socket.socketpair()
+    connection = SocketConnection(ours, LIMITS, "the other end")
+    stream = encoded(Frame(b"head", [b"x" * 1000]))
+    with raw:
+        for timeout in (None, 10, 0.3):
+            timers = [
+                threading.Timer(0.15 + 0.1 * half, raw.sendall, [part])
+                for half, part in enumerate((stream[:500], stream[500:]))
+            ]
+            for timer in timers:
+                timer.start()
+            assert connection.receive(timeout).body[0] == b"x" * 1000
+        with pytest.raises(TimeoutError):
+            connection.receive(0.08)
+    connection.close()
+
+
 def test_an_interrupted_send_ends_the_connection(raw_and_ours, interruptible):
     _, connection = raw_and_ours
     timer = threading.Timer(0.2, interrupt, [signal.SIGINT])
