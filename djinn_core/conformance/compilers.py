@@ -55,7 +55,7 @@ class CompilerConformance:
         graph.call_function(aten.add_.Tensor, (x, w))
         graph.output((graph.call_function(aten.mul.Tensor, (x, 2.0)),))
         total, step = _inputs(torch_device)[1], torch.ones(4, 4, device=torch_device)
-        replay = _compiled(compiler, graph, (total.clone(), step), mutates=True)
+        replay = _compiled(compiler, graph, (total.clone(), step), writes=(0,))
         for held in (total.clone(), total.clone()):
             for _ in range(6):
                 (doubled,) = replay((held, step))
@@ -69,7 +69,7 @@ class CompilerConformance:
         graph.call_function(aten.copy_.default, (graph.call_function(aten.select.int, (x, 0, 1)), w))
         graph.output((graph.call_function(aten.add.Tensor, (x, 1.0)),))
         table, row = _inputs(torch_device)[1], torch.zeros(4, device=torch_device)
-        replay = _compiled(compiler, graph, (table.clone(), row), mutates=True)
+        replay = _compiled(compiler, graph, (table.clone(), row), writes=(0,))
         for value in range(5):
             held = table.clone()
             (more,) = replay((held, row + value))
@@ -117,12 +117,12 @@ def _compiled(
     compiler: Compiler,
     graph: fx.Graph,
     inputs: Inputs,
-    mutates: bool = False,
+    writes: tuple[int, ...] = (),
     grows: Mapping[int, Sequence[int]] | None = None,
 ) -> Replay:
     metas = tuple([meta_of(tensor) for tensor in inputs])
     sizes = {index: tuple(dimensions) for index, dimensions in (grows or {}).items()}
-    context = CompilerContext(fx.GraphModule({}, graph), metas, inputs[0].device, mutates, sizes)
+    context = CompilerContext(fx.GraphModule({}, graph), metas, inputs[0].device, writes, sizes)
     replay = compiler.compile(context)
     if replay is None:
         pytest.skip("it has nothing better for this template")

@@ -24,7 +24,7 @@ class CompilerContext:
             (`aten.sym_size.int` and integer arithmetic). None of its results shares memory with another or an input.
         metas: metadata of the inputs, as they were last.
         device: the device that it runs on.
-        mutates: whether it writes into its inputs.
+        writes: the inputs that it writes into, by position.
         grows: by input the dimensions whose sizes differ from run to run, all by the same law; empty where every run has
             the same shapes.
         threads: torch threads of the executor.
@@ -33,7 +33,7 @@ class CompilerContext:
     graph_module: torch.fx.GraphModule
     metas: tuple[TensorMeta, ...]
     device: torch.device
-    mutates: bool = False
+    writes: tuple[int, ...] = ()
     grows: Mapping[int, tuple[int, ...]] = attrs.field(factory=dict)
     threads: int = 1
 

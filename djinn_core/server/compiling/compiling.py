@@ -117,7 +117,7 @@ class Compiling:
             region_graph(job.template, job.region, job.law, device),
             job.law.example.metas,
             device,
-            bool(job.region.written),
+            tuple([i for i, place in enumerate(job.region.inputs) if place in job.region.written]),
             grows,
             torch.get_num_threads(),
         )

@@ -80,6 +80,7 @@ class HotTemplate:
     synchronize: Callable[[], None]
     name: str = ""
     tries: int = 0
+    slots: Sequence[Any] = ()  # of the run before
     phase: Phase = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -93,6 +94,7 @@ class HotTemplate:
         run = run_template(template, work, slots, values, shortcut)
         if isinstance(phase, Timing):
             self.synchronize()
+        self.slots = slots
         phase.ran(time.perf_counter() - began)
         return run
 
@@ -168,7 +170,7 @@ class Cold:
         limits, factor = self.hot.thresholds, 4**self.hot.tries
         if self.runs < limits.runs * factor or self.seconds < limits.seconds * factor:
             return
-        region = find_region(self.hot.template)
+        region = find_region(self.hot.template, self.hot.slots)
         if region is None:
             self.hot.leave("it has no ops in a row that can be compiled")
         else:

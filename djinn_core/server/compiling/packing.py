@@ -44,7 +44,7 @@ class _Packed(msgspec.Struct, frozen=True):
     outputs: list[int]
     metas: tuple[_Meta, ...]
     device: str
-    mutates: bool
+    writes: tuple[int, ...]
     grows: dict[int, tuple[int, ...]]
     threads: int
 
@@ -68,7 +68,7 @@ def pack(context: CompilerContext) -> bytes:
         elif node.op != "placeholder":
             raise UnsupportedOperation(f"the graph has a {node.op}, which cannot be packed")
     metas = tuple([_Meta(m.shape, m.stride, str(m.dtype).removeprefix("torch.")) for m in context.metas])
-    packed = _Packed(nodes, outputs, metas, str(context.device), context.mutates, dict(context.grows), context.threads)
+    packed = _Packed(nodes, outputs, metas, str(context.device), context.writes, dict(context.grows), context.threads)
     return msgspec.msgpack.encode(packed)
 
 
@@ -92,7 +92,7 @@ def unpack(data: bytes) -> CompilerContext:
     graph.output(tuple([made[number] for number in packed.outputs]))
     metas = tuple([tensor_meta(m.shape, m.stride, 0, _dtype(m.dtype)) for m in packed.metas])
     module = fx.GraphModule({}, graph)
-    return CompilerContext(module, metas, torch.device(packed.device), packed.mutates, packed.grows, packed.threads)
+    return CompilerContext(module, metas, torch.device(packed.device), packed.writes, packed.grows, packed.threads)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 import attrs
 import torch
 
 from djinn_core import torch_private
+from djinn_core.ir.form import Form, SlotArg, slots_taken
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.server.replay import CompiledStep, CompiledTemplate
 
 SHORTEST: Final = 4  # instructions that are worth a compiler's time
 _REFUSED_TAGS: Final = frozenset({
-    torch.Tag.nondeterministic_seeded,  # a compiler's random numbers are others
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
     torch.Tag.inplace_view,  # changes what its operand looks like
@@ -40,9 +41,11 @@ class Region:
     views: tuple[int, ...]
 
 
-def find_region(template: CompiledTemplate) -> Region | None:
-    """The longest run of instructions that can be compiled; None where there is none to speak of."""
-    start, stop = _longest([_compilable(step) for step in template.steps])
+def find_region(template: CompiledTemplate, slots: Sequence[int | float]) -> Region | None:
+    """The longest run of instructions that can be compiled with such slots; None where there is none to speak of."""
+    forms = [template.source.forms[code] for code in template.source.code]
+    firsts = accumulate([form.slot_count for form in forms], initial=0)
+    start, stop = _longest([_compilable(form, slots[first:]) for form, first in zip(forms, firsts, strict=False)])
     if stop - start < SHORTEST:
         return None
     return _Analysis(template, start, stop).region()
@@ -58,14 +61,30 @@ def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
     return best
 
 
-def _compilable(step: CompiledStep) -> bool:
-    if step.op in OWN_OPERATORS:
+def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
+    if form.op in OWN_OPERATORS:
         return False
-    overload = resolve(step.op)
+    overload = resolve(form.op)
     schema = torch_private.schema_of(overload)
     resizes = any(a.is_out for a in schema.arguments)
     tensors = all("Tensor" in str(r.type) for r in schema.returns)
-    return tensors and not resizes and _REFUSED_TAGS.isdisjoint(overload.tags)
+    return tensors and not resizes and _REFUSED_TAGS.isdisjoint(overload.tags) and not _random(form, slots)
+
+
+def _random(form: Form, slots: Sequence[int | float]) -> bool:
+    """Whether a call draws random numbers, which a compiler draws otherwise. Attention without dropout does not."""
+    overload = resolve(form.op)
+    if torch.Tag.nondeterministic_seeded not in overload.tags:
+        return False
+    names = [a.name for a in torch_private.schema_of(overload).arguments]
+    if "dropout_p" not in names:
+        return True
+    taken = 0
+    for name, argument in (*zip(names, form.args, strict=False), *form.kwargs):
+        if name == "dropout_p":
+            return not (isinstance(argument, SlotArg) and slots[taken] == 0)
+        taken += slots_taken(argument)
+    return False  # dropout is left out unless it is asked for
 
 
 class _Analysis:

@@ -1,0 +1,16 @@
+"""Replays hot templates as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Compiler, hookimpl
+from djinn_cudagraphs.compiler import CudaGraphs
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_compilers() -> Iterable[Compiler]:
+    """The compiler `cudagraphs`."""
+    return [CudaGraphs()]

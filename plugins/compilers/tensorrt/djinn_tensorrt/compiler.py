@@ -1,0 +1,49 @@
+"""The compiler: torch-tensorrt builds an engine of what TensorRT knows, and leaves the rest to PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn.hooks import CompilerContext, Replay, UnsupportedOperation
+
+PACKAGE = "torch_tensorrt"
+
+
+class TensorRT:
+    """NVIDIA's inference compiler. It has no in-place ops, so templates that write into their inputs are not for it."""
+
+    name = "tensorrt"
+
+    def compile(self, context: CompilerContext) -> Replay | None:
+        """None where the device is no CUDA device, sizes differ from run to run, or inputs are written.
+
+        Raises:
+            UnsupportedOperation: torch-tensorrt is not installed.
+        """
+        if context.device.type != "cuda" or context.grows or context.writes:
+            return None
+        if importlib.util.find_spec(PACKAGE) is None:
+            raise UnsupportedOperation(
+                "tensorrt needs torch-tensorrt: `pip install torch-tensorrt` in the server's environment, in the version "
+                f"for torch {torch.__version__}"
+            )
+        return _built(importlib.import_module(PACKAGE), context)
+
+
+def _built(tensorrt: Any, context: CompilerContext) -> Replay:
+    inputs = list(context.inputs)
+    with torch.no_grad():
+        exported = torch.export.export(context.graph_module, tuple(inputs), strict=False)
+    # Full precision unless the model itself has less: results are compared within PyTorch's tolerances.
+    module = tensorrt.dynamo.compile(exported, inputs=inputs, disable_tf32=True, use_explicit_typing=True)
+
+    def replay(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = module(*[tensor.contiguous() for tensor in given])
+        return list(results) if isinstance(results, (list, tuple)) else [results]
+
+    return replay
