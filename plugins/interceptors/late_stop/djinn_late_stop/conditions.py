@@ -49,7 +49,7 @@ _OWN_HOOKS: Final = ("accelerate", "djinn_core", "transformers")
 
 def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:
     """Why the checks of this call of `generate()` cannot be late; empty where they can."""
-    if synced or config.is_assistant:
+    if synced or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
     if djinn.is_capturing() or is_watched():
         return "the program is being captured or verified"
