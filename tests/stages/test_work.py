@@ -1,0 +1,162 @@
+"""Work: FLOPs of whole models as PyTorch counts them, bytes that are really moved, and nothing worked out twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import djinn
+from djinn.costs import work_of
+from djinn.testing import ProgramBuilder
+from djinn_core.builtins import work
+
+F = torch.nn.functional
+
+
+def captured(function, *inputs):
+    with djinn.capture() as recorded:
+        function(*[i.to("remote_accelerator:0") if isinstance(i, torch.Tensor) else i for i in inputs])
+    return recorded.graph
+
+
+def of(graph, operation):
+    return work_of(graph, graph.nodes[graph.by_op[operation][-1]])
+
+
+class Separable(nn.Module):
+    """Depthwise, transposed and strided convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, 2, groups=2)
+        )
+        self.up = nn.ConvTranspose2d(8, 2, 2, 2)
+
+    def forward(self, x):
+        return self.up(self.layers(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(6, 8, 2), nn.GRU(8, 4, bidirectional=True)
+
+    def forward(self, x):
+        return self.gru(self.lstm(x)[0])[0]
+
+
+class Transforming(nn.Module):
+    """Self-attention, cross attention where query heads share key heads, and products of every rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+        self.project = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x):
+        y = self.project(self.encoder(x)).view(2, 5, 2, 4).transpose(1, 2)
+        keys = y[:, :1, :3].expand(2, 1, 3, 4)
+        y = F.scaled_dot_product_attention(y, keys, keys, enable_gqa=True)
+        return torch.einsum("bhqd,bhkd->bqk", y, y) @ x[0] + x.mean(0) @ x[0, 0].unsqueeze(-1)
+
+
+MODELS = {
+    "convolutions": (Separable, (2, 4, 12, 12)),
+    "recurrent": (Recurrent, (5, 3, 6)),
+    "transforming": (Transforming, (2, 5, 16)),
+}
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_of_models_are_what_pytorch_counts(name, backward):
+    make, shape = MODELS[name]
+
+    def run(device):
+        model, x = make().to(device), torch.empty(shape, device=device)
+        with torch.set_grad_enabled(backward):
+            made = model(x)
+            if backward:
+                made.sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        run("meta")
+    with djinn.capture() as recorded:
+        run("remote_accelerator:0")
+    graph = recorded.graph
+    assert sum(work_of(graph, node).flops for node in graph.nodes) == counter.get_total_flops() > 0
+
+
+def test_arithmetic_is_what_is_done_where_the_count_is_another():
+    x, w = torch.rand(1, 8, 6, 6, requires_grad=True), torch.rand(8, 1, 3, 3, requires_grad=True)
+    graph = captured(lambda x, w: F.conv2d(x, w, groups=8).sum().backward(), x, w)
+    forward, backward = of(graph, "convolution"), of(graph, "convolution_backward")
+    assert forward.operations == forward.flops == 2 * 8 * 16 * 9
+    # PyTorch counts the weight's gradient as if every channel met every other.
+    assert backward.operations == 2 * forward.operations < backward.flops
+    vectors = captured(torch.mv, torch.rand(3, 4), torch.rand(4))
+    assert (of(vectors, "mv").flops, of(vectors, "mv").operations) == (0, 2 * 3 * 4)
+
+
+CACHE = 4 * 64 * 16 * 4  # bytes
+
+
+@pytest.mark.parametrize(
+    ("function", "read", "written"),
+    [
+        (
+            lambda cache, new: cache.index_copy_(1, torch.tensor([3], device=new.device), new),
+            4 * 16 * 4 + 8,
+            4 * 16 * 4,
+        ),
+        (lambda cache, new: cache[:, 3:4].copy_(new), 4 * 16 * 4, 4 * 16 * 4),
+        (lambda cache, new: cache.add_(new), CACHE + 4 * 16 * 4, CACHE),
+        (lambda cache, new: cache.zero_(), 0, CACHE),
+        (lambda cache, new: cache + cache, CACHE, CACHE),
+        (lambda cache, new: torch.cat([cache, new], 1), CACHE + 4 * 16 * 4, CACHE + 4 * 16 * 4),
+        (lambda cache, new: new.expand(4, 64, 16) + 1, 4 * 16 * 4, CACHE),
+        (lambda cache, new: torch.empty_like(cache), 0, 0),
+        (lambda cache, new: cache.unfold(1, 4, 1) * 1.0, CACHE, 4 * 61 * 16 * 4 * 4),
+        (lambda cache, new: cache.transpose(0, 1), 0, 0),
+    ],
+)
+def test_bytes_are_those_that_move(function, read, written):
+    graph = captured(function, torch.rand(4, 64, 16), torch.rand(4, 1, 16))
+    last = work_of(graph, graph.nodes[-1])
+    assert (last.bytes_read, last.bytes_written) == (read, written)
+
+
+def test_what_was_worked_out_is_not_worked_out_again(monkeypatch):
+    asked = []
+    known = work._work
+    monkeypatch.setattr(work, "_work", lambda graph, node: asked.append(node.op) or known(graph, node))
+    monkeypatch.setattr(work, "_known", {})
+
+    def layers(count):
+        builder = ProgramBuilder()
+        x, w = builder.input(8, 16), builder.input(16, 16)
+        for _ in range(count):
+            x = builder.op("aten::relu", builder.op("aten::mm", x, w, shape=(8, 16)), shape=(8, 16))
+        return builder.graph()
+
+    # The builder makes a form for each op, as different programs do; recorded programs share them.
+    with djinn.capture() as recorded:
+        x, w = torch.empty(8, 16), torch.empty(16, 16)
+        for _ in range(500):
+            x = torch.relu(torch.mm(x, w))
+    for _ in range(2):
+        for node in recorded.graph.nodes:
+            work_of(recorded.graph, node)
+    assert len(asked) <= 4  # two ops, and two tensors that are made
+    graph = layers(3)
+    assert [work_of(graph, node).kind for node in graph.nodes] == ["product", "pointwise"] * 3
+
+
+def test_scalars_that_change_the_work_are_told_apart():
+    one = captured(lambda x, w: F.conv2d(x, w, groups=1), torch.rand(1, 4, 6, 6), torch.rand(4, 4, 3, 3))
+    two = captured(lambda x, w: F.conv2d(x, w, groups=2), torch.rand(1, 4, 6, 6), torch.rand(4, 2, 3, 3))
+    assert of(one, "convolution").dims[0] == 1
+    assert of(two, "convolution").dims[0] == 2
