@@ -1,6 +1,6 @@
 """How right the semantic layer is, on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
-    python benchmarks/semantics.py [--json] [--part development|report|all] [--only gpt2,vit] [--misses] [--no-flops]
+    python benchmarks/semantics.py [--json] [--part development|report|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
 
 What is true comes from how the models are built and called (`tests/semantics/README.md`), never from the matchers. Develop
 on the part `development` only. `--misses` lists what is wrong there; of the part `report` only sums are shown.
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -27,6 +27,7 @@ sys.path[:0] = [str(_TESTS / "semantics"), str(_TESTS / "zoo")]
 from ground_truth import Labelled  # noqa: E402 - its folder is on the path since the line before
 from labelled_zoo import LABELLED, labelled  # noqa: E402
 from scoring import NAMES, Score, Sum, score  # noqa: E402
+from semantics_timing import predictions, timings  # noqa: E402
 
 import djinn  # noqa: E402
 from djinn.hooks import Tier, WorkloadProfile  # noqa: E402
@@ -68,8 +69,11 @@ def main() -> int:
         if wanted:
             _take(tally, name, options.misses and (entry.part == "development" or bool(options.only)), options.flops)
     _show(tally, time.process_time() - started)
+    timed = {**timings(), **predictions()} if options.timing else {}
+    for name, value in timed.items():
+        print(f"{name:24}{_written(value)}")
     if options.json:
-        print(json.dumps(figures(tally)))
+        print(json.dumps(figures(tally, timed)))
     return int(bool(tally.broken))
 
 
@@ -80,6 +84,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="names of entries, with commas between them")
     parser.add_argument("--misses", action="store_true", help="say what is wrong, program by program")
     parser.add_argument("--no-flops", dest="flops", action="store_false", help="leave the comparison of FLOPs out")
+    parser.add_argument("--no-timing", dest="timing", action="store_false", help="leave the times of analysis out")
     return parser.parse_args()
 
 
@@ -141,8 +146,8 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Prog
         yield f"{text}: {len(nodes)} nodes, first {nodes[0]} {graph.nodes[nodes[0]].operation}"
 
 
-def figures(tally: Tally) -> dict[str, object]:
-    """The keys that the project promises, and those that say more."""
+def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object]:
+    """The keys that the project promises, and those that say more; None for what was not measured."""
     score = tally.structural
     precision = {name: score.precision(name) for name in NAMES}
     recall = {name: score.recall(name) for name in NAMES}
@@ -156,13 +161,7 @@ def figures(tally: Tally) -> dict[str, object]:
         "workload_accuracy": _mean(tally.full.workloads),
         "structural_accuracy": _mean(score.workloads),
         "flops_mismatches": len(tally.differing),
-        # These wait for `djinn validate` and for the timed part.
-        "time_median_error": None,
-        "time_r2_log": None,
-        "analysis_ms_1000": None,
-        "analysis_ratio_100k": None,
-        "hit_us": None,
-        "hit_rate": None,
+        **{name: timed.get(name) for name in _TIMED},
         "pattern_precision": precision,
         "pattern_recall": recall,
         "phase_accuracy_inference": tally.full.phase_accuracy(*_WITHOUT_TRAINING),
@@ -180,7 +179,8 @@ def figures(tally: Tally) -> dict[str, object]:
     }
 
 
-_WITHOUT_TRAINING = ("forward", "prefill", "decode", "static_decode")
+_TIMED = ("time_median_error", "time_r2_log", "analysis_ms_1000", "analysis_ratio_100k", "hit_us", "hit_rate")
+_WITHOUT_TRAINING = ("forward", "prefill", "decode", "static_decode", "eager_forward", "eager_decode")
 
 
 def share_of(pairs: list[tuple[int, int]]) -> float | None:

@@ -22,7 +22,7 @@ from instances import Scene, instances
 from likeness import to_remote, unsettle
 from phase_truth import phases_of, workloads_of
 from plain_networks import PLAIN
-from situations import Call, forward, generation, prefill, train
+from situations import Call, eagerly, forward, generation, prefill, train
 from torch import nn
 from value_truth import caches_in, fusions, modalities_of, residency_of, single
 
@@ -58,7 +58,8 @@ class Entry:
 
 LABELLED: dict[str, Entry] = {}
 ONCE, WRITES = ("forward", "train"), ("forward", "prefill", "decode", "train")
-STATIC = ("forward", "prefill", "decode", "static_decode", "train")
+EAGER = ("forward", "eager", "train")
+STATIC = ("forward", "prefill", "decode", "static_decode", "eager", "train")
 
 
 def _enter(family: str, situations: tuple[str, ...], names: str, attentions: int | None = None) -> None:
@@ -71,23 +72,27 @@ _enter("decoder", STATIC, "gpt2 gptj gpt_bigcode gpt_neo gpt_neox opt llama mist
 _enter("decoder", WRITES, "bloom mpt ctrl falcon codegen persimmon granitemoe", 2)
 _enter("recurrent decoder", WRITES, "mamba mamba2 falcon_mamba rwkv", 0)
 _enter("decoder", WRITES, "recurrent_gemma jamba bamba qwen3_next lfm2", 1)
-_enter("encoder", ONCE, "bert roberta distilbert albert electra deberta deberta_v2 mpnet modernbert esm squeezebert "
+_enter("encoder", EAGER, "bert roberta distilbert electra", 2)
+_enter("encoder", ONCE, "albert deberta deberta_v2 mpnet modernbert esm squeezebert "
        "roformer torch_encoder layoutlm", 2)  # fmt: skip
 _enter("decoder", ONCE, "xlnet", 2)  # it writes without a cache, from the beginning each time
 _enter("encoder", ONCE, "funnel", 4)
 _enter("encoder", ONCE, "fnet", 0)
-_enter("encoder-decoder", WRITES, "t5 mt5 bart mbart pegasus m2m_100 marian nllb_moe", 6)
+_enter("encoder-decoder", WRITES, "t5 mt5 mbart pegasus m2m_100 marian nllb_moe", 6)
+_enter("encoder-decoder", (*WRITES, "eager"), "bart", 6)
 _enter("encoder-decoder", ONCE, "switch_transformers", 26)
 _enter("encoder-decoder", ONCE, "torch_transformer", 5)
-_enter("vision", ONCE, "vit deit beit dinov2 swin swinv2 vitpose_backbone yolos segformer pvt swin2sr", 2)
+_enter("vision", EAGER, "vit deit dinov2", 2)
+_enter("vision", ONCE, "beit swin swinv2 vitpose_backbone yolos segformer pvt swin2sr", 2)
 _enter("vision", ONCE, "vit_mae mobilevit levit hiera timesformer videomae depth_anything dpt")
 _enter("vision", ("forward",), "detr sam")
 _enter("vision", ONCE, "resnet convnext convnextv2 regnet bit mobilenet_v1 mobilenet_v2 efficientnet poolformer focalnet upernet "
        "convolutions vgg segmenting_unet superpoint", 0)  # fmt: skip
-_enter("audio", ONCE, "wav2vec2 hubert wavlm unispeech sew audio_spectrogram_transformer wav2vec2_conformer", 2)
+_enter("audio", EAGER, "wav2vec2 hubert", 2)
+_enter("audio", ONCE, "wavlm unispeech sew audio_spectrogram_transformer wav2vec2_conformer", 2)
 _enter("audio", ONCE, "encodec univnet sound_convolutions", 0)
 _enter("speech to text", WRITES, "whisper speech_to_text moonshine", 6)
-_enter("multimodal", ONCE, "clip", 4)
+_enter("multimodal", EAGER, "clip", 4)
 _enter("multimodal", ONCE, "siglip", 5)
 _enter("multimodal", ONCE, "blip blip_2 vilt clap owlvit clipseg")
 _enter("illustrated decoder", WRITES, "llava paligemma idefics3 git", 4)
@@ -154,6 +159,8 @@ def _calls(entry: Entry, model: nn.Module, inputs: dict[str, object]) -> Iterato
         yield from (call for call in generation(model, inputs) if not apart or call.situation != "prefill")
     if "static_decode" in entry.situations:
         yield from generation(model, inputs, static=True)
+    if "eager" in entry.situations:
+        yield from eagerly(model, inputs, "decode" in entry.situations)
     if "train" in entry.situations:
         yield train(model, inputs)
 

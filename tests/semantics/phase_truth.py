@@ -53,7 +53,7 @@ def phases_of(
     family: str, situation: str, count: int, recorded: Recorded, kinds: Mapping[int, frozenset[Modality]]
 ) -> dict[int, frozenset[Phase]]:
     """The right phases by node."""
-    runs = recorded.runs
+    runs, situation = recorded.runs, situation.removeprefix("eager_")
     if situation == "train":
         return {node: frozenset({_part_of_step(node, recorded.marks)}) for node in range(count)}
     if situation in {"decode", "static_decode"}:

@@ -119,6 +119,20 @@ def generation(model: nn.Module, inputs: Mapping[str, Any], static: bool = False
         yield attrs.evolve(calls[index], situation=name)
 
 
+def eagerly(model: nn.Module, inputs: Mapping[str, Any], writes: bool) -> Iterator[Call]:
+    """A forward pass with attention written out instead of fused, and a decoding step for models that write."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    yield attrs.evolve(forward(model, inputs), situation="eager_forward")
+    if writes:
+        yield from (
+            attrs.evolve(call, situation="eager_decode")
+            for call in generation(model, inputs)
+            if call.situation == "decode"
+        )
+    model.set_attn_implementation(before)
+
+
 @contextmanager
 def _each_forward(model: nn.Module) -> Iterator[list[Call]]:
     """Record every forward pass of `model` inside the block."""

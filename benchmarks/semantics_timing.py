@@ -1,0 +1,154 @@
+"""What analysis costs: a new graph, a graph a hundred times as large, and a program that was planned before.
+
+A part of `semantics.py`. Times are of this thread's processor, because analysis waits for nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+import torch
+from torch.nn import functional
+
+import djinn
+from djinn_core.ir.program import Program
+from djinn_core.runtime import client
+from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.stats import Stats
+
+REMOTE = "remote_accelerator:0"
+SMALL, LARGE = 1_000, 100_000
+_WIDTH, _HEADS, _LENGTH = 32, 4, 8
+_TOKENS = 96
+
+
+@attrs.frozen
+class Layer:
+    """The weights of one decoder layer, and what it computes."""
+
+    weights: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def make(cls) -> Layer:
+        shapes = (
+            (_WIDTH,),
+            (3 * _WIDTH, _WIDTH),
+            (_WIDTH, _WIDTH),
+            (_WIDTH,),
+            (2 * _WIDTH, _WIDTH),
+            (_WIDTH, 2 * _WIDTH),
+        )
+        return cls(tuple(torch.empty(shape, device=REMOTE) for shape in shapes))
+
+    def __call__(self, state: torch.Tensor) -> torch.Tensor:
+        first, qkv, out, second, up, down = self.weights
+        normed = functional.layer_norm(state, (_WIDTH,), first)
+        parts = functional.linear(normed, qkv).view(1, _LENGTH, 3, _HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = (
+            functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).reshape(1, _LENGTH, _WIDTH)
+        )
+        state = state + functional.linear(mixed, out)
+        hidden = functional.gelu(functional.linear(functional.layer_norm(state, (_WIDTH,), second), up))
+        return state + functional.linear(hidden, down)
+
+
+@torch.no_grad()
+def programs(count: int, times: int = 1) -> Iterator[Program]:
+    """A decoder of about `count` instructions, each layer with weights of its own, recorded `times` times."""
+    one = _recorded([Layer.make()])
+    layers = [Layer.make() for _ in range(max(1, count // (len(one) - _ENDS)))]
+    djinn.synchronize()
+    for _ in range(times):
+        yield _recorded(layers)
+
+
+_ENDS = 3  # instructions that are no layer's
+
+
+def _recorded(layers: list[Layer]) -> Program:
+    tokens, table = torch.zeros(1, _LENGTH, dtype=torch.long, device=REMOTE), torch.empty(500, _WIDTH, device=REMOTE)
+    with djinn.capture() as captured:
+        state = functional.embedding(tokens, table)
+        for layer in layers:
+            state = layer(state)
+        logits = functional.linear(state, table)
+    del logits
+    return captured.program
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Processor time of a call in this thread; nothing is collected meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.thread_time()
+        run()
+        return time.thread_time() - start
+    finally:
+        gc.enable()
+
+
+def analysis(count: int, times: int) -> tuple[float, int]:
+    """Median seconds of analysing a new graph of about `count` nodes, and how many it has."""
+    (program,) = programs(count)
+    djinn.plan(program, until="annotate")  # plugins are found, what is computed once a form is computed
+    took = statistics.median(seconds(lambda: djinn.plan(program, until="annotate")) for _ in range(times))
+    return took, len(program)
+
+
+def hit_seconds(times: int = 12) -> float:
+    """Median seconds of finding the plan of a program of about 1,000 instructions that was planned before."""
+    planner = Planner(client._plan, Stats())  # noqa: SLF001 - as the client makes it
+    first, *others = programs(SMALL, times)
+    planner.prepare(first)
+    planner.prepare(others.pop())
+    return statistics.median(seconds(lambda program=program: planner.prepare(program)) for program in others)
+
+
+def hits_of_generation() -> float:
+    """The share of programs of a `generate()` loop whose plan was found, the first ones included."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=500, n_positions=128)
+    model = GPT2LMHeadModel(config).eval().to(REMOTE)
+    given = torch.arange(3, 11)[None].to(REMOTE)
+    djinn.synchronize()
+    before = djinn.stats()
+    model.generate(given, max_new_tokens=_TOKENS, min_new_tokens=_TOKENS, do_sample=False, pad_token_id=0)
+    after = djinn.stats()
+    made, reused = (after[name] - before[name] for name in ("plans_made", "plans_reused"))
+    return reused / (made + reused)
+
+
+def predictions() -> dict[str, float | None]:
+    """How well cost models foretell programs that they were not calibrated on, as `djinn validate` says; None where it fails."""
+    command = [sys.executable, "-m", "djinn_core.cli", "validate", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode:
+        print(f"djinn validate failed: {done.stderr.strip()[-500:]}", file=sys.stderr)
+        return {"time_median_error": None, "time_r2_log": None}
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {"time_median_error": found["median_error"], "time_r2_log": found["r2_log"]}
+
+
+def timings() -> dict[str, float]:
+    """What analysis costs, by the keys of `semantics.py`."""
+    small, nodes = analysis(SMALL, 9)
+    large, many = analysis(LARGE, 1)
+    return {
+        "analysis_ms_1000": small * 1e3 * SMALL / nodes,
+        "analysis_ratio_100k": (large / many) / (small / nodes) * LARGE / SMALL,
+        "hit_us": hit_seconds() * 1e6,
+        "hit_rate": hits_of_generation(),
+    }
+
+
+__all__ = ["predictions", "timings"]
