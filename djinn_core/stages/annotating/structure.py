@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from djinn_core.ir.families import CONVOLUTION
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import Modality, WorkloadType
 from djinn_core.matching.found import Found
 from djinn_core.matching.language import op, through
 from djinn_core.matching.layers import linear
 from djinn_core.stages.annotating.evidence import Evidence, Judgement
+from djinn_core.stages.annotating.states import vocabulary_head
 
 _TABLES_OF_A_RECOMMENDER = 3
 _BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
@@ -42,8 +44,8 @@ def time_embedding(graph: Graph) -> int | None:
     for operation in ("sin", "cos"):
         for i in graph.by_op.get(operation, ()):
             if (
-                len(graph.meta(graph.nodes[i].outputs[0]).shape) == 2
-                and graph.nodes[i].outputs
+                graph.nodes[i].outputs
+                and len(graph.meta(graph.nodes[i].outputs[0]).shape) == 2
                 and _becomes_vector(graph, i)
             ):
                 return i
@@ -68,6 +70,13 @@ def _several_kinds(evidence: Evidence) -> Iterator[Judgement]:
     kinds = evidence.kinds
     if len(kinds) > 1 and evidence.fused:
         names = " and ".join(sorted(k.value for k in kinds))
+        if kinds == {Modality.AUDIO, Modality.TEXT} and any(
+            m.details.get("causal") is True for m in evidence.of("attention")
+        ):
+            yield Judgement(
+                WorkloadType.AUDIO, 0.95, f"text is written, one token after the other, from audio; {names} meet"
+            )
+            return
         yield Judgement(WorkloadType.MULTIMODAL, 0.95, f"{names} meet in {evidence.fused} ops")
 
 
@@ -91,21 +100,8 @@ def _language(evidence: Evidence) -> Iterator[Judgement]:
         yield Judgement(WorkloadType.LLM, 0.93, how)
     elif causal and evidence.kinds <= {Modality.TEXT}:  # the embedding may have been part of an earlier program
         yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and nothing but text in sight")
-    elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence)) is not None:
+    elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence.inputs)) is not None:
         yield Judgement(WorkloadType.LLM, 0.85, f"node {head} has a score for each row of the table of tokens")
-
-
-def vocabulary_head(graph: Graph, evidence: Evidence) -> int | None:
-    """The last layer, where its result has one score for each row of a table of tokens."""
-    rows = {
-        graph.meta(graph.nodes[n].inputs[0]).shape[0]
-        for n, kind in evidence.inputs.entries.items()
-        if kind is Modality.TEXT and graph.nodes[n].operation == "embedding"
-    }
-    last = max((i for o in ("linear", "addmm", "mm", "matmul") for i in graph.by_op.get(o, ())), default=None)
-    if last is None or not graph.nodes[last].outputs:
-        return None
-    return last if (graph.meta(graph.nodes[last].outputs[0]).shape or (0,))[-1] in rows else None
 
 
 def _one_kind(evidence: Evidence) -> Iterator[Judgement]:
@@ -117,8 +113,9 @@ def _one_kind(evidence: Evidence) -> Iterator[Judgement]:
 
 def _convolutional(evidence: Evidence) -> Iterator[Judgement]:
     if evidence.convolutions > evidence.products:
-        reason = f"{evidence.convolutions} convolutions outnumber {evidence.products} matrix products"
-        yield Judgement(WorkloadType.VISION, 0.6, reason)
+        flat = sum(len(evidence.graph.meta(n.inputs[1]).shape) == 3 for n in evidence.nodes(CONVOLUTION))
+        reason = f"{evidence.convolutions} convolutions, {flat} of them in one dimension, outnumber {evidence.products} products"
+        yield Judgement(WorkloadType.AUDIO if 2 * flat > evidence.convolutions else WorkloadType.VISION, 0.6, reason)
 
 
 def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
