@@ -11,6 +11,7 @@ from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.ops import attention, autocast, cuda_roads, factories
+from djinn_core.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
 from djinn_core.interception.ops import normalise as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.ops.backward import guard_engine, keep_error
 from djinn_core.interception.ops.composite import register_whole

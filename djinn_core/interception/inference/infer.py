@@ -19,7 +19,7 @@ from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.known_generators import operand_of
 from djinn_core.interception.inference.argument_checks import check_arguments
 from djinn_core.interception.inference.doubts import may_lack_kernel
-from djinn_core.interception.inference.rules import may_be_of_other_dtypes, must_ask, rule_for
+from djinn_core.interception.inference.rules import is_random, may_be_of_other_dtypes, must_ask, rule_for
 from djinn_core.interception.inference.writes import check_cast, check_targets, may_refuse_target, only_kernels_know
 from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
@@ -185,7 +185,7 @@ def _build(
         aliases=tuple(_alias(world.tensors, r) for r in results),
         inplace=tuple(inplace),
         writes=written_operands(func, args, kwargs),
-        random=torch.Tag.nondeterministic_seeded in func.tags,
+        random=is_random(func),
         operand_count=form.operand_count,
         slot_count=form.slot_count,
         new_count=form.new_count,

@@ -115,6 +115,19 @@ def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
     return product.new_empty_strided(product.shape, aten.mul.Tensor(*as_wide).stride())
 
 
+def _recurrent(func: Any) -> Rule:
+    """One step tells what a sequence of any length returns; meta kernels would be run for each of its steps."""
+
+    def rule(given: torch.Tensor, *args: Any) -> Any:
+        time = 1 if args[-1] else 0  # whether the batch comes first
+        length = given.shape[time]
+        out, *states = func(given.narrow(time, 0, min(length, 1)), *args)
+        whole = out.new_empty((length, out.shape[1 - time], out.shape[2]))
+        return (whole.transpose(0, 1) if time else whole, *states)
+
+    return rule
+
+
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _RULES: dict[Any, Rule] = {
     aten.native_batch_norm.default: _batch_norm(aten.native_batch_norm.default),
@@ -130,6 +143,7 @@ _RULES: dict[Any, Rule] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.kaiser_window.beta: _window,
     aten.repeat_interleave.Tensor: _repeat_interleave,
+    **{func: _recurrent(func) for func in (aten.gru.input, aten.lstm.input, aten.rnn_relu.input, aten.rnn_tanh.input)},
 }
 
 
@@ -157,6 +171,18 @@ WITH_STATISTICS = frozenset({
     aten._native_batch_norm_legit.no_stats,
     aten._batch_norm_with_update.default,
 })  # fmt: skip
+
+
+# Attention with dropout is never recorded whole, so what PyTorch calls random draws nothing here.
+_DRAWS_NOTHING = frozenset({
+    aten.scaled_dot_product_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+})  # fmt: skip
+
+
+def is_random(func: Any) -> bool:
+    """Whether `func` draws random numbers, where it is recorded."""
+    return torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWS_NOTHING
 
 
 def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:

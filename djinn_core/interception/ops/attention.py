@@ -55,15 +55,18 @@ def attention(
     everything = (query, key, value, mask, dropout, causal)
     if torch_private.in_forward_mode() or not isinstance(query, LazyTensor):
         return take_apart(_WHOLE, everything, options)  # type: ignore[no-any-return]
-    if not dropout and not is_differentiated((query, key, value, mask)):
+    if not is_differentiated((query, key, value, mask)):
         return whole(_WHOLE, everything, options)  # type: ignore[no-any-return]
     return _as_chosen(everything, options)
 
 
 @handles(_WHOLE)
 def whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Attention without gradients: the executor chooses, unless the program restricts the choice (`sdpa_kernel`)."""
-    if flash_sdp_enabled() and math_sdp_enabled():
+    """Attention without gradients: the executor chooses, unless the program restricts the choice (`sdpa_kernel`).
+
+    Dropout draws random numbers, which the program must show.
+    """
+    if flash_sdp_enabled() and math_sdp_enabled() and not (len(args) > 4 and args[4]):
         return record(func, args, kwargs)
     missing: tuple[Any, ...] = _DEFAULTS[len(args) - 3 :]
     return _as_chosen((*args, *missing), kwargs)

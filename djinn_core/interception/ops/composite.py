@@ -25,6 +25,15 @@ KEPT_WHOLE = (
     aten.linear.default,
     aten.matmul.default,
     aten.layer_norm.default,
+    aten.rms_norm.default,
+)
+# These too, as long as they neither train nor need a gradient; see `evaluation`.
+IN_EVALUATION = (
+    aten.batch_norm.default,
+    aten.gru.input,
+    aten.lstm.input,
+    aten.rnn_relu.input,
+    aten.rnn_tanh.input,
 )
 
 # PyTorch takes these apart for every backend that has no kernel of its own, as the CPU and CUDA have. Their parts round
@@ -34,7 +43,7 @@ WITH_KERNELS = (
     aten.native_channel_shuffle.default,
     aten.silu_backward.default,
 )
-_RECORDED = frozenset({*KEPT_WHOLE, *WITH_KERNELS, aten.scaled_dot_product_attention.default})
+_RECORDED = frozenset({*KEPT_WHOLE, *IN_EVALUATION, *WITH_KERNELS, aten.scaled_dot_product_attention.default})
 
 
 def is_taken_apart(func: Any) -> bool:
@@ -69,7 +78,7 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> torch.library.Library:
     """Have `record` called for the ops that are kept whole; in force as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")
-    for func in KEPT_WHOLE:
+    for func in (*KEPT_WHOLE, *IN_EVALUATION):
         library.impl(func, _whole_unless_differentiated(func, record), "AutogradPrivateUse1")
     for func in WITH_KERNELS:
         library.impl(func, _kernel(func, record), "PrivateUse1")
@@ -98,4 +107,11 @@ def _whole_unless_differentiated(
 
 def is_differentiated(args: Iterable[Any]) -> bool:
     """Whether autograd notes what is done with these arguments."""
-    return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    return torch.is_grad_enabled() and _needs_gradient(args)
+
+
+def _needs_gradient(args: Iterable[Any]) -> bool:
+    return any(
+        _needs_gradient(a) if isinstance(a, (list, tuple)) else isinstance(a, torch.Tensor) and a.requires_grad
+        for a in args
+    )

@@ -60,9 +60,15 @@ def arange(start: Any, end: Any, step: Any = 1, **options: Any) -> torch.Tensor:
     return _make(aten.arange.start_step, (start, end, step), dtype, options.get("device"))  # type: ignore[no-any-return]
 
 
-def zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
-    """`aten::_efficientzerotensor`: forward-mode autograd's zeros without memory, here with."""
-    return _make(aten.zeros.default, (list(size),), options.get("dtype"), options.get("device"))  # type: ignore[no-any-return]
+def _filled(func: Any) -> Callable[..., torch.Tensor]:
+    """`aten::zeros`, `aten::ones` or `aten::scalar_tensor` as one instruction, in place of empty memory and a write."""
+
+    def kernel(what: Any, **options: Any) -> torch.Tensor:
+        _check_layout(options.get("layout"))
+        given = list(what) if isinstance(what, (list, tuple)) else what
+        return _make(func, (given,), options.get("dtype"), options.get("device"))  # type: ignore[no-any-return]
+
+    return kernel
 
 
 def _indices(func: Any) -> Callable[..., torch.Tensor]:
@@ -106,7 +112,10 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,
     "_copy_from": copy_from,
-    "_efficientzerotensor": zeros,
+    "_efficientzerotensor": _filled(aten.zeros.default),
+    "zeros": _filled(aten.zeros.default),
+    "ones": _filled(aten.ones.default),
+    "scalar_tensor": _filled(aten.scalar_tensor.default),
     "tril_indices": _indices(aten.tril_indices.default),
     "triu_indices": _indices(aten.triu_indices.default),
     "_local_scalar_dense": item,
