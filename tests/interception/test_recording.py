@@ -135,3 +135,59 @@ def test_a_recorded_instruction_is_small(embedded):
             recorder.limit = limit
     assert count == rounds * 4
     assert (after - before) / count < INSTRUCTION_BYTES
+
+
+def layer(name):
+    torch.manual_seed(0)
+    return {
+        "lstm": lambda: torch.nn.LSTM(4, 6, 2, bidirectional=True),
+        "lstm, batch first": lambda: torch.nn.LSTM(4, 6, batch_first=True),
+        "gru": lambda: torch.nn.GRU(4, 6),
+        "rnn": lambda: torch.nn.RNN(4, 6),
+        "batch norm": lambda: torch.nn.BatchNorm1d(5),
+        "rms norm": lambda: torch.nn.RMSNorm(4),
+    }[name]()
+
+
+LAYERS = ("lstm", "lstm, batch first", "gru", "rnn", "batch norm", "rms norm")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_layers_in_evaluation_are_one_instruction_of_any_length(embedded, name, mode):
+    local = layer(name).eval()
+    remote = layer(name).eval().to(DEVICE)
+    states = 2 if "lstm" in name or name in {"gru", "rnn"} else 0  # zeros to start from
+    for length in (3, 40):
+        x = torch.linspace(-1, 1, length * 20).view(length, 5, 4)
+        with mode():
+            far = x.to(DEVICE)
+            assert recorded(lambda far=far: remote(far)) <= 1 + states
+            there, here = remote(far), local(x)
+        for a, b in zip(leaves(there), leaves(here), strict=True):
+            assert torch.equal(a.cpu(), b)
+            assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.BatchNorm1d(5), lambda: torch.nn.GRU(4, 6, 2, dropout=0.5)])
+def test_layers_that_train_show_what_they_write_and_draw(embedded, make):
+    remote, x = make().train().to(DEVICE), torch.zeros(3, 5, 4, device=DEVICE)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert recorded(lambda: remote(x)) >= 3
+
+
+def leaves(value):
+    return [value] if isinstance(value, torch.Tensor) else [leaf for part in value for leaf in leaves(part)]
+
+
+def test_factories_are_one_instruction(embedded):
+    for make in (lambda: torch.zeros(2, 3, device=DEVICE), lambda: torch.ones((), dtype=torch.int8, device=DEVICE)):
+        assert recorded(make) == 1
+    made = (
+        torch.scalar_tensor(2, device=DEVICE),
+        torch.zeros(2, dtype=torch.bool, device=DEVICE),
+        torch.ones(3, device=DEVICE),
+    )
+    wanted = torch.scalar_tensor(2), torch.zeros(2, dtype=torch.bool), torch.ones(3)
+    assert [(t.dtype, t.tolist()) for t in made] == [(t.dtype, t.tolist()) for t in wanted]
