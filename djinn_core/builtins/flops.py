@@ -24,6 +24,7 @@ from djinn_core.torch_private import is_composite
 
 Shape = tuple[int, ...]
 Rule = Callable[[Sequence[Shape], Shape], float]
+RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 
 
 def flops_of(graph: Graph, node: Node) -> float:
@@ -92,15 +93,22 @@ def _attention_backward(operands: Sequence[Shape], _: Shape) -> float:
     return 4.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
+def _recurrent(operands: Sequence[Shape], _: Shape) -> float:
+    """Every row of every step meets every matrix of every layer."""
+    rows = math.prod(operands[0][:-1])
+    return 2.0 * rows * sum(math.prod(shape) for shape in operands[1:] if len(shape) == 2)
+
+
 def _nothing(_: Sequence[Shape], __: Shape) -> float:
     return 0.0
 
 
 # Ops that the counter takes apart on the meta device, and the kernels of which it knows nothing.
 _RULES: dict[str, Rule] = {
-    "layer_norm": _nothing,
+    **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _nothing),
     "linear": _linear,
     "matmul": _matmul,
+    **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(FUSED_ATTENTION, _attention),
     **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},
 }

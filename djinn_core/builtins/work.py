@@ -13,7 +13,7 @@ from typing import Literal
 import attrs
 import torch
 
-from djinn_core.builtins.flops import flops_of
+from djinn_core.builtins.flops import RECURRENT, flops_of
 from djinn_core.builtins.traffic import traffic_of
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
@@ -23,7 +23,7 @@ from djinn_core.ir.operators import allowed_operators, resolve
 from djinn_core.ir.values import TensorMeta
 
 Kind = Literal[
-    "view", "product", "convolution", "attention", "pointwise", "reduction", "normalisation", "softmax", "look_up", "copy",
+    "view", "product", "convolution", "attention", "recurrent", "pointwise", "reduction", "normalisation", "softmax", "look_up", "copy",
     "pooling", "sort", "scan", "random", "other",
 ]  # fmt: skip
 
@@ -41,7 +41,8 @@ class Work:
         flops: as PyTorch's counter counts them.
         operations: arithmetic that is really done, elementwise ops and reductions included.
         bytes_read, bytes_written: memory moved.
-        dims: of products, convolutions and attention, as products: (batch, rows, columns, contracted); otherwise
+        dims: of products, convolutions, attention and recurrent layers, as products: (batch, rows, columns, contracted);
+            otherwise
             (elements,), of the larger of operands and results.
         dtype: of the result.
         kernel: positions that a convolution's kernel covers.
@@ -137,6 +138,7 @@ _NAMED: dict[str, Kind] = {
     **dict.fromkeys(_CONVOLUTIONS, "convolution"),
     **dict.fromkeys(FUSED_ATTENTION, "attention"),
     **dict.fromkeys([f"{name}_backward" for name in FUSED_ATTENTION], "attention"),
+    **dict.fromkeys(RECURRENT, "recurrent"),
     **dict.fromkeys(_COPIES, "copy"),
     **dict.fromkeys(["sort", "topk", "argsort", "kthvalue", "median", "_unique2", "msort"], "sort"),
     **dict.fromkeys(["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "_cummax_helper"], "scan"),
@@ -202,6 +204,8 @@ def _dims(graph: Graph, node: Node, kind: Kind) -> tuple[int, ...]:
     if kind == "attention" and len(shapes) >= 3:
         query, key = shapes[1:3] if node.operation.endswith("_backward") else shapes[:2]
         return (math.prod(query[:-2]), query[-2], key[-2], query[-1])
+    if kind == "recurrent" and len(shapes) >= 2 and len(shapes[1]) == 3:
+        return _recurrent_dims(shapes)
     elements = sum(graph.meta(v).numel for v in node.outputs or dict.fromkeys(node.writes))
     if kind != "look_up":
         elements = max([elements, *(math.prod(s) for s in shapes)])
@@ -232,6 +236,16 @@ def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -
     if transposed:
         return (groups, positions, weight[1] * kernel, weight[0] // groups)
     return (groups, positions, weight[0] // groups, weight[1] * kernel)
+
+
+def _recurrent_dims(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """As products, one for each step of each layer and direction, with all that a step multiplies by."""
+    matrices = [shape for shape in shapes[1:] if len(shape) == 2]
+    layers, rows, _ = shapes[1]
+    steps = math.prod(shapes[0][:-1]) // max(1, rows)
+    columns = matrices[0][0] if matrices else 1
+    contracted = sum(map(math.prod, matrices)) // max(1, layers * columns)
+    return (steps * layers, rows, columns, contracted)
 
 
 def _kernel(graph: Graph, node: Node) -> int:

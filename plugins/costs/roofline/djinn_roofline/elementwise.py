@@ -230,6 +230,7 @@ _REDUCTIONS: dict[str, Make] = {
 }
 _NORMALISATIONS: dict[str, Make] = {
     "native_layer_norm": _layer_norm,
+    "rms_norm": _rows(lambda x: F.rms_norm(x, x.shape[-1:])),
     "native_layer_norm_backward": _layer_norm_backward,
     "native_batch_norm": _batch_norm(training=False),
     "native_batch_norm training": _batch_norm(training=True),

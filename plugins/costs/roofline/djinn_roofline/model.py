@@ -21,8 +21,9 @@ _VERSION = 1  # of what `fit` makes; what another version made is not understood
 _LIMIT = 65536
 # Ops that do what one that is measured does.
 _SAME_AS = {
-    "_fused_rms_norm": "native_layer_norm",
+    "_fused_rms_norm": "rms_norm",
     "_to_copy": "clone",
+    "batch_norm": "native_batch_norm",
     "bernoulli_": "bernoulli",
     "layer_norm": "native_layer_norm",
     "log_softmax": "_log_softmax",
@@ -81,7 +82,7 @@ class MeasuredRoofline:
             "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
         }
         more = [seconds[m.probe.name] - _alone(found, m) for m in mixed_probes() if m.probe.name in seconds]
-        return {**found, "between": max(0.0, float(np.mean(more)))} if more else found
+        return {**found, "between": max(0.0, *more)} if more else found
 
     def _cold_seconds(self, parameters: Mapping[str, Any], graph: Graph, node: Node, work: Work) -> float:
         """Time to read what the program was given, which it has been through all of since it last did."""
@@ -129,6 +130,8 @@ def _family(work: Work) -> str:
             return "grouped"
         family = "convolution_backward" if "backward" in work.operation else "convolution"
         return f"{family} 1" if work.kernel == 1 else family
+    if work.kind == "recurrent":
+        return "recurrent"
     if work.kind == "attention":
         return "attention_backward" if work.operation.endswith("_backward") else "attention"
     return "product"

@@ -17,7 +17,7 @@ from djinn.hooks import Probe
 aten = torch.ops.aten
 Family = Literal[
     "product", "convolution", "convolution 1", "grouped", "convolution_backward", "convolution_backward 1", "attention",
-    "attention_backward",
+    "attention_backward", "recurrent",
 ]  # fmt: skip
 _BUDGET = 2e8  # multiply-adds that one probe goes through
 
@@ -36,6 +36,9 @@ def shaped_probes() -> Iterator[Shaped]:
     yield from _products()
     yield from _convolutions()
     yield from _attentions()
+    for steps, rows, width in itertools.product((4, 16), (1, 16), (32, 128, 384)):
+        dims = (steps, rows, 4 * width, 2 * width)
+        yield _shaped("recurrent", f"{steps} {rows} {width}", dims, _recurrent(steps, rows, width))
 
 
 def _shaped(family: Family, label: str, dims: tuple[int, int, int, int], make: _Make) -> Shaped:
@@ -150,6 +153,16 @@ def _attention_backward(heads: int, queries: int, keys: int, width: int) -> _Mak
                 return torch.autograd.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), g)
 
         return run
+
+    return make
+
+
+def _recurrent(steps: int, rows: int, width: int) -> _Make:
+    def make(device: torch.device) -> Callable[[], object]:
+        x, state = torch.rand(steps, rows, width, device=device), torch.rand(1, rows, width, device=device)
+        matrix, bias = torch.rand(4 * width, width, device=device) / width, torch.rand(4 * width, device=device)
+        weights = [matrix, matrix.clone(), bias, bias.clone()]
+        return lambda: torch.lstm(x, (state, state), weights, True, 1, 0.0, False, False, False)
 
     return make
 
