@@ -134,3 +134,8 @@ def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     every = torch.nn.modules.module
     kept = (every._global_forward_hooks, every._global_forward_pre_hooks)
     return [hook for hooks in (*kept, module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values()]
+
+
+def writes_to(tensor: torch.Tensor) -> int:
+    """How often PyTorch has written to the tensor's memory; 0 where it does not count that."""
+    return 0 if tensor.is_inference() else tensor._version

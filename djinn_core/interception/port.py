@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -89,8 +89,8 @@ class Runtime(Protocol):
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Make `source` (a CPU tensor) the value `handle`; `source` is the caller's again when this returns."""
 
-    def expect_uploads(self, nbytes: int) -> None:
-        """Uploads of `nbytes` in all will follow; for whoever shows how far they are."""
+    def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These CPU tensors will be uploaded next, one after the other, and are not written before."""
 
     def figures(self, *, reset_peak: bool = False) -> Mapping[str, int]:
         """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -14,9 +15,10 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.runtime.compressing import Compressing
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.stats import Stats
+from djinn_core.torch_objects import writes_to
 from djinn_core.wire.compression import PLANES_ZSTD
 from djinn_core.wire.content import digest_of_content
-from djinn_core.wire.messages import Offer, Recalled, TensorHeader, Upload, Want, encode
+from djinn_core.wire.messages import HAVE_LIMIT, Had, Have, Offer, Recalled, TensorHeader, Upload, Want, encode
 from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
 
 CHUNK: Final = 64 << 20  # bytes of an upload that travel in one frame
@@ -44,7 +46,17 @@ class _Upload:
 
     header: TensorHeader
     data: memoryview
+    copied: bool = False  # `data` is not the caller's memory
+    promised: bool = False  # the executor holds on to these bytes
     sent: int = 0
+
+
+_Content = tuple[int, int, int]
+
+
+def _content(tensor: torch.Tensor) -> _Content:
+    """What tells a tensor's bytes apart for a moment: where they are, how many, and how often they were written."""
+    return tensor.data_ptr(), tensor.nbytes, writes_to(tensor)
 
 
 class Uploads:
@@ -62,30 +74,57 @@ class Uploads:
         self._open: dict[int, _Upload] = {}
         self._held = 0
         self._wanted: deque[int] = deque()
+        self._asked: deque[list[bytes]] = deque()
+        self._promised: set[bytes] = set()
+        self._digests: dict[_Content, bytes] = {}
         self._sending = False
 
     @property
     def unanswered(self) -> bool:
-        """Whether an offer waits for its answer, or for its bytes to be sent."""
-        return bool(self._open)
+        """Whether the executor has something to say, or an offer waits for its bytes to be sent."""
+        return bool(self._open or self._asked)
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
         header, data = tensor_to_wire(source)
         if self._offers and data.nbytes >= OFFER_BYTES:
-            self._offer(handle, header, data)
+            self._offer(handle, header, data, self._digests.pop(_content(source), b""))
         else:
             self._send(handle, _Upload(header, data))
 
-    def answered(self, answer: Want | Recalled) -> None:
+    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These will be uploaded next: ask for all large ones at once whether the executor has them."""
+        large = [t for t in tensors if t.nbytes > COPY_BYTES][:HAVE_LIMIT] if self._offers else []
+        if len(large) < 2:
+            return
+        digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
+        self._digests = dict(zip(map(_content, large), digests, strict=True))
+        self._asked.append(digests)
+        self._channel.send(Frame(encode(Have(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
+        self._stats.round_trips += 1
+        while self._asked:
+            self._channel.take_next()
+
+    def answered(self, answer: Want | Recalled | Had) -> None:
         """Note what the executor says of an offer; what it wants goes with the next `send_wanted`.
 
         Raises:
-            ProtocolError: there was no such offer.
+            ProtocolError: there was no such offer, or it wants what it has promised to hold.
         """
-        if answer.handle not in self._open:
+        if isinstance(answer, Had):
+            asked = self._asked.popleft() if self._asked else []
+            if len(asked) != len(answer.found):
+                raise ProtocolError(
+                    f"the executor says of {len(answer.found)} tensors whether it has them, not {len(asked)}"
+                )
+            self._promised = {digest for digest, found in zip(asked, answer.found, strict=True) if found}
+            return
+        offered = self._open.get(answer.handle)
+        if offered is None:
             raise ProtocolError(f"the executor answers an offer of {answer.handle}, which was not made")
         if isinstance(answer, Want):
+            if offered.promised:
+                raise ProtocolError("the executor wants bytes that it said it had")
             self._wanted.append(answer.handle)
         else:
             size = self._close(answer.handle)
@@ -109,13 +148,19 @@ class Uploads:
         finally:
             self._sending = False
 
-    def _offer(self, handle: int, header: TensorHeader, data: memoryview) -> None:
-        """Offer `data`, of which a copy is kept unless it is large: then this waits for the answer."""
-        large = data.nbytes > COPY_BYTES
-        offered = _Upload(header, data if large else memoryview(bytes(data)))
-        digest = digest_of_content(offered.data)
+    def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
+        """Offer `data`. A copy is kept, unless the executor has promised to have it, or it is large: then this waits.
+
+        `digest` may be empty; then it is that of the copy, which another thread cannot write meanwhile.
+        """
+        promised = digest in self._promised
+        self._promised.discard(digest)  # once
+        large = not promised and data.nbytes > COPY_BYTES
+        copied = not promised and not large
+        offered = _Upload(header, memoryview(bytes(data)) if copied else data, copied, promised)
+        digest = digest or digest_of_content(offered.data)
         self._open[handle] = offered
-        self._held += data.nbytes
+        self._held += data.nbytes if copied else 0
         try:
             self._channel.send(
                 Frame(encode(Offer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)))
@@ -129,6 +174,7 @@ class Uploads:
         """Wait until the caller's memory is not needed any more, and not too much waits."""
         try:
             self._channel.take_what_came()
+            self._stats.round_trips += large and handle in self._open
             while (large and handle in self._open) or self._held > HELD_BYTES:
                 self._channel.take_next()
         except BaseException:  # the caller takes its memory back, and the executor waits for what it wants
@@ -140,7 +186,7 @@ class Uploads:
         """The offer is answered, and its bytes were sent if they were wanted; how many they are."""
         offered = self._open.pop(handle, None)
         size = offered.data.nbytes if offered is not None else 0
-        self._held -= size
+        self._held -= size if offered is not None and offered.copied else 0
         return size
 
     def _send(self, handle: int, upload: _Upload) -> None:

@@ -38,6 +38,7 @@ from djinn_core.wire.messages import (
     Figures,
     First,
     Goodbye,
+    Had,
     NeedTemplate,
     Query,
     Recalled,
@@ -191,9 +192,10 @@ class Session:
         self._make_room(source.nbytes)
         self._uploads.upload(handle, source)
 
-    def expect_uploads(self, nbytes: int) -> None:
+    def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`."""
-        self._observers.tell("uploading", bytes=nbytes)
+        self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
+        self._uploads.expect(tensors)
 
     def _make_room(self, nbytes: int) -> int:
         """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
@@ -343,7 +345,7 @@ class Session:
             self._complete(message, body)
         elif isinstance(message, NeedTemplate):
             self._define(message)
-        elif isinstance(message, Want | Recalled):
+        elif isinstance(message, Want | Recalled | Had):
             self._uploads.answered(message)
         elif isinstance(message, Figures):
             self._figures.append(message)

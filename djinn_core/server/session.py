@@ -37,6 +37,7 @@ from djinn_core.wire.messages import (
     Figures,
     First,
     Goodbye,
+    Have,
     NeedTemplate,
     Offer,
     Query,
@@ -135,6 +136,8 @@ class ExecutorSession:
         elif isinstance(message, Offer):
             recalled = self._uploads.consider(message)
             connection.send(Frame(encode((Recalled if recalled else Want)(message.handle))))
+        elif isinstance(message, Have):
+            connection.send(Frame(encode(self._uploads.hold(message))))
         elif isinstance(message, Query):
             figures = self.figures()
             if message.reset_peak:

@@ -13,7 +13,7 @@ from djinn_core.hookspecs.transports import Buffer
 from djinn_core.server.store import WeightStore
 from djinn_core.server.values import Poison, ValueTable
 from djinn_core.wire.compression import expanded
-from djinn_core.wire.messages import Failure, Offer, Upload
+from djinn_core.wire.messages import HAVE_LIMIT, Failure, Had, Have, Offer, Upload
 from djinn_core.wire.tensors import dtype_from_name
 
 
@@ -38,6 +38,27 @@ class Uploads:
         self._store = store
         self.wanted: dict[int, bytes] = {}
         self._partial: dict[int, _Partial] = {}
+        self._held: dict[bytes, torch.Tensor] = {}
+
+    def hold(self, have: Have) -> Had:
+        """Say which bytes are here, and hold on to them, so that they are still here when they are offered."""
+        if len(have.sizes) != len(have.digests):
+            raise ProtocolError(f"{len(have.digests)} digests come with {len(have.sizes)} sizes")
+        return Had(tuple([self._hold(d, n) for d, n in zip(have.digests, have.sizes, strict=True)]))
+
+    def _hold(self, digest: bytes, size: int) -> bool:
+        if self._store is None or len(self._held) >= HAVE_LIMIT:
+            return False
+        data = self._store.find(digest, size)
+        if data is not None:
+            self._held[digest] = data
+        return data is not None
+
+    def _find(self, offer: Offer) -> torch.Tensor | None:
+        held = self._held.pop(offer.digest, None)
+        if held is not None and held.nbytes == offer.size:
+            return held
+        return self._store.find(offer.digest, offer.size) if self._store is not None else None
 
     def consider(self, offer: Offer) -> bool:
         """Make a value of what was offered, if its bytes are here; whether they are. Otherwise they are wanted.
@@ -47,7 +68,7 @@ class Uploads:
         """
         header = Upload(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
         self._check_new(header)
-        data = self._store.find(offer.digest, offer.size) if self._store is not None else None
+        data = self._find(offer)
         if data is None:
             self.wanted[offer.handle] = offer.digest
             return False

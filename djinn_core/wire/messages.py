@@ -15,10 +15,12 @@ from djinn_core.ir.form import Form
 from djinn_core.wire.bindings import Changes, Handles, Rebound, Slot
 
 PROTOCOL_VERSION = 1
+HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Secret = Annotated[str, msgspec.Meta(max_length=512)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 
 
@@ -160,7 +162,20 @@ class Offer(Message, frozen=True):
     shape: Dimensions
     stride: Dimensions
     size: Count
-    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    digest: Digest
+
+
+class Have(Message, frozen=True):
+    """Which of these bytes (size and digest) has the executor? It holds on to those until they are offered once."""
+
+    sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
+    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
+
+
+class Had(Message, frozen=True):
+    """Answer to `Have`, in the same order."""
+
+    found: tuple[bool, ...]
 
 
 class Want(Message, frozen=True):
@@ -361,6 +376,8 @@ AnyMessage = (
     | Attached
     | Upload
     | Offer
+    | Have
+    | Had
     | Want
     | Recalled
     | Submit

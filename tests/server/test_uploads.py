@@ -96,6 +96,22 @@ def test_what_the_server_has_on_disk_is_not_sent_by_the_first_client_either(keep
     )
 
 
+def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
+    monkeypatch.setattr(offers, "COPY_BYTES", 1 << 18)
+    local = load_file(keeping)
+    model = torch.nn.ParameterList(torch.nn.Parameter(local[f"{n}.weight"]) for n in range(1, 6))
+    model.append(torch.nn.Parameter(torch.randn(256, 512)))
+    model.append(torch.nn.Parameter(local["1.weight"].clone()))
+    model.append(torch.nn.Parameter(torch.randn(7)))
+    expected = [parameter.detach().clone() for parameter in model]
+    djinn.reset_stats()
+    model.to("remote_accelerator:0")
+    assert djinn.stats()["round_trips"] <= 3, "for all; for that which nobody has; for that which comes twice"
+    for parameter, right in zip(model, expected, strict=True):
+        assert torch.equal(parameter.cpu(), right)
+    assert not client._state.session._uploads.unanswered
+
+
 def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     weights = torch.randn(2 << 20).to(torch.bfloat16)
     deciding = client._state.session._uploads._compressing

@@ -14,8 +14,8 @@ class Expected(Protocol):
     def take(self, key: int) -> torch.Tensor | None:
         """The elements of the value `key`, where it was expected; asks for all that are, the first time."""
 
-    def to_upload(self) -> int:
-        """Bytes that will be uploaded one after the other, where that is known; once, and 0 afterwards."""
+    def to_upload(self) -> list[torch.Tensor]:
+        """CPU tensors that will be uploaded one after the other, where that is known; once, and none afterwards."""
 
     def saw(self, storage: Any) -> None:
         """A remote storage was looked at, and may be fetched whole."""

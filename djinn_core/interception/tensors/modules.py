@@ -16,7 +16,7 @@ import torch
 from djinn_core import torch_objects
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion
 from djinn_core.interception.tensors.subclasses import class_of_user, remote_class
-from djinn_core.interception.tensors.together import Together, expecting, nbytes_here, tensors_of
+from djinn_core.interception.tensors.together import Together, expecting, tensors_here, tensors_of
 from djinn_core.torch_private import ModuleApply
 
 _OF_THE_VALUE = ("remote", "_is_param")  # attributes that go with the data; all others stay with the object
@@ -36,7 +36,7 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
         held = torch_objects.held_by_script(module)
         outer, conversion.active = conversion.active, True
         try:
-            with expecting(Together(lambda: tensors_of(module), lambda: nbytes_here(module))):
+            with expecting(Together(lambda: tensors_of(module), lambda: tensors_here(module))):
                 return _apply_swapping(apply, module, fn, *args, **kwargs)
         finally:
             conversion.active = outer

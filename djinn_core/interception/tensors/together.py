@@ -45,10 +45,10 @@ class _Coming:
 class Together:
     """Expects the values of `upcoming`, by key; that is called once, at the first fetch."""
 
-    def __init__(self, upcoming: Callable[[], dict[int, Value]], sized: Callable[[], int] = lambda: 0) -> None:
-        """`sized`: how many bytes will be uploaded instead, should that be what the block does."""
+    def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
+        """`here`: what will be uploaded instead, should that be what the block does."""
         self._upcoming = upcoming
-        self._sized: Callable[[], int] | None = sized
+        self._here: Callable[[], list[torch.Tensor]] | None = here
         self._left: dict[int, Value] | None = None
         self._coming: dict[int, _Coming] = {}
 
@@ -59,10 +59,10 @@ class Together:
         coming = self._coming.pop(key, None)
         return None if coming is None else coming.take()
 
-    def to_upload(self) -> int:
+    def to_upload(self) -> list[torch.Tensor]:
         """As `Expected.to_upload`."""
-        sized, self._sized = self._sized, None
-        return sized() if sized is not None else 0
+        found, self._here = self._here, None
+        return found() if found is not None else []
 
     def saw(self, storage: Any) -> None:
         """Nothing: what comes is known."""
@@ -128,9 +128,9 @@ def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
     return by_handle(chain(parameters, gradients, module.buffers()))
 
 
-def nbytes_here(module: torch.nn.Module) -> int:
-    """Bytes of what `module` has on this machine."""
-    return sum(t.nbytes for t in chain(module.parameters(), module.buffers()) if t.device.type == "cpu")
+def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
+    """What `module` has on this machine."""
+    return [t for t in chain(module.parameters(), module.buffers()) if t.device.type == "cpu"]
 
 
 def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
