@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import attrs
 
 from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT
-from djinn_core.ir.graph import Graph
+from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.stages.annotating.inputs import Inputs
 from djinn_core.stages.annotating.states import States
 from djinn_core.stages.annotating.training import Training
 
+_ATTENTIONS_PER_CACHE = 3
 CACHED = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
 
 
@@ -25,7 +27,7 @@ class Judgement:
     reason: str
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Evidence:
     """A graph with what was found in it."""
 
@@ -39,6 +41,10 @@ class Evidence:
     def count(self, operations: frozenset[str]) -> int:
         """How many ops there are of these."""
         return sum(len(self.graph.by_op.get(o, ())) for o in operations)
+
+    def nodes(self, operations: frozenset[str]) -> list[Node]:
+        """The ops of these."""
+        return [self.graph.nodes[i] for o in sorted(operations) for i in self.graph.by_op.get(o, ())]
 
     @property
     def kinds(self) -> frozenset[Modality]:
@@ -66,11 +72,17 @@ class Evidence:
         """The matches of a pattern."""
         return [m for m in self.matches if m.pattern == pattern]
 
-    @property
+    @cached_property
     def cached(self) -> list[ExecutionPhase]:
-        """Phases of the matches that reveal prefill or decode; where there are none, what other states reveal."""
+        """Phases of the matches that reveal prefill or decode; where there are none, what other states reveal.
+
+        A few caches beside many attentions without one are taken for something else that is kept.
+        """
         found = [m.phase for m in self.matches if m.phase in CACHED]
-        other = None if found else self.states.phase(self.inputs.tokens)
+        attentions = len(self.of("attention"))
+        if len(found) * _ATTENTIONS_PER_CACHE < attentions:
+            found = []
+        other = None if found else self.states.phase(self.inputs.tokens, attention=bool(attentions))
         return [other] if other is not None else found
 
     @property

@@ -94,15 +94,22 @@ def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int
 def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
     """Beside data, other integers of the same sizes are its masks, positions or types."""
     pictures = {graph.meta(v).shape[-2:] for v, kind in kinds.items() if kind is Modality.VISION}
-    rows = {(graph.meta(v).shape or (0,))[0] for v, kind in kinds.items() if kind is Modality.TEXT}
+    tokens = {graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.TEXT}
     for value in graph.inputs:
         meta = graph.meta(value)
         if value in kinds or value in weights or meta.dtype.is_floating_point or len(meta.shape) < 2:
             continue
         if meta.shape[-2:] in pictures and len(meta.shape) > 2:
             kinds[value] = Modality.VISION
-        elif meta.shape[0] in rows and meta.dtype != torch.uint8:
+        elif meta.dtype != torch.uint8 and any(_is_mask(meta.shape, shape) for shape in tokens):
             kinds[value] = Modality.TEXT
+
+
+def _is_mask(shape: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
+    """Whether there is one integer for each token; in decoding, for each of those before as well."""
+    if len(tokens) < 2 or shape[0] != tokens[0]:
+        return False
+    return shape[-1] == tokens[-1] or tokens[-1] == 1 or (shape[-1] > tokens[-1] and len(shape) == 2)
 
 
 def _other_weights(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> set[int]:

@@ -30,18 +30,24 @@ class States:
         created: storages that the program makes and leaves.
         values: all values that look at these.
         lengths: how long those were that are appended to.
+        generates: whether scores are made for the last tokens only, and what earlier layers made is kept.
     """
 
     before: frozenset[int]
     created: frozenset[int]
     values: frozenset[int]
     lengths: tuple[int, ...]
+    generates: bool = False
 
-    def phase(self, tokens: int) -> ExecutionPhase | None:
-        """What a program does that takes so many tokens at once: decode where states were there before."""
+    def phase(self, tokens: int, attention: bool) -> ExecutionPhase | None:
+        """What a program does that takes so many tokens at once: decode where states were there before.
+
+        Beside attention, new buffers that are filled say nothing: much of it works in blocks.
+        """
         if self.before and (tokens == 1 or any(length > tokens for length in self.lengths)):
             return ExecutionPhase.LLM_DECODE
-        return ExecutionPhase.LLM_PREFILL if self.before or self.created else None
+        created = self.created and not attention
+        return ExecutionPhase.LLM_PREFILL if self.before or created or self.generates else None
 
 
 NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
@@ -58,7 +64,33 @@ def states_in(graph: Graph, inputs: Inputs) -> States:
     values = {v for v in (*graph.inputs, *graph.outputs) if storage_of(v) in written | filled | appended.keys()}
     values |= {v for v in graph.outputs if storage_of(v) in appended.values()}
     lengths = [max(graph.meta(v).shape) for v in graph.inputs if storage_of(v) in appended]
-    return States(frozenset(written | appended.keys()), frozenset(filled), frozenset(values), tuple(lengths))
+    before = frozenset(written | appended.keys())
+    return States(before, frozenset(filled), frozenset(values), tuple(lengths), _generates(graph, inputs))
+
+
+def _generates(graph: Graph, inputs: Inputs) -> bool:
+    """Whether scores are made for fewer positions than there are tokens, while results of layers before them are kept."""
+    head = vocabulary_head(graph, inputs)
+    if head is None or inputs.tokens < 2:
+        return False
+    scored = graph.meta(graph.nodes[head].outputs[0]).shape
+    if len(scored) < 2 or scored[-2] >= inputs.tokens:
+        return False
+    makers = (graph.producer(v) for v in graph.outputs if len(graph.meta(v).shape) > 2)
+    return sum(m is not None and m.id < head for m in makers) > 1
+
+
+def vocabulary_head(graph: Graph, inputs: Inputs) -> int | None:
+    """The last layer, where its result has one score for each row of a table of tokens."""
+    rows = {
+        graph.meta(graph.nodes[n].inputs[0]).shape[0]
+        for n, kind in inputs.entries.items()
+        if kind is Modality.TEXT and graph.nodes[n].operation == "embedding"
+    }
+    last = max((i for o in ("linear", "addmm", "mm", "matmul") for i in graph.by_op.get(o, ())), default=None)
+    if last is None or not graph.nodes[last].outputs:
+        return None
+    return last if (graph.meta(graph.nodes[last].outputs[0]).shape or (0,))[-1] in rows else None
 
 
 def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int], set[int]]:

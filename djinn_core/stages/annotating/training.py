@@ -18,6 +18,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.stages.annotating.inputs import LAYERS, Inputs
 
 _ONES = frozenset({"full_like", "ones_like"})
+_NEW = frozenset({"new_empty", "new_empty_strided"})
 # In a backward pass these make the gradients of layers, which no optimizer does.
 _OF_LAYERS = frozenset({
     "addmm", "baddbmm", "bmm", "embedding_dense_backward", "index_add", "index_add_", "linear", "matmul", "mm",
@@ -135,7 +136,8 @@ def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
     while last + 1 < end:
         node = graph.nodes[last + 1]
         added = node.operation == "add" and len(flow.sources[node.id]) == 2
-        if not flow.looks[node.id] and not (added and all(s >= 0 and derived[s] for s in flow.operands(node))):
+        looks = flow.looks[node.id] or node.operation in _NEW  # a copy in the layout of the weight
+        if not looks and not (added and all(s >= 0 and derived[s] for s in flow.operands(node))):
             break
         last += 1
     return last
