@@ -36,14 +36,17 @@ class OverTransport:
 
     def __init__(self, transport, url: str) -> None:
         self.transport, self.url = transport, url
+        self.done = threading.Event()
 
     def serve(self, started) -> None:
         def accept(connection) -> None:
             while True:
                 connection.send(connection.receive())
 
-        started(self.transport.listen(self.url, LIMITS, accept).url)
-        threading.Event().wait()
+        listener = self.transport.listen(self.url, LIMITS, accept)
+        started(listener.url)
+        self.done.wait()
+        listener.close()
 
     def connect(self, address: str) -> None:
         self.connection = self.transport.connect(address, LIMITS, 10)
@@ -55,6 +58,7 @@ class OverTransport:
 
     def close(self) -> None:
         self.connection.close()
+        self.done.set()
 
 
 @contextmanager
@@ -72,7 +76,7 @@ def beside(contestant, effort: Effort) -> Iterator[Run]:
         contestant.close()
         if not effort.small:
             other.kill()
-            other.join()
+        other.join()
 
 
 def against(reference, ours, size: int, times: int, effort: Effort) -> Outcome:

@@ -118,8 +118,7 @@ def measured(prefix: list[str], host: str, way: Callable[[int], tuple[str, int]]
                 found.append(time.perf_counter() - start)
         yield statistics.median(found)
     finally:
-        echo.kill()
-        echo.wait()
+        _end(echo)
 
 
 # --- network namespaces ------------------------------------------------------------------------------------------
@@ -154,9 +153,15 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
         yield inside
     finally:
         for process in filter(None, (bridge, holder)):
-            process.kill()
-            process.wait()
+            _end(process)
         subprocess.run(["ip", "link", "del", names[0]], capture_output=True, check=False)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _await_namespace(pid: int) -> None:
@@ -257,8 +262,7 @@ def relayed(stack: ExitStack, conditions: Conditions, port: int) -> tuple[str, i
     rate = (conditions.bits_per_second or 0.0) / 8
     command = [sys.executable, str(HERE), "--delay", str(conditions.round_trip / 2), "--rate", str(rate)]
     relay_process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True)
-    stack.callback(relay_process.wait)
-    stack.callback(relay_process.kill)
+    stack.callback(_end, relay_process)
     return "127.0.0.1", int(relay_process.stdout.readline())
 
 

@@ -107,7 +107,7 @@ def unpack(value: Any) -> Any:
 
 def rpc_server(listener: Listener) -> None:
     """Runs one op after the other."""
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     values: dict[int, torch.Tensor] = {}
     number = itertools.count()
 
@@ -139,9 +139,11 @@ def rpc_server(listener: Listener) -> None:
                 del values[handle]
 
 
-def rpc() -> Callable[[], object]:
+def rpc(beside: Callable[..., Any] | None = None) -> Callable[[], object]:
+    """`beside` makes what the server runs in; a process, if it is not given."""
     listener = Listener(("127.0.0.1", 0), authkey=KEY)
-    multiprocessing.get_context("fork").Process(target=rpc_server, args=(listener,), daemon=True).start()
+    beside = beside or multiprocessing.get_context("fork").Process
+    beside(target=rpc_server, args=(listener,), daemon=True).start()
     Remote.connection = Client(listener.address, authkey=KEY)
     model = toy()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import tempfile
+import threading
 
 import numpy as np
 
@@ -30,17 +30,17 @@ class RawSocket:
         self.family = family
 
     def serve(self, started) -> None:
-        listener = socket.socket(self.family)
-        address = ("127.0.0.1", 0) if self.family == socket.AF_INET else tempfile.mktemp(prefix="bench-")
-        listener.bind(address)
-        listener.listen()
-        started(listener.getsockname())
-        sock, _ = listener.accept()
-        self._set(sock)
-        while header := sock.recv(8, socket.MSG_WAITALL):
-            view = fresh(int.from_bytes(header, "little"))
-            receive_exactly(sock, view)
-            self._send(sock, view)
+        with socket.socket(self.family) as listener:
+            listener.bind(("127.0.0.1", 0) if self.family == socket.AF_INET else tempfile.mktemp(prefix="bench-"))
+            listener.listen()
+            started(listener.getsockname())
+            sock, _ = listener.accept()
+        with sock:
+            self._set(sock)
+            while header := sock.recv(8, socket.MSG_WAITALL):
+                view = fresh(int.from_bytes(header, "little"))
+                receive_exactly(sock, view)
+                self._send(sock, view)
 
     def connect(self, address) -> None:
         self.sock = socket.socket(self.family)
@@ -68,9 +68,11 @@ class RawSocket:
 class PlainAiohttp:
     """POST in chunks from a generator, read by chunks into memory of the right size; the answer likewise."""
 
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
     def serve(self, started) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._serve(started))
+        asyncio.run(self._serve(started))
 
     async def _serve(self, started) -> None:
         from aiohttp import web
@@ -89,7 +91,8 @@ class PlainAiohttp:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         started(runner.addresses[0][1])
-        await asyncio.Event().wait()
+        await asyncio.to_thread(self.done.wait)
+        await runner.cleanup()
 
     def connect(self, port: int) -> None:
         from aiohttp import ClientSession
@@ -117,6 +120,7 @@ class PlainAiohttp:
     def close(self) -> None:
         self.loop.run_until_complete(self.session.close())
         self.loop.close()
+        self.done.set()
 
 
 async def fill(view: memoryview, stream) -> None:

@@ -1,0 +1,142 @@
+"""The benchmarks work, in their shortest form; what they count, and does not depend on time, is within its bar."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A script of the folder, imported."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+@pytest.fixture
+def run(module, connect, url_of, capsys, monkeypatch):
+    """What a script prints as JSON, in its shortest form, with the server of the tests in place of one of its own."""
+
+    @contextmanager
+    def connected(*_, **__):
+        with connect(url_of("tcp")):
+            yield
+
+    def run(name, *cases):
+        script, measuring = module(name), module("measuring")
+        if hasattr(script, "connected"):
+            monkeypatch.setattr(script, "connected", connected)
+        wanted = ["--case", ",".join(cases)] if cases else []
+        # A thread of its own records a program of its own: what others have recorded stays as it is.
+        thread = threading.Thread(target=measuring.main, args=(name, script.CASES, ["--small", "--json", *wanted]))
+        thread.start()
+        thread.join()
+        printed = capsys.readouterr().out.splitlines()
+        found = json.loads(printed[-1])
+        assert set(found) == set(cases or [case.name for case in script.CASES]), "\n".join(printed)
+        bars = {case.name: case.bar for case in script.CASES}
+        return {name: (value, bars[name]) for name, value in found.items()}
+
+    return run
+
+
+def assert_met(found, *names):
+    for name in names:
+        value, bar = found[name]
+        assert value <= bar, f"{name}: {value}, at most {bar}"
+
+
+def test_capture(run, embedded):
+    assert_met(run("bench_capture", "instruction_bytes", "capture_decode_step", "capture_add"), "instruction_bytes")
+
+
+def test_bytes(run):
+    names = ("decode_bytes_sent", "element_bytes_received")
+    assert_met(run("bench_bytes", *names), *names)
+
+
+def test_tensors(run):
+    assert_met(run("bench_tensors"), "copies")
+
+
+def test_transports(run):
+    run("bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission", "submission_with_an_op")
+
+
+def test_models(run):
+    run("bench_models", "toy_decode")
+
+
+def test_a_relay_delays(module):
+    links = module("links")
+    with links.ExitStack() as stack:
+        way = links.partial(links.relayed, stack, links.Conditions(round_trip=0.01))
+        with links.measured([], "127.0.0.1", way) as seconds:
+            assert seconds >= 0.01
+
+
+def test_a_bridge_between_namespaces_delays(module):
+    links = module("links")
+    if not links.permitted():
+        pytest.skip("network namespaces are not permitted here")
+    with (
+        links.namespace(links.Conditions(round_trip=0.01, bits_per_second=1e9)) as inside,
+        links.measured(inside, links.SERVER, lambda port: (links.SERVER, port)) as seconds,
+    ):
+        assert seconds >= 0.01
+
+
+def test_every_op_a_call(module):
+    step = module("peers").rpc(beside=threading.Thread)
+    here = module("peers").local()
+    assert [step() for _ in range(3)] == [here() for _ in range(3)]
+
+
+def test_a_case_that_breaks_is_told_and_the_others_go_on(module, capsys):
+    measuring = module("measuring")
+
+    def breaks(_):
+        raise ValueError("broken on purpose")
+
+    def missing(_):
+        raise measuring.CannotMeasureError("no such thing here")
+
+    cases = (
+        measuring.Case("one", 1, breaks),
+        measuring.Case("two", 1, missing),
+        measuring.Case("three", 1, lambda _: measuring.Outcome(2.0)),
+    )
+    with pytest.raises(SystemExit):
+        measuring.main("title", cases, ["--json"])
+    printed = capsys.readouterr()
+    assert "broken on purpose" in printed.err
+    assert "no such thing here" in printed.out
+    assert "missed" in printed.out
+    assert json.loads(printed.out.splitlines()[-1]) == {"three": 2.0}
+
+
+def test_the_picture_and_the_table(module, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    measuring, plot = module("measuring"), module("plot")
+    monkeypatch.setattr("sys.argv", ["bench_things.py"])
+    case = measuring.Case("some_thing", 2.0, lambda _: measuring.Outcome(1.0, {"alone ms": 3.0}))
+    measuring.main("title", [case], ["--save", str(tmp_path)])
+    page, picture = tmp_path / "page.md", tmp_path / "picture.svg"
+    page.write_text(f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter\n")
+    monkeypatch.setattr(
+        "sys.argv", ["plot.py", "--results", str(tmp_path), "--picture", str(picture), "--page", str(page)]
+    )
+    plot.main()
+    text = page.read_text()
+    assert "| things | some thing | 1 | 2 | met | alone ms 3 |" in text
+    assert "old" not in text
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    assert "<svg" in picture.read_text()
