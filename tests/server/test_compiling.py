@@ -1,0 +1,294 @@
+"""Hot templates: what is compiled, when it is used, and that nothing changes by it. A real client, an executor inline."""
+
+from __future__ import annotations
+
+import time
+import weakref
+
+import pytest
+import torch
+
+import djinn
+from djinn.hooks import hookimpl
+from djinn_core.server import session
+from djinn_core.server.compiling import compiling
+from djinn_core.server.compiling.heat import Adopted, Left, Thresholds, Waiting
+
+DEVICE = "remote_accelerator:0"
+QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, timed=2, gain=float("inf"), misses=4, tries=2)
+RUNS = 16  # from cold to adopted, with some to spare
+
+
+class Compiler:
+    """Stands for a compiler: runs the graph as it is, on this thread, and counts; `spoil` changes results."""
+
+    name = "counting"
+
+    def __init__(self, spoil=None, error=None):
+        self.spoil, self.error = spoil, error
+        self.contexts, self.runs = [], 0
+
+    def compile(self, context):
+        self.contexts.append(context)
+        if self.error is not None:
+            raise self.error
+
+        def replay(inputs):
+            self.runs += 1
+            results = [result.clone() for result in context.graph_module(*inputs)]
+            return [self.spoil(result) for result in results] if self.spoil else results
+
+        return replay
+
+
+class Plugin:
+    name = "counting"
+    djinn_api_version = 1
+
+    def __init__(self, compiler):
+        self.compiler = compiler
+
+    @hookimpl
+    def djinn_register_compilers(self):
+        return [self.compiler]
+
+
+@pytest.fixture
+def compiling_with(monkeypatch):
+    """A function: `remote_accelerator` has hot templates compiled by the compiler that it is given."""
+    monkeypatch.setenv("DJINN_CONFIG", "/dev/null")
+
+    def begin(compiler, thresholds=QUICK):
+        monkeypatch.setattr(compiling, "Thresholds", lambda: thresholds)
+        _earlier.update(session._devices)
+        djinn.configure(executor="inline", plugins=[Plugin(compiler)], compilers=["counting"], threads=1)
+        return compiler
+
+    yield begin
+    djinn.configure()
+
+
+_earlier = weakref.WeakSet()  # devices of executors before the present one
+
+
+def phases():
+    """What each template of the present executor is in, by its length; nothing waits for a compiler any more."""
+    found = {}
+    for runtime, device in list(session._devices.items()):
+        if runtime not in _earlier and device.compiling is not None:
+            for hot in device.compiling._templates.values():
+                while type(hot.phase) is Waiting:
+                    time.sleep(0.001)
+                found[hot.template.source] = hot.phase
+    return list(found.values())
+
+
+def repeat(function, *inputs, times=RUNS):
+    """Call `function` so often, with what is in `inputs` fetched afterwards; the last results."""
+    for _ in range(times):
+        result = function(*inputs)
+        fetched = [tensor.cpu() for tensor in (result if isinstance(result, tuple) else (result,))]
+        phases()
+    return fetched
+
+
+def gated(x, w):
+    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    y = (y @ w) * torch.sigmoid(x)
+    return y + x.tanh()
+
+
+@pytest.fixture
+def operands():
+    torch.manual_seed(0)
+    return torch.randn(8, 16), torch.randn(16, 16)
+
+
+def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+    remote = [tensor.to(DEVICE) for tensor in operands]
+    (found,) = repeat(gated, *remote)
+    torch.testing.assert_close(found, gated(*operands))
+    assert any(isinstance(phase, Adopted) for phase in phases())
+    before = compiler.runs
+    torch.testing.assert_close(repeat(gated, *remote, times=3)[0], gated(*operands))
+    assert compiler.runs == before + 3
+    (context,) = compiler.contexts
+    assert not context.writes
+    assert not context.grows
+    assert [tuple(meta.shape) for meta in context.metas] in ([(8, 16), (16, 16)], [(16, 16), (8, 16)])
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "stride", "number"])
+def test_what_was_not_compiled_for_runs_as_it_is(compiling_with, operands, change):
+    compiler = compiling_with(Compiler())
+    x, w = (tensor.to(DEVICE) for tensor in operands)
+
+    def scaled(x, w, by=2.0):
+        return gated(x, w) * by
+
+    repeat(scaled, x, w)
+    runs = compiler.runs
+    others = {
+        "shape": (operands[0][:4], operands[1]),
+        "dtype": (operands[0].double(), operands[1].double()),
+        "stride": (operands[0], operands[1].t()),
+        "number": (*operands, 3.0),
+    }[change]
+    remote = [other.to(DEVICE) if isinstance(other, torch.Tensor) else other for other in others]
+    (found,) = repeat(scaled, *remote, times=1)
+    torch.testing.assert_close(found, scaled(*others))
+    assert compiler.runs == runs
+
+
+def test_growing_caches_are_compiled_once(compiling_with):
+    compiler = compiling_with(Compiler())
+    torch.manual_seed(0)
+    rows = torch.randn(40, 8)
+    remote, cache = rows.to(DEVICE), rows[:2].to(DEVICE)
+    for step in range(2, 40):
+        cache = torch.cat([cache, remote[step : step + 1] * 2.0])
+        scores = (cache.tanh() * 3.0 + cache.sigmoid()).sum(0, keepdim=True)
+        torch.testing.assert_close(scores.cpu(), _scores(torch.cat([rows[:2], rows[2 : step + 1] * 2.0])))
+        phases()
+    assert [phase for phase in phases() if isinstance(phase, Adopted)]
+    assert any(context.grows for context in compiler.contexts)
+    assert len(compiler.contexts) <= 3
+    assert compiler.runs > 10
+
+
+def _scores(cache):
+    return (cache.tanh() * 3.0 + cache.sigmoid()).sum(0, keepdim=True)
+
+
+def test_writes_and_views_are_as_they_were(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+
+    def step(total, x):
+        fresh = x * 2.0 + 1.0
+        total.add_(fresh.sum(0))
+        top = fresh[1:3]
+        seen = total.view(4, 4)
+        return fresh, top, seen
+
+    total, x = torch.zeros(16), operands[0]
+    remote_total, remote_x = total.to(DEVICE), x.to(DEVICE)
+    for _ in range(RUNS):
+        expected, found = step(total, x), step(remote_total, remote_x)
+        for here, there in zip(expected, found, strict=True):
+            torch.testing.assert_close(there.cpu(), here)
+        found[1].zero_()
+        found[2].mul_(0.5)
+        total.mul_(0.5)
+        assert not found[0][1:3].cpu().any(), "a view shares the memory of what it looks into"
+        torch.testing.assert_close(remote_total.cpu(), total)
+        phases()
+    assert any(context.writes for context in compiler.contexts)
+    assert compiler.runs > 2
+
+
+def test_inputs_that_share_what_is_written_run_as_they_are(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+
+    def step(target, source):
+        target.add_(source * 2.0 + 1.0).mul_(0.5)
+        return source.tanh() + 1.0
+
+    apart = [torch.ones(16), torch.ones(16)]
+    remote = [tensor.to(DEVICE) for tensor in apart]
+    repeat(step, *remote)
+    runs = compiler.runs
+    both, there = torch.ones(16), torch.ones(16).to(DEVICE)
+    (found,) = repeat(step, there, there.view(16), times=1)
+    torch.testing.assert_close(found, step(both, both.view(16)))
+    assert compiler.runs == runs
+
+
+def test_a_compiler_that_computes_something_else_is_not_used(compiling_with, operands):
+    compiler = compiling_with(Compiler(spoil=lambda result: result + 0.01))
+    remote = [tensor.to(DEVICE) for tensor in operands]
+    for _ in range(RUNS):
+        torch.testing.assert_close(repeat(gated, *remote, times=1)[0], gated(*operands))
+    assert not any(isinstance(phase, Adopted) for phase in phases())
+    assert compiler.runs == 1
+
+
+@pytest.mark.parametrize("spoil", [lambda result: result.t().contiguous().t(), lambda result: result[None][0:1][0]])
+def test_other_layouts_are_not_used(compiling_with, operands, spoil):
+    compiling_with(Compiler(spoil=spoil))
+    remote = [tensor.to(DEVICE) for tensor in operands]
+    (found,) = repeat(gated, *remote)
+    torch.testing.assert_close(found, gated(*operands))
+    adopted = any(isinstance(phase, Adopted) for phase in phases())
+    assert adopted == (spoil(operands[0]).stride() == operands[0].stride())
+
+
+def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
+    compiler = compiling_with(Compiler(error=RuntimeError("no")))
+    remote = [tensor.to(DEVICE) for tensor in operands]
+    (found,) = repeat(gated, *remote)
+    torch.testing.assert_close(found, gated(*operands))
+    assert len(compiler.contexts) == 1
+    assert any(type(phase) is Left for phase in phases())
+
+
+def test_what_is_not_faster_is_not_used(compiling_with, operands):
+    compiler = compiling_with(Compiler(), thresholds=Thresholds(runs=2, seconds=0.0, timed=2, gain=0.0))
+    remote = [tensor.to(DEVICE) for tensor in operands]
+    repeat(gated, *remote)
+    runs = compiler.runs
+    repeat(gated, *remote, times=3)
+    assert compiler.runs == runs
+    assert not any(isinstance(phase, Adopted) for phase in phases())
+
+
+def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+    w = operands[1].to(DEVICE)
+    for size in (8, 3, 5):
+        x = torch.randn(size, 16)
+        (found,) = repeat(gated, x.to(DEVICE), w, times=2 * RUNS)
+        torch.testing.assert_close(found, gated(x, operands[1]))
+    assert 1 <= len(compiler.contexts) <= QUICK.tries
+
+
+def test_a_failing_op_fails_as_it_did(compiling_with):
+    compiler = compiling_with(Compiler())
+
+    def look_up(table, index):
+        return (table * 2.0 + 1.0).index_select(0, index).tanh().mul(3.0)
+
+    table, good = torch.rand(4, 4), torch.tensor([1, 2])
+    remote, right, wrong = table.to(DEVICE), good.to(DEVICE), torch.tensor([1, 9]).to(DEVICE)
+    repeat(look_up, remote, right)
+    runs = compiler.runs
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        look_up(remote, wrong).cpu()
+    assert compiler.runs == runs + 1
+    torch.testing.assert_close(look_up(remote, right).cpu(), look_up(table, good))
+    assert any(type(phase) is Left for phase in phases())
+
+
+def test_random_ops_are_not_compiled(compiling_with, operands):
+    compiler = compiling_with(Compiler())
+    x = operands[0].to(DEVICE)
+    for _ in range(RUNS):
+        torch.manual_seed(3)
+        noise = torch.nn.functional.dropout(x * 2.0 + 1.0, 0.5).tanh().sigmoid() * 2.0
+        phases()
+        last = noise.cpu()
+    torch.manual_seed(3)
+    again = torch.nn.functional.dropout(x * 2.0 + 1.0, 0.5).tanh().sigmoid() * 2.0
+    assert torch.equal(last, again.cpu())
+    targets = [str(n.target) for c in compiler.contexts for n in c.graph_module.graph.nodes if n.op == "call_function"]
+    assert not any("bernoulli" in target or "dropout" in target for target in targets)
+
+
+def test_an_unknown_compiler_is_named(monkeypatch):
+    monkeypatch.setenv("DJINN_CONFIG", "/dev/null")
+    djinn.configure(executor="inline", plugins=[], compilers=["nothing"])
+    try:
+        with pytest.raises(djinn.StartupError, match=r"no compiler 'nothing' here .*djinn-inductor"):
+            djinn.init()
+    finally:
+        djinn.configure()
