@@ -1,0 +1,16 @@
+"""Recognises convolutions by what they convolve and what follows: norm, activation, residual connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Pattern, hookimpl
+from djinn_convolution.pattern import Convolution
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_patterns() -> Iterable[Pattern]:
+    """The pattern `convolution`."""
+    return [Convolution()]

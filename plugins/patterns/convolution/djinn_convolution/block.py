@@ -1,0 +1,74 @@
+"""What belongs to a convolution: the bias, norm and activation that only its result goes through."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn.hooks import Graph, Node, arguments
+from djinn.patterns import ACTIVATION, NORMALISATION, is_backward, is_given
+
+_SUMS = frozenset({"add", "add_"})
+
+
+@attrs.frozen
+class Block:
+    """A convolution and what follows it.
+
+    Attributes:
+        convolution: the op. bias, norm, activation: ops after it, in this order, where they are there.
+        residual: the addition of something else that was computed, if the result goes into one.
+    """
+
+    convolution: Node
+    bias: Node | None = None
+    norm: Node | None = None
+    activation: Node | None = None
+    residual: Node | None = None
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ids of the ops, without the residual addition, which belongs to two branches."""
+        return tuple(n.id for n in (self.convolution, self.bias, self.norm, self.activation) if n is not None)
+
+
+def block_at(graph: Graph, convolution: Node) -> Block:
+    """The block that begins with `convolution`."""
+    block, last = Block(convolution), convolution
+    after = _only_user(graph, last)
+    if after is not None and after.operation in _SUMS and _adds_bias(graph, after, last):
+        block, last = attrs.evolve(block, bias=after), after
+        after = _only_user(graph, last)
+    if after is not None and after.operation in NORMALISATION and _is_data(graph, after, last):
+        block, last = attrs.evolve(block, norm=after), after
+        after = _only_user(graph, last)
+    if after is not None and after.operation in ACTIVATION:
+        return attrs.evolve(block, activation=after)
+    if after is not None and after.operation in _SUMS and len(after.inputs) == 2:
+        return attrs.evolve(block, residual=after)
+    return block
+
+
+def is_foldable(block: Block) -> bool:
+    """Whether the norm only scales and shifts by numbers that are there, so that the weight could do it."""
+    norm = block.norm
+    return norm is not None and "batch_norm" in norm.operation and _is_fixed(norm)
+
+
+def _is_fixed(norm: Node) -> bool:
+    given = arguments(norm)
+    return norm.operation.endswith("no_training") or given.get("training", given.get("train")) is False
+
+
+def _only_user(graph: Graph, node: Node) -> Node | None:
+    """Who alone computes with the result; a backward pass, which needs it once more, does not count."""
+    users = [user for i in graph.flow.users(node.id) if not is_backward(user := graph.nodes[i])]
+    return users[0] if len(users) == 1 else None
+
+
+def _is_data(graph: Graph, node: Node, maker: Node) -> bool:
+    return graph.flow.operands(node)[0] == maker.id
+
+
+def _adds_bias(graph: Graph, node: Node, maker: Node) -> bool:
+    others = [s for s in graph.flow.operands(node) if s != maker.id]
+    return len(others) == 1 and is_given(graph.flow, others[0])

@@ -1,0 +1,71 @@
+"""What a convolution is: its geometry, from the arguments of the op and the shape of its weight."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from djinn.hooks import Graph, Node, arguments
+
+Kind = Literal["standard", "pointwise", "depthwise", "grouped", "transposed"]
+
+
+@attrs.frozen
+class Geometry:
+    """How a convolution moves over its input.
+
+    Attributes:
+        kind: `depthwise` has one filter a channel, `pointwise` mixes channels only, `transposed` enlarges.
+        dimensions: how many the kernel moves along: 1, 2 or 3. kernel: its size along each. stride: its steps, likewise.
+        channels: of the input and of the output. groups: into how many the channels are split.
+        size: the output along each of the dimensions.
+    """
+
+    kind: Kind
+    dimensions: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    channels: tuple[int, int]
+    groups: int
+    size: tuple[int, ...]
+
+
+def geometry(graph: Graph, node: Node) -> Geometry | None:
+    """The geometry of a convolution, or None where its operands do not tell."""
+    weight = graph.meta(node.inputs[1]).shape if len(node.inputs) > 1 else ()
+    if len(weight) < 3 or not node.outputs:
+        return None
+    given = arguments(node)
+    dimensions = len(weight) - 2
+    groups = _integer(given.get("groups"), 1)
+    transposed = given.get("transposed") is True or "transpose" in node.operation
+    other = weight[1] * groups
+    channels = (weight[0], other) if transposed else (other, weight[0])
+    return Geometry(
+        kind=_kind(weight[2:], channels, groups, transposed),
+        dimensions=dimensions,
+        kernel=weight[2:],
+        stride=_along(given.get("stride"), dimensions),
+        channels=channels,
+        groups=groups,
+        size=graph.meta(node.outputs[0]).shape[-dimensions:],
+    )
+
+
+def _kind(kernel: tuple[int, ...], channels: tuple[int, int], groups: int, transposed: bool) -> Kind:
+    if transposed:
+        return "transposed"
+    if groups > 1:
+        return "depthwise" if groups == channels[0] else "grouped"
+    return "pointwise" if set(kernel) == {1} else "standard"
+
+
+def _integer(given: object, default: int) -> int:
+    return given if isinstance(given, int) else default
+
+
+def _along(given: object, dimensions: int) -> tuple[int, ...]:
+    """A number for each dimension, where one number may stand for all."""
+    numbers = [n for n in given if isinstance(n, int)] if isinstance(given, (list, tuple)) else [_integer(given, 1)]
+    return tuple(numbers) if len(numbers) == dimensions else (numbers[0] if numbers else 1,) * dimensions

@@ -1,0 +1,73 @@
+"""The pattern: candidates in, matches out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from djinn.hooks import Graph, Node, PatternMatch
+from djinn.patterns import CONVOLUTION, is_given
+from djinn_convolution.block import Block, block_at, is_foldable
+from djinn_convolution.facts import Geometry, geometry
+
+
+class Convolution:
+    """A convolution with the bias, norm and activation that only its result goes through.
+
+    Convolutions of one output size that follow each other are one `stage`; stages are counted from 0.
+    """
+
+    name = "convolution"
+    operations = CONVOLUTION
+
+    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
+        """One match for each convolution. Names of modules and parts of names play no role."""
+        stage, size = -1, None
+        for node in candidates:
+            found = geometry(graph, node)
+            if found is None:
+                continue
+            if found.size != size:
+                stage, size = stage + 1, found.size
+            yield _match(graph, block_at(graph, node), found, stage)
+
+
+def _match(graph: Graph, block: Block, geometry: Geometry, stage: int) -> PatternMatch:
+    foldable = is_foldable(block)
+    return PatternMatch(
+        pattern=Convolution.name,
+        nodes=block.nodes,
+        confidence=_confidence(graph, block.convolution),
+        reason=_reason(block, geometry),
+        hints={"fold": block.nodes[:2]} if foldable else {},
+        details=_details(block, geometry) | {"stage": stage, "foldable": foldable},
+    )
+
+
+def _details(block: Block, geometry: Geometry) -> dict[str, Any]:
+    return {
+        "kind": geometry.kind,
+        "dimensions": geometry.dimensions,
+        "kernel": geometry.kernel,
+        "stride": geometry.stride,
+        "channels": geometry.channels,
+        "groups": geometry.groups,
+        "size": geometry.size,
+        "norm": block.norm.operation if block.norm is not None else None,
+        "activation": block.activation.operation if block.activation is not None else None,
+        "residual": block.residual is not None,
+    }
+
+
+def _confidence(graph: Graph, convolution: Node) -> float:
+    """A convolution with a learnt weight is what it says; one with a computed weight may be a filter or a correlation."""
+    weight = graph.flow.operands(convolution)[1]
+    return 1.0 if is_given(graph.flow, weight) else 0.9
+
+
+def _reason(block: Block, geometry: Geometry) -> str:
+    kernel = "x".join(map(str, geometry.kernel))
+    followers = [n.operation for n in (block.bias, block.norm, block.activation) if n is not None]
+    then = f", then {', '.join(followers)}" if followers else ""
+    node = block.convolution
+    return f"node {node.id} is {node.op}, {geometry.kind}, with a kernel of {kernel}{then}"

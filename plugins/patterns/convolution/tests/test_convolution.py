@@ -1,0 +1,127 @@
+"""Convolutions are found in whatever form they were recorded, with what belongs to them and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import djinn
+import djinn_convolution
+from djinn.fx import fx_graph
+from djinn.testing import PatternConformance, PluginConformance
+from djinn_convolution import Convolution
+
+DEVICE = "remote_accelerator:0"
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_convolution
+
+
+class TestPattern(PatternConformance):
+    @pytest.fixture
+    def pattern(self):
+        return Convolution()
+
+
+def found_in(graph):
+    pattern = Convolution()
+    return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
+
+
+def recorded(model, shape, *, train=False):
+    """As Djinn records it, on meta tensors: no executor is needed to look at a program."""
+    model = model.train(train).to(DEVICE)
+    with djinn.capture() as captured, torch.set_grad_enabled(train):
+        result = model(torch.zeros(shape, device=DEVICE))
+        if train:
+            result.sum().backward()
+    return captured.graph
+
+
+def matches(model, shape, *, train=False):
+    return found_in(recorded(model, shape, train=train))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "kind", "dimensions"),
+    [
+        (nn.Conv2d(4, 8, 3), (1, 4, 9, 9), "standard", 2),
+        (nn.Conv2d(4, 8, 1), (1, 4, 9, 9), "pointwise", 2),
+        (nn.Conv2d(4, 4, 3, groups=4), (1, 4, 9, 9), "depthwise", 2),
+        (nn.Conv1d(4, 8, 3, groups=2), (1, 4, 9), "grouped", 1),
+        (nn.ConvTranspose2d(4, 8, 2, 2), (1, 4, 9, 9), "transposed", 2),
+        (nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5), "standard", 3),
+    ],
+)
+def test_kinds(layer, shape, kind, dimensions):
+    for train in (False, True):
+        (match,) = matches(layer, shape, train=train)
+        assert match.details["kind"] == kind
+        assert match.details["dimensions"] == dimensions
+        assert match.details["channels"] == (4, layer.out_channels)
+        assert match.confidence == 1.0
+
+
+def test_norm_and_activation_belong_to_the_block_and_a_second_user_does_not():
+    (match,) = matches(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), (1, 3, 9, 9))
+    assert len(match.nodes) == 3
+    assert match.details["foldable"]
+    assert match.hints["fold"] == match.nodes[:2]
+    assert match.details["activation"] == "relu"
+
+    class TwoUsers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            x = self.convolution(x)
+            return self.norm(x) + x
+
+    (match,) = matches(TwoUsers(), (1, 3, 9, 9))
+    assert len(match.nodes) == 1
+    assert not match.details["foldable"]
+
+
+def test_a_norm_that_is_trained_cannot_be_folded():
+    (match,) = matches(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), (2, 3, 9, 9), train=True)
+    assert match.details["norm"] is not None
+    assert not match.details["foldable"]
+
+
+def test_residual_connections_and_stages():
+    class Residual(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.first = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
+            self.second = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels))
+
+        def forward(self, x):
+            return torch.relu(self.second(self.first(x)) + x)
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), Residual(8), nn.Conv2d(8, 16, 3, stride=2), Residual(16))
+    found = matches(model, (1, 3, 33, 33))
+    assert [m.details["residual"] for m in found] == [False, False, True, False, False, True]
+    assert [m.details["stage"] for m in found] == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_computed_kernel_is_less_sure():
+    class Correlation(nn.Module):
+        def forward(self, x):
+            return nn.functional.conv2d(x, (x[:, :, :3, :3] * 2))
+
+    (match,) = matches(Correlation(), (1, 3, 9, 9))
+    assert match.confidence < 1.0
+
+
+def test_an_exported_program_says_the_same():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.SiLU()).eval()
+    with torch.no_grad():
+        (exported,) = found_in(fx_graph(torch.export.export(model, (torch.zeros(1, 3, 9, 9),))))
+    (remote,) = matches(model, (1, 3, 9, 9))
+    for fact in ("kind", "kernel", "stride", "channels", "size", "stage", "foldable"):
+        assert exported.details[fact] == remote.details[fact], fact
