@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn
-from djinn.recording import fetch_later
+from djinn.recording import fetch_later, round_trip_seconds
 from djinn_core.runtime import client
 
 SECONDS = 60.0
@@ -107,3 +107,29 @@ def test_it_ends_with_its_session(connect, url_of):
     assert unread.done()
     with pytest.raises(djinn.SessionLost):
         unread.result()
+
+
+def test_what_failed_afterwards_can_be_disregarded(embedded):
+    x = torch.arange(3, device=embedded)
+    djinn.synchronize()
+    pending = fetch_later([x])
+    bad = x[torch.tensor([7], device=embedded)]
+    torch._assert_async(x.sum() == 0)
+    fetch_later([x])
+    worse = x[torch.tensor([8], device=embedded)]
+    assert pending.result()[0].tolist() == [0, 1, 2]
+    pending.disregard_what_followed()
+    djinn.synchronize()
+    assert x.tolist() == [0, 1, 2]
+    for poisoned in (bad, worse):
+        with pytest.raises(djinn.RemoteIndexError):
+            poisoned.cpu()
+    assert fetch_later([x[torch.tensor([9], device=embedded)]]) is not None
+    with pytest.raises(djinn.RemoteIndexError):
+        djinn.synchronize()
+
+
+def test_the_links_round_trip_is_known_once_somebody_has_waited(embedded):
+    djinn.synchronize()
+    torch.ones(1, device=embedded).item()
+    assert 0.0 <= round_trip_seconds() < SECONDS
