@@ -15,7 +15,7 @@ from djinn.hooks import CostEstimate, DeviceCapabilities, Graph, Node, Probe, ar
 from djinn_roofline.elementwise import LARGE, SIZES, SPLIT, Sized, sized_probes
 from djinn_roofline.fitting import fit_seconds
 from djinn_roofline.products import Mixed, Shaped, Swept, mixed_probes, shaped_probes, swept_probes
-from djinn_roofline.terms import product_terms, seconds, size_terms
+from djinn_roofline.terms import product_terms, recurrent_terms, seconds, size_terms
 
 _VERSION = 1  # of what `fit` makes; what another version made is not understood
 _LIMIT = 65536
@@ -114,12 +114,17 @@ def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> 
     """Time of an op whose operands were just used; `name` is that of the variant."""
     family, between = _family(work), float(parameters["between"])
     if family in parameters["families"]:
-        return between + seconds(parameters["families"][family], product_terms(work.dims))
+        families = parameters["families"]
+        return between + seconds(families[family], _shaped_terms(family, work.dims, families))
     if work.kind == "view":
         return between + float(parameters["view"][0]) + (work.tensors - 1) * float(parameters["view"][1])
     wide = max(1.0, work.dtype.itemsize / 4)
     each = math.prod(work.dims) * wide / work.tensors
     return between + work.tensors * seconds(_coefficients(parameters, work, name), size_terms(each))
+
+
+def _shaped_terms(family: str, dims: Sequence[int], families: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+    return recurrent_terms(dims, families["product"]) if family == "recurrent" else product_terms(dims)
 
 
 def _family(work: Work) -> str:
@@ -163,7 +168,7 @@ def _shaped_coefficients(probes: Sequence[Shaped], took: Mapping[str, float]) ->
         by_family[probe.family].append(probe)
     found: dict[str, list[float]] = {}
     for family, members in by_family.items():
-        terms = np.array([product_terms(p.dims) for p in members])
+        terms = np.array([_shaped_terms(family, p.dims, found) for p in members])
         measured = np.array([took[p.probe.name] for p in members])
         if family == "attention_backward":  # what was timed went forward first
             measured = np.maximum(measured - terms @ np.array(found["attention"]), measured / 4)

@@ -22,6 +22,18 @@ def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
     )
 
 
+def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[float, ...]:
+    """Of recurrent layers of (steps, rows, columns, contracted): start, steps, products, what is done to their results, matrices.
+
+    What comes in is multiplied for all steps at once, the state step by step: each has half of what is contracted. `product`
+    are the coefficients of products. Some kernels lay out the matrices anew each time.
+    """
+    steps, rows, columns, contracted = dims
+    at_once = seconds(product, product_terms((1, steps * rows, columns, contracted // 2)))
+    each = seconds(product, product_terms((1, rows, columns, contracted // 2)))
+    return (1.0, float(steps), at_once + steps * each, float(steps * rows * columns), float(columns * contracted))
+
+
 def size_terms(elements: float) -> tuple[float, ...]:
     """Of everything else: its start, its elements, and those beyond each of the knots."""
     return (1.0, elements, *(max(0.0, elements - knot) for knot in KNOTS))
