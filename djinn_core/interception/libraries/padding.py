@@ -60,5 +60,6 @@ def _later(warn: Warn) -> Warn:
         elif input_ids.shape[1] > 1:
             ends: Any = input_ids[:, :: input_ids.shape[1] - 1]
             landing.on_their_way.append(_Question(self, fetch_later([ends]), warn))
+            landing.land_what_came()
 
     return warn_later

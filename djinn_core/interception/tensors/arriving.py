@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.errors import DjinnError, RemoteError
+from djinn_core.errors import DjinnError
 from djinn_core.interception import sync
 from djinn_core.interception.later import Pending, fetch_later
 from djinn_core.interception.tensors import landing
@@ -85,11 +85,8 @@ class _Arrival:
         """As `Copy.land`. A tensor of its own raises when it is used."""
         try:
             self.wait()
-        except RemoteError:
+        except DjinnError:
             if strict and self.kept is not None:
-                raise
-        except DjinnError:  # the session has ended
-            if strict:
                 raise
 
 
