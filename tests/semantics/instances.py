@@ -27,7 +27,8 @@ _NORMALISED = frozenset({
     "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
 })  # fmt: skip
 _SPREADS = frozenset({"linalg_vector_norm", "norm", "rsqrt", "sqrt", "std", "var", "var_mean"})
-_CROSS = ("cross", "encoder_attn", "EncDecAttention", "encoder_decoder", "encoder_attention", "multihead_attn")
+_CROSS = ("cross", "encoder_attn", "EncDecAttention", "encoder_decoder", "encoder_attention", "multihead_attn",
+          "token_to_image", "image_to_token")  # fmt: skip
 _STEPS = frozenset({
     "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "cumsum", "exp", "gru", "lstm", "sigmoid", "sigmoid_", "softplus",
     "tanh", "tanh_",
@@ -107,12 +108,14 @@ def _facts(runs: Sequence[ModuleRun]) -> dict[str, object]:
     grouped = _stated(modules, ("num_key_value_heads", "num_kv_heads"))
     said = [m.is_cross_attention for m in modules if isinstance(getattr(m, "is_cross_attention", None), bool)]
     cross = said[-1] if said else any(word in paths for word in _CROSS)
-    facts: dict[str, object] = {"kind": "cross" if cross else "self"}
+    facts: dict[str, object] = (
+        {"kind": "cross"} if cross else {"kind": "self"} if "self" in paths.lower() or said else {}
+    )
     if heads:
         facts |= {"heads": heads, "kv_heads": grouped or heads}
     causal = [m.is_causal for m in modules if isinstance(getattr(m, "is_causal", None), bool)]
-    # The text tower of CLIP is told at each call; the attribute, which both towers share, says no.
-    if causal and not cross and (causal[-1] or "text_model" not in paths):
+    # Some are told at each call, by a mask; then the attribute says no. In encoders it means it.
+    if causal and not cross and (causal[-1] or "encoder" in paths or "vision" in paths) and "text_model" not in paths:
         facts["causal"] = causal[-1]
     return facts
 
@@ -228,18 +231,28 @@ def _norms(scene: Scene) -> Iterator[Instance]:
 def _convolutions(scene: Scene) -> Iterator[Instance]:
     recurrent = scene.inside(scene.outermost(rules.is_recurrent))
     named: set[int] = set()
-    for index in scene.find(rules.is_convolution):
+    convolutions = scene.find(rules.is_convolution)
+    for index in convolutions:
         run = scene.runs[index]
         core = frozenset(i for i in run.span if "conv" in scene.node(i).operation)
         named |= core
-        parent = scene.runs[run.parent] if run.parent is not None else run
         if core:
-            yield Instance("convolution", core, frozenset(parent.span), required=not core & recurrent, where=run.path)
+            span = _neighbourhood(scene, index, convolutions)
+            yield Instance("convolution", core, span, required=not core & recurrent, where=run.path)
     for node in scene.graph.nodes:
         if "conv" in node.operation and "backward" not in node.operation and node.id not in named:
             yield Instance(
                 "convolution", frozenset({node.id}), frozenset(range(len(scene.graph.nodes))), required=False
             )
+
+
+def _neighbourhood(scene: Scene, index: int, convolutions: Sequence[int]) -> frozenset[int]:
+    """What is recorded in the innermost module that has another convolution as well: norms and activations may lie there."""
+    for outer in list(ancestors(scene.runs, index))[1:]:
+        span = scene.runs[outer].span
+        if any(scene.runs[i].start in span for i in convolutions if i != index):
+            return frozenset(span)
+    return frozenset(range(len(scene.graph.nodes)))
 
 
 def _tables(scene: Scene) -> Iterator[Instance]:

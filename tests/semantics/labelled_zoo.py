@@ -102,7 +102,8 @@ _enter(
 )
 _enter("autoencoder", ONCE, "autoencoder_kl autoencoder_tiny vq_model")
 _enter("recommender", ONCE, "dlrm wide_and_deep deepfm cross_network two_towers neural_filtering", 0)
-_enter("generic", ONCE, "lstm gru gru_tagger lstm_tagger elman_tagger lstm_forecast perceptron residual_perceptron "
+_enter("encoder", ONCE, "lstm gru", 0)  # recurrences that fill in words
+_enter("generic", ONCE, "gru_tagger lstm_tagger elman_tagger lstm_forecast perceptron residual_perceptron "
        "autoencoder patchtsmixer", 0)  # fmt: skip
 _enter("generic", ONCE, "patchtst", 2)
 

@@ -14,7 +14,7 @@ FORWARD, PREFILL, DECODE = Phase.FORWARD, Phase.LLM_PREFILL, Phase.LLM_DECODE
 SEEING, DRAWING, FUSING = Phase.VISION_ENCODING, Phase.VISION_DECODING, Phase.MULTIMODAL_FUSION
 _OF_CALL = {"forward": FORWARD, "prefill": PREFILL, "decode": DECODE, "static_decode": DECODE}
 _TOWERS = ("vision_model", "vision_tower", "vision_encoder", "visual", "vision_embed_tokens", "image_encoder")
-_DECODERS = ("decode_head", "auxiliary_head", "mask_decoder", "decoder", "head", "neck")
+_DECODERS = ("head", "decoder", "neck", "upsample")
 
 # More than one where the field has no one word. A text encoder is no generator of text; speech turned into text is audio
 # and, after that, text; an autoencoder of pictures is half of a diffusion model; the language model of a multimodal one
@@ -101,6 +101,6 @@ def _painted(
 
 
 def _inside(runs: Sequence[ModuleRun], names: tuple[str, ...], phases: set[Phase]) -> dict[int, frozenset[Phase]]:
-    """What was recorded in modules of these names, wherever in the model they are."""
-    spans = [run.span for run in runs if run.path.rpartition(".")[2] in names]
+    """What was recorded in modules whose names end so, wherever in the model they are."""
+    spans = [run.span for run in runs if run.path.rpartition(".")[2].endswith(names)]
     return {node: frozenset(phases) for span in spans for node in span}

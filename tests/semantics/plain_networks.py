@@ -100,18 +100,29 @@ class Segmenting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.ModuleList([_twice(3, 8), _twice(8, 16), _twice(16, 32)])
-        self.rise = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)])
-        self.up = nn.ModuleList([_twice(32, 16), _twice(16, 8)])
-        self.last = nn.Conv2d(8, 4, 1)
+        self.decoder = Rising()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         seen = [self.down[0](inputs)]
         for layer in self.down[1:]:
             seen.append(layer(functional.max_pool2d(seen[-1], 2)))
-        state = seen.pop()
-        for rise, layer in zip(self.rise, self.up, strict=True):
-            state = layer(torch.cat([rise(state), seen.pop()], dim=1))
-        return self.last(state).permute(0, 2, 3, 1)
+        return self.decoder(seen).permute(0, 2, 3, 1)
+
+
+class Rising(nn.Module):
+    """The way up again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rise = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)])
+        self.up = nn.ModuleList([_twice(32, 16), _twice(16, 8)])
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, seen: list[torch.Tensor]) -> torch.Tensor:
+        *before, state = seen
+        for rise, layer, other in zip(self.rise, self.up, reversed(before), strict=True):
+            state = layer(torch.cat([rise(state), other], dim=1))
+        return self.last(state)
 
 
 def _twice(one: int, other: int) -> nn.Sequential:

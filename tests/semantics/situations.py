@@ -109,6 +109,7 @@ def generation(model: nn.Module, inputs: Mapping[str, Any], static: bool = False
     """
     model.eval()
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    options["use_cache"] = True  # not every configuration has it so
     if static:
         options |= {"cache_implementation": "static", "disable_compile": True}
     given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}

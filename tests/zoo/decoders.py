@@ -9,7 +9,8 @@ from building import TEXT, row, text
 GROUPED = {"num_key_value_heads": 2}
 EXPERTS = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NARROW = {"vocab_size": 99, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
+          "num_key_value_heads": 4}  # fmt: skip
 ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 
 
