@@ -10,7 +10,7 @@ import pytest
 
 from djinn_core.builtins.sockets import AcceptedConnection, SocketConnection, SocketListener, send_buffers
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.wire.frames import Frame, Limits, encode_frame
+from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
 
 LIMITS = Limits()
 
@@ -70,6 +70,19 @@ def test_more_buffers_than_the_kernel_takes_at_once():
     assert sender.bytes_sent == receiver.bytes_received
     sender.close()
     receiver.close()
+
+
+def test_all_but_the_beginning_of_a_large_body_is_read_into_place(raw_and_ours, monkeypatch):
+    raw, connection = raw_and_ours
+    copied = []
+    spread = FrameDecoder._distribute
+    monkeypatch.setattr(FrameDecoder, "_distribute", lambda self, data: (copied.append(len(data)), spread(self, data)))
+    body = bytes(range(256)) * (64 << 10)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(raw.sendall, encoded(Frame(b"head", [body])))
+        assert connection.receive(10).body[0] == body
+        sending.result(10)
+    assert sum(copied) <= 256 << 10
 
 
 def test_partial_writes_go_on_where_they_stopped():
