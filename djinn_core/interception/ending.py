@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.collecting import collect_later
@@ -56,15 +55,25 @@ def _only_main(dispatch: Dispatch) -> Dispatch:
     return dispatch_or_stay
 
 
-@contextmanager
-def survivable() -> Iterator[None]:
-    """For blocks that wait for an executor: what they raise because the session was ended is nobody's business any more."""
-    try:
-        yield
-    except DjinnError:
-        if _end.begun:
+class _Survivable:
+    """Stateless: one for all threads, and cheap, for every submission is made inside two of them."""
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _end.begun and isinstance(error, DjinnError):
             _stay_unless_main()
-        raise
+
+
+_survivable: Final = _Survivable()
+
+
+def survivable() -> _Survivable:
+    """For blocks that wait for an executor: what they raise because the session was ended is nobody's business any more."""
+    return _survivable
 
 
 def _stay_unless_main() -> None:
