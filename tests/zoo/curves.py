@@ -28,9 +28,8 @@ OPTIMIZERS: Mapping[str, Optimize] = MappingProxyType({
     "adamw, fused": lambda p: torch.optim.AdamW(p, lr=2e-3, fused=True),
 })  # fmt: skip
 
-# Of losses around 1. Where the same kernels run here and there, nothing differs. Where they do not (fused attention here,
-# attention taken apart there), the last bit differs at first, and training makes the difference grow: 1e-7 becomes 1e-5 in
-# 200 steps. Under autocast PyTorch's policy for the CPU keeps other ops in single precision than that for CUDA, which the
+# Of losses around 1. Where the same kernels run here and there, nothing differs. Where they do not, the last bit differs at
+# first, and training makes the difference grow: 1e-7 becomes 1e-5 in 200 steps. Under autocast PyTorch's policy for the CPU keeps other ops in single precision than that for CUDA, which the
 # remote device follows; bfloat16 has 8 bits, so the loss of one step differs by 1e-3.
 TOLERANCE, REDUCED_TOLERANCE = 1e-3, 5e-2
 
