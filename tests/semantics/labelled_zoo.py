@@ -107,6 +107,21 @@ _enter("generic", ONCE, "gru_tagger lstm_tagger elman_tagger lstm_forecast perce
        "autoencoder patchtsmixer", 0)  # fmt: skip
 _enter("generic", ONCE, "patchtst", 2)
 
+_enter("decoder", STATIC, "deepseek_v2 glm cohere2 smollm3 nemotron olmo phi", 2)
+_enter("decoder", WRITES, "modernbert_decoder biogpt xglm", 2)
+_enter("recurrent decoder", WRITES, "zamba2")
+_enter("encoder", ONCE, "ernie rembert xlm_roberta perceiver longformer canine")
+_enter("encoder-decoder", WRITES, "umt5 plbart blenderbot", 6)
+_enter("vision", ONCE, "dinov2_with_registers ijepa vivit", 2)
+_enter("vision", ONCE, "siamese", 0)
+_enter("audio", ONCE, "unispeech_sat", 2)
+_enter("audio", ONCE, "speech_recurrence", 0)
+_enter("speech to text", ONCE, "speecht5", 3)
+_enter("multimodal", ONCE, "visual_question", 0)
+_enter("illustrated decoder", WRITES, "qwen2_5_vl")
+_enter("diffusion", ONCE, "aura_flow cog_video")
+_enter("autoencoder", ONCE, "picture_autoencoder convolutional_autoencoder", 0)
+
 
 def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
     """The programs of one entry, with what is true of them."""

@@ -230,3 +230,101 @@ class Translating(nn.Module):
 def torch_transformer() -> tuple[nn.Module, Inputs]:
     """Words to words."""
     return Translating(), {"inputs": words(), "decoder_input_ids": words(1), "labels": words(1)}
+
+
+class PictureAutoencoder(nn.Module):
+    """Pictures to a distribution of latents, and a sample of it back to a picture (VAE)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 16)
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(8, 256), nn.ReLU(), nn.Unflatten(1, (16, 4, 4)), nn.ConvTranspose2d(16, 8, 4, 2, 1), nn.ReLU(),
+            nn.ConvTranspose2d(8, 3, 4, 2, 1), nn.Sigmoid(),
+        )  # fmt: skip
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mean, log_variance = self.encoder(inputs).chunk(2, dim=1)
+        return self.decoder(mean + torch.randn_like(mean) * (0.5 * log_variance).exp())
+
+
+@plain("autoencoder")
+def picture_autoencoder() -> tuple[nn.Module, Inputs]:
+    """VAE."""
+    return Wrapped(PictureAutoencoder()), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
+
+
+@plain("autoencoder")
+def convolutional_autoencoder() -> tuple[nn.Module, Inputs]:
+    """Pictures to smaller ones and back."""
+    network = nn.Sequential()
+    network.add_module("encoder", nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 4, 3, 2, 1)))
+    up = (nn.Upsample(scale_factor=2), nn.Conv2d(4, 8, 3, 1, 1), nn.SiLU(), nn.Upsample(scale_factor=2))
+    network.add_module("decoder", nn.Sequential(*up, nn.Conv2d(8, 3, 3, 1, 1)))
+    return Wrapped(network), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
+
+
+class Comparing(nn.Module):
+    """Two pictures through one network, and how far apart they are (Siamese)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(16, 8),
+        )  # fmt: skip
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": functional.pairwise_distance(self.network(one), self.network(other))}
+
+
+@plain("vision")
+def siamese() -> tuple[nn.Module, Inputs]:
+    """Pictures compared."""
+    return Comparing(), {"one": numbers(2, 3, 32, 32), "other": numbers(2, 3, 32, 32, seed=1)}
+
+
+class Hearing(nn.Module):
+    """Spectrograms through convolutions and a GRU to letters (DeepSpeech)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(nn.Conv1d(16, 24, 5, 2), nn.BatchNorm1d(24), nn.ReLU())
+        self.layers = nn.GRU(24, 16, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(32, 30)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.convolutions(inputs).transpose(1, 2))[0])
+
+
+@plain("audio")
+def speech_recurrence() -> tuple[nn.Module, Inputs]:
+    """Sound to letters."""
+    return Wrapped(Hearing()), {"inputs": numbers(2, 16, 40), "labels": numbers(2, 18, 30, seed=1)}
+
+
+class Describing(nn.Module):
+    """A picture through convolutions and a question through an LSTM to an answer (VQA)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision_encoder = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.embedding = nn.Embedding(WORDS, 32)
+        self.layers = nn.LSTM(32, 16, batch_first=True)
+        self.answer = PerceptronTower(32, 32, 5)
+
+    def forward(
+        self, pixel_values: torch.Tensor, input_ids: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        asked = self.layers(self.embedding(input_ids))[0][:, -1]
+        return with_loss(self.answer(torch.cat([self.vision_encoder(pixel_values), asked], dim=1)), labels)
+
+
+@plain("multimodal")
+def visual_question() -> tuple[nn.Module, Inputs]:
+    """Questions about pictures."""
+    return Describing(), {"pixel_values": numbers(2, 3, 32, 32), "input_ids": words(), "labels": torch.tensor([1, 2])}
