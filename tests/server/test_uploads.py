@@ -15,9 +15,10 @@ from djinn_core.runtime import client, offers
 from djinn_core.runtime.progress import UploadProgress, progress_observers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
-from djinn_core.wire.messages import Upload, encode
+from djinn_core.wire.messages import Have, Upload, encode
 
 SIZE = 3 << 20
+ZEROS = compressed(bytes(4096), 4)
 
 
 class Interrupted:
@@ -125,10 +126,20 @@ def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     assert sent["bytes_sent"] < 0.75 * weights.nbytes
 
 
-def test_a_damaged_upload_ends_the_session(keeping):
-    session = client._state.session
-    damaged = Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096)
-    session.send(Frame(encode(damaged), [compressed(bytes(4096), 4)[:-2]]))
-    with pytest.raises(SessionLost, match="compressed data"):
+@pytest.mark.parametrize(
+    ("message", "body", "reason"),
+    [
+        (Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096), [ZEROS[:-2]], "compressed data"),
+        (Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 8192), [ZEROS], "compressed data"),
+        (Upload(1 << 40, "float32", (512,), (1,), 2048, 0, PLANES_ZSTD, 4096), [ZEROS], "announces 2048 bytes"),
+        (Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, "lzma", 4096), [ZEROS], "cannot read"),
+        (Have((1, 2), (bytes(32),)), [], "1 digests come with 2 sizes"),
+        (Have((1,) * 4097, (bytes(32),) * 4097), [], "length <= 4096"),
+    ],
+    ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding", "sizes", "too many"],
+)
+def test_what_does_not_fit_ends_the_session(keeping, message, body, reason):
+    client._state.session.send(Frame(encode(message), body))
+    with pytest.raises(SessionLost, match=reason):
         djinn.synchronize()
     djinn.init()
