@@ -26,6 +26,8 @@ _HANDLE_LIMIT = 1 << 63
 
 def pack_handles(handles: Iterable[int]) -> Handles:
     """Handles as differences."""
+    if not handles:  # as most lists of a small submission are
+        return ()
     packed: list[int] = []
     before = 0
     for handle in handles:
@@ -42,6 +44,8 @@ def unpack_handles(packed: Handles) -> list[int]:
     Raises:
         ProtocolError: it did not.
     """
+    if not packed:
+        return []
     if len(packed) % 2:
         raise ProtocolError("a list of handles is cut short")
     handles = [s << _VIEW_BITS | v for s, v in zip(accumulate(packed[::2]), packed[1::2], strict=True)]

@@ -91,9 +91,10 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     """
     dtype = dtype_from_name(header.dtype)
     data = flatten(buffer)
-    if len(header.shape) != len(header.stride) or any(not 0 <= n <= _LARGEST for n in (*header.shape, *header.stride)):
+    sizes = header.shape + header.stride
+    if len(header.shape) != len(header.stride) or (sizes and not (min(sizes) >= 0 and max(sizes) <= _LARGEST)):
         raise ProtocolError(f"a tensor cannot have shape {header.shape} with stride {header.stride}")
-    needed = _extent(header.shape, header.stride) * dtype.itemsize
+    needed = dtype.itemsize * (_extent(header.shape, header.stride) if sizes else 1)
     if needed != len(data):
         raise ProtocolError(
             f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {needed:,} bytes,"
