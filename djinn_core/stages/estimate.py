@@ -34,13 +34,15 @@ class _Panel:
 
     models: tuple[CostModel, ...]
     orders: dict[str, tuple[CostModel, ...]] = attrs.field(factory=dict)
+    checked: dict[int, CostEstimate] = attrs.field(factory=dict)
 
     def ask(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate:
         for model in self._order(node.operation):
             try:
                 answer = model.estimate(graph, node, device)
-                if answer is not None:
+                if answer is not None and id(answer) not in self.checked:
                     check_estimate(answer, node)
+                    self.checked[id(answer)] = answer  # kept, so that no other gets its identity
             except Exception as error:
                 self._dismiss(model, error)
                 return self.ask(graph, node, device)

@@ -7,17 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 
 from djinn.costs import Work, distinct_bytes, work_of
-from djinn.hooks import CostEstimate, DeviceCapabilities, Graph, Node, Probe, arguments, storage_of
+from djinn.hooks import Calibration, CostEstimate, DeviceCapabilities, Graph, Node, Probe, arguments, storage_of
 from djinn_roofline.elementwise import LARGE, SIZES, SPLIT, Sized, sized_probes
 from djinn_roofline.fitting import fit_seconds
 from djinn_roofline.products import Mixed, Shaped, Swept, mixed_probes, shaped_probes, swept_probes
 from djinn_roofline.terms import product_terms, recurrent_terms, seconds, size_terms
 
-_VERSION = 1  # of what `fit` makes; what another version made is not understood
+_VERSION = 2  # of what `fit` makes; what another version made is not understood
 _LIMIT = 65536
 # Ops that do what one that is measured does.
 _SAME_AS = {
@@ -37,11 +38,12 @@ class MeasuredRoofline:
     """Answers where the device was measured, and leaves it to the next model where not."""
 
     name = "measured_roofline"
+    tolerates_growth = True
     operations: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Work], float] = {}
-        self._footprint: tuple[Graph, frozenset[int], int] | None = None
+        self._known: dict[tuple[str, Work], CostEstimate] = {}
+        self._footprint: tuple[Graph, str, frozenset[int], float] | None = None
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
         """Cost of `node`; None on a device that was not measured."""
@@ -51,15 +53,18 @@ class MeasuredRoofline:
             return None
         work = work_of(graph, node)
         key = (calibration.digest, work)
-        took = self._known.get(key)
-        if took is None:
+        warm = self._known.get(key)
+        if warm is None:
             if len(self._known) >= _LIMIT:
                 self._known.clear()
-            took = self._known[key] = _warm_seconds(parameters, work, _variant(graph, node, work))
-        cold = self._cold_seconds(parameters, graph, node, work) if work.bytes_read else 0.0
-        return CostEstimate(
-            work.flops, work.bytes_read, work.bytes_written, max(took, cold), self.name, operations=work.operations
-        )
+            took = _warm_seconds(parameters, work, _variant(graph, node, work))
+            warm = self._known[key] = CostEstimate(
+                work.flops, work.bytes_read, work.bytes_written, took, self.name, operations=work.operations
+            )
+        if not work.bytes_read:
+            return warm
+        cold = self._cold_seconds(calibration, graph, node, work)
+        return warm if cold <= warm.seconds else attrs.evolve(warm, seconds=cold)
 
     def probes(self) -> Iterable[Probe]:
         """Every family of ops at several sizes, and passes over as much memory as programs go through."""
@@ -84,18 +89,21 @@ class MeasuredRoofline:
         more = [seconds[m.probe.name] - _alone(found, m) for m in mixed_probes() if m.probe.name in seconds]
         return {**found, "between": max(0.0, *more)} if more else found
 
-    def _cold_seconds(self, parameters: Mapping[str, Any], graph: Graph, node: Node, work: Work) -> float:
+    def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
         """Time to read what the program was given, which it has been through all of since it last did."""
         footprint = self._footprint
-        if footprint is None or footprint[0] is not graph:
+        if footprint is None or footprint[0] is not graph or footprint[1] != calibration.digest:
             sizes: dict[int, int] = {}
             for value in graph.inputs:
                 storage = storage_of(value)
                 sizes[storage] = max(sizes.get(storage, 0), distinct_bytes(graph.meta(value)))
-            footprint = self._footprint = (graph, frozenset(sizes), sum(sizes.values()))
-        _, given, total = footprint
-        cold = sum(distinct_bytes(graph.meta(v)) for v in dict.fromkeys(node.inputs) if storage_of(v) in given)
-        return min(cold, work.bytes_read) / _interpolated(parameters["bandwidth"], total) if cold else 0.0
+            bandwidth = _interpolated(calibration.models[self.name]["bandwidth"], sum(sizes.values()))
+            footprint = self._footprint = (graph, calibration.digest, frozenset(sizes), bandwidth)
+        _, _, given, bandwidth = footprint
+        cold = [v for v in node.inputs if storage_of(v) in given]
+        if not cold:
+            return 0.0
+        return min(sum(distinct_bytes(graph.meta(v)) for v in dict.fromkeys(cold)), work.bytes_read) / bandwidth
 
 
 def _variant(graph: Graph, node: Node, work: Work) -> str:
