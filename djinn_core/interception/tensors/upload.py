@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from djinn_core import torch_objects, torch_private
+from djinn_core.interception.ending import survivable
 from djinn_core.interception.port import port
+from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.expected import here
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
@@ -47,7 +49,8 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 
 def _upload(handle: int, plain: torch.Tensor) -> None:
     if here.expected is not None and port.is_open() and (following := here.expected.to_upload()):
-        port.runtime().expect_uploads(following)
+        with survivable(), collect_later:
+            port.runtime().expect_uploads(following)
     current().upload(handle, plain)
 
 
