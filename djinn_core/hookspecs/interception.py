@@ -15,10 +15,10 @@ class Interceptor(Protocol):
     name: str
 
     def install(self) -> None:
-        """Start intercepting. Called once, before the first program is recorded."""
+        """Start intercepting. Called before the first program is recorded, and again after `uninstall`."""
 
     def uninstall(self) -> None:
-        """Stop intercepting; values that exist stay usable."""
+        """Stop intercepting; values that exist stay usable. Called where the plugin is configured away."""
 
 
 @hookspec

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.testing import InterceptorConformance
 from djinn_late_stop import seam
 from djinn_late_stop.interceptor import LateStopInterceptor
 from djinn_late_stop.pace import MOST, Pace
@@ -55,6 +56,12 @@ def installed():
     interceptor.install()
     yield interceptor
     interceptor.install()
+
+
+class TestConformance(InterceptorConformance):
+    @pytest.fixture
+    def interceptor(self):
+        return LateStopInterceptor()
 
 
 @pytest.fixture
