@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from djinn.costs import work_of
 from djinn.hooks import CostEstimate, CostModel, DeviceCapabilities, Graph, Node, hookimpl
 
 djinn_api_version = 1
@@ -18,14 +19,12 @@ class ExampleCostModel:
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
         """The cost of `node`, or None to leave it to the next model."""
-        left, right = (graph.meta(value) for value in node.inputs[:2])
-        made = graph.meta(node.outputs[0])
-        flops = 2.0 * made.numel * left.shape[-1]
+        work = work_of(graph, node)  # what the op does, from its metadata alone
         return CostEstimate(
-            flops=flops,
-            bytes_read=left.nbytes + right.nbytes,
-            bytes_written=made.nbytes,
-            seconds=flops / (device.flops or ASSUMED_FLOPS),
+            flops=work.flops,
+            bytes_read=work.bytes_read,
+            bytes_written=work.bytes_written,
+            seconds=work.flops / (device.flops or ASSUMED_FLOPS),
             model=self.name,
         )
 
