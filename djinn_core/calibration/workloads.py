@@ -35,7 +35,8 @@ def workloads() -> Iterator[Workload]:
 
 
 def _language_models() -> Iterator[Workload]:
-    for layers, width, batch, length in ((2, 64, 1, 16), (2, 128, 2, 32), (4, 256, 2, 64), (4, 512, 4, 128)):
+    sizes = ((2, 64, 1, 16), (2, 128, 2, 32), (4, 256, 2, 64), (4, 512, 4, 128), (6, 768, 4, 128))
+    for layers, width, batch, length in sizes:
         label = f"{layers} layers, {width} wide, {batch}x{length}"
         yield Workload(f"GPT-2, {label}", _gpt2(layers, width, batch, length))
         yield Workload(f"BERT, {label}", _bert(layers, width, batch, length))
