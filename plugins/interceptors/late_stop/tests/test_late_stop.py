@@ -238,7 +238,7 @@ def test_it_is_as_if_each_answer_had_been_waited_for(case, models, late, checks)
     djinn.synchronize()
 
 
-@pytest.mark.parametrize("place", range(0, TOKENS, 3))
+@pytest.mark.parametrize("place", [0, 6, TOKENS - 1])
 def test_wherever_it_stops(place, models, late):
     local, remote = models("gpt2")
     prompt = prompt_of(2)
