@@ -12,7 +12,7 @@ import djinn
 from djinn.hooks import hookimpl
 from djinn_core.server import session
 from djinn_core.server.compiling import compiling
-from djinn_core.server.compiling.heat import Adopted, Left, Thresholds, Waiting
+from djinn_core.server.compiling.heat import Adopted, Checking, Left, Thresholds, Waiting
 
 DEVICE = "remote_accelerator:0"
 QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, timed=2, gain=float("inf"), misses=4, tries=2)
@@ -292,3 +292,21 @@ def test_an_unknown_compiler_is_named(monkeypatch):
             djinn.init()
     finally:
         djinn.configure()
+
+
+def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
+    compiling_with(Compiler())
+
+    def look_up(table, index):
+        return (table * 2.0 + 1.0).index_select(0, index).tanh().mul(3.0)
+
+    table = torch.rand(4, 4)
+    remote, right, wrong = table.to(DEVICE), torch.tensor([1, 2]).to(DEVICE), torch.tensor([1, 9]).to(DEVICE)
+    repeat(look_up, remote, right, times=QUICK.runs + QUICK.observed)
+    assert any(isinstance(phase, Checking) for phase in phases())
+    for _ in range(3):
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
+            look_up(remote, wrong).cpu()
+    (found,) = repeat(look_up, remote, right)
+    torch.testing.assert_close(found, look_up(table, right.cpu()))
+    assert any(isinstance(phase, Adopted) for phase in phases())

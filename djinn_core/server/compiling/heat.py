@@ -243,6 +243,14 @@ class _Made(_Offer):
         """Whether runs have been others for too long."""
         return self._missed >= self.hot.thresholds.misses
 
+    def compare(self, env: Environment) -> str | None:
+        """As `difference`; None where the instructions themselves fail, which tells nothing of the compiler."""
+        try:
+            return difference(self.artefact, env)
+        except Exception as error:
+            _log.debug("results cannot be compared: ops fail", template=self.hot.name, error=repr(error))
+            return None
+
     def use(self, env: Environment) -> bool:
         """Run what was compiled; False where it failed and the instructions can still run.
 
@@ -272,8 +280,9 @@ class Checking(_Made):
     def take(self, env: Environment) -> bool:
         """Compare, and let the instructions run."""
         n = self.follows(env)
-        if n is not None:
-            self._difference = difference(self.artefact, env)
+        found = None if n is None else self.compare(env)
+        if n is not None and found is not None:
+            self._difference = found
             self._seen.append(n)
         return False
 
@@ -335,8 +344,10 @@ class Adopted(_Made):
         if n is None:
             return False
         if n.bit_length() not in self._compared:
-            self._difference = difference(self.artefact, env)
-            self._compared.add(n.bit_length())
+            found = self.compare(env)
+            if found is not None:
+                self._difference = found
+                self._compared.add(n.bit_length())
             return False
         return self.use(env)
 

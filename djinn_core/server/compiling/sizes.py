@@ -135,7 +135,7 @@ class Guard:
     def check(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
         """The run's `n` (0 where nothing differs), or None where it does not follow the law."""
         for tensor in tensors:
-            if type(tensor) is not torch.Tensor:
+            if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
                 return None
         for index, shape, stride, dtype in self._still:
             tensor = tensors[index]
