@@ -24,8 +24,9 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.stages.annotate import annotate
-from djinn_core.stages.cache import PlanCache, Remembered, fingerprint
+from djinn_core.stages.cache import PlanCache, Remembered
 from djinn_core.stages.estimate import estimate
+from djinn_core.stages.fingerprint import fingerprint, tolerates_growth
 from djinn_core.stages.optimize import optimize, starting_plan
 from djinn_core.stages.place import place
 from djinn_core.stages.schedule import schedule
@@ -140,11 +141,12 @@ def plan(
 def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request, cache: PlanCache) -> PipelineResult:
     """As `plan`, but look the result up where a program of the same kind was planned before."""
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
-    mark = fingerprint(graph.program)
-    profile_key = (mark.topology, _identity(plugins))
-    plan_key = (*profile_key, mark.shapes, _circumstances(request, mark.values))
+    identity, grows = _identity(plugins)
+    mark = fingerprint(graph.program, exact=not grows)
+    profile_key = (mark.topology, mark.shapes, identity)
+    plan_key = (*profile_key, _circumstances(request, mark.values))
     if (found := cache.find_plan(plan_key, graph.program)) is not None:
-        return rebind(found.result, graph, found.names(mark.values))
+        return rebind(found.result, graph, found.values, mark.values)
     known = cache.find_profile(profile_key)
     profile = None
     if known is not None and known.result.profile is not None:
@@ -154,13 +156,50 @@ def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request,
     return result
 
 
-def _identity(plugins: Plugins) -> Hashable:
-    """Which plugins take part, in which versions."""
-    rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
-    objects: list[Any] = [
-        *plugins.patterns, *plugins.cost_models, *plugins.optimizations, *plugins.placement_policies, *plugins.schedulers
-    ]  # fmt: skip
-    return rows, tuple((type(o).__module__, type(o).__qualname__, o.name) for o in objects)
+_IDENTITIES = 16
+_identities: dict[int, tuple[Plugins, Hashable, bool]] = {}
+
+
+def _identity(plugins: Plugins) -> tuple[Hashable, bool]:
+    """Which plugins take part, in which versions; and whether all of them tolerate growth. Registries never change."""
+    found = _identities.get(id(plugins))
+    if found is None or found[0] is not plugins:
+        rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
+        objects: list[Any] = [
+            *plugins.patterns, *plugins.cost_models, *plugins.optimizations, *plugins.placement_policies, *plugins.schedulers
+        ]  # fmt: skip
+        # The objects themselves: two of one class and name may be configured differently.
+        key = _Key((rows, tuple((type(o).__module__, type(o).__qualname__, o.name, _Same(o)) for o in objects)))
+        if len(_identities) >= _IDENTITIES:
+            _identities.clear()
+        found = _identities[id(plugins)] = (plugins, key, tolerates_growth(objects))
+    return found[1], found[2]
+
+
+class _Key:
+    """A key whose hash is computed once."""
+
+    def __init__(self, content: Hashable) -> None:
+        self._content, self._hash = content, hash(content)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and (self is other or self._content == other._content)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@attrs.frozen(eq=False)
+class _Same:
+    """An object by its identity, kept alive so that no other can take it."""
+
+    kept: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.kept is other.kept
+
+    def __hash__(self) -> int:
+        return id(self.kept)
 
 
 def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:

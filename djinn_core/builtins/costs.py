@@ -22,6 +22,7 @@ class Roofline:
     """Knows every op: FLOPs as PyTorch counts them; bytes of everything; no cost for views."""
 
     name = "roofline"
+    tolerates_growth = True
     operations: frozenset[str] = frozenset()
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:

@@ -20,6 +20,7 @@ class SingleDevice:
     """Everything runs where most bytes of the inputs already are; without inputs, on the first device that fits."""
 
     name = "single"
+    tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
         """One device and one reason for all.

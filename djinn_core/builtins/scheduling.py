@@ -28,6 +28,7 @@ class Sequential:
     """Runs nodes in program order, whatever the placement; a new stage begins where the device changes."""
 
     name = "sequential"
+    tolerates_growth = True
 
     def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
         """Groups and steps for every device of the placement."""

@@ -18,6 +18,11 @@ class Pattern(Protocol):
         name: unique among patterns.
         operations: ops without namespace and overload (`mm`) that a match must contain. The driver keeps an index and
             calls `match` only with nodes of these ops, and not at all when there are none.
+
+    What it says of a program is kept, and found again for programs that are the same in everything that it may look at.
+    An attribute `tolerates_growth = True` says that it says the same for sizes and whole numbers, from 8 up, of the same
+    class (to within a factor of two), so that a growing cache means no new analysis. Objects of all
+    stages may have it; where one lacks it, everything counts exactly.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 import attrs
@@ -19,18 +20,51 @@ T = TypeVar("T")
 Names = Mapping[int, int]
 
 
-def rebind(result: PipelineResult, graph: ProgramGraph, names: Names) -> PipelineResult:
-    """`result` with every value called by its name in `graph`; nodes keep their ids. `seconds` is empty."""
-    profile, plan, placement, schedule = result.profile, result.plan, result.placement, result.schedule
-    return attrs.evolve(
-        result,
-        graph=graph,
-        profile=profile and rebind_profile(profile, names),
-        plan=plan and _plan(plan, names),
-        placement=placement and _placement(placement, names),
-        schedule=schedule and _schedule(schedule, graph, names),
-        seconds={},
-    )
+class ReboundResult(PipelineResult):
+    """A result with every value called by its name in another graph; nodes keep their ids. `seconds` is empty.
+
+    Each part is renamed when somebody asks for it, so that finding a plan costs next to nothing.
+    """
+
+    _made: PipelineResult
+    _values: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @cached_property
+    def _names(self) -> Names:
+        return dict(zip(*self._values, strict=True))
+
+    @cached_property
+    def profile(self) -> WorkloadProfile | None:  # type: ignore[override]
+        """What the program is about."""
+        profile = self._made.profile
+        return profile and rebind_profile(profile, self._names)
+
+    @cached_property
+    def plan(self) -> OptimizationPlan | None:  # type: ignore[override]
+        """What is left of the program, and why."""
+        plan = self._made.plan
+        return plan and _plan(plan, self._names)
+
+    @cached_property
+    def placement(self) -> Placement | None:  # type: ignore[override]
+        """Where everything runs."""
+        placement = self._made.placement
+        return placement and _placement(placement, self._names)
+
+    @cached_property
+    def schedule(self) -> ExecutionSchedule | None:  # type: ignore[override]
+        """In which order it runs."""
+        schedule = self._made.schedule
+        return schedule and _schedule(schedule, self.graph, self._names)
+
+
+def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], new: tuple[int, ...]) -> PipelineResult:
+    """`result` with each of the values `old` called by the one in its place in `new`, part by part as somebody asks."""
+    rebound = ReboundResult.__new__(ReboundResult)
+    rebound.__dict__.update(_made=result, _values=(old, new))
+    for name, known in (("graph", graph), ("topology", result.topology), ("costs", result.costs), ("seconds", {})):
+        object.__setattr__(rebound, name, known)
+    return rebound
 
 
 def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
@@ -70,7 +104,7 @@ def _placement(placement: Placement, names: Names) -> Placement:
     return attrs.evolve(placement, values=_keys(placement.values, names))
 
 
-def _schedule(schedule: ExecutionSchedule, graph: ProgramGraph, names: Names) -> ExecutionSchedule:
+def _schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> ExecutionSchedule:
     return attrs.evolve(
         schedule,
         program=graph.program,

@@ -11,7 +11,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch
 from djinn_core.matching.found import Found
-from djinn_core.matching.terms import Term
+from djinn_core.matching.terms import Term, has_conditions
 
 
 @attrs.frozen(eq=False)
@@ -29,6 +29,7 @@ class Matcher:
     residency: Mapping[str, DataResidency] = attrs.field(factory=dict)
     phase: ExecutionPhase | None = None
     modality: Modality | None = None
+    tolerates_growth: bool = False
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """At most one match for each of `candidates` that the term can end with: the first way in which it fits."""
@@ -70,6 +71,7 @@ def matcher(
     residency: Mapping[str, DataResidency] | None = None,
     phase: ExecutionPhase | None = None,
     modality: Modality | None = None,
+    tolerates_growth: bool = False,
 ) -> Matcher:
     """A pattern that finds `term`.
 
@@ -84,12 +86,26 @@ def matcher(
         residency: how long the values of these names live.
         phase: what a match reveals of its nodes.
         modality: the same.
+        tolerates_growth: whether the functions and conditions say the same for sizes and numbers of the same class, so that
+            a match that was found need not be looked for again while something grows; see `Pattern`. Without any it does.
 
     Raises:
         ConfigurationError: the term may end with anything.
     """
     if not term.ends:
         raise ConfigurationError(f"the pattern {name!r} may end with any op: end it with op(...) or linear()")
+    asks = any(callable(f) for f in (confidence, reason, check, details, hints)) or has_conditions(term)
     return Matcher(
-        name, term.ends, term, confidence, reason, check, details, hints, residency or {}, phase, modality
-    )  # fmt: skip
+        name,
+        term.ends,
+        term,
+        confidence,
+        reason,
+        check,
+        details,
+        hints,
+        residency or {},
+        phase,
+        modality,
+        tolerates_growth=tolerates_growth or not asks,
+    )

@@ -44,6 +44,11 @@ class Structure:
     check: Callable[[Graph, Roles], bool] | None = None
     details: Callable[[Graph, Roles], Mapping[str, Any]] | None = None
 
+    @property
+    def tolerates_growth(self) -> bool:
+        """Whether it looks at no sizes; see `Pattern`."""
+        return self.check is None and self.details is None
+
     @cached_property
     def operations(self) -> frozenset[str]:
         """Ops that a candidate must be one of."""

@@ -226,3 +226,12 @@ def names_of(operations: Iterable[str]) -> frozenset[str]:
     """Names of ops, and of the same ops in place."""
     given = frozenset(operations)
     return given | {f"{name}_" for name in given if not name.endswith("_")}
+
+
+def has_conditions(part: object) -> bool:
+    """Whether a condition stands anywhere in a term."""
+    if isinstance(part, tuple):
+        return any(has_conditions(p) for p in part)
+    if not isinstance(part, Term):
+        return False
+    return isinstance(part, Where) or any(has_conditions(p) for p in attrs.astuple(part, recurse=False))  # type: ignore[arg-type] # every term is an attrs class

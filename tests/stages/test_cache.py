@@ -18,7 +18,8 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.pipeline import Request, plan, planned
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.stages.cache import PlanCache, fingerprint
+from djinn_core.stages.cache import PlanCache
+from djinn_core.stages.fingerprint import fingerprint
 
 PLUGINS = ("attention", "kv_cache", "cleanup")
 
@@ -92,15 +93,19 @@ def interned(program: Program) -> Program:
 SIGNATURES: dict = {}
 
 
-def test_what_counts_as_the_same():
-    base = fingerprint(build(length=100))
-    assert fingerprint(build(length=101)).shapes == base.shapes
-    assert fingerprint(build(length=100, slot=3.0)).topology == base.topology
-    assert fingerprint(build(length=400)).shapes != base.shapes
-    assert fingerprint(build(length=400)).topology == base.topology
-    assert fingerprint(build(length=100, dim=9)).shapes != base.shapes  # weights count exactly
-    assert fingerprint(build(length=100, held=True)).topology != base.topology
-    assert fingerprint(build(length=100, shared=True)).topology != base.topology
+def rough(program):
+    return fingerprint(program, exact=False)
+
+
+def test_what_counts_as_the_same_where_plugins_tolerate_growth():
+    base = rough(build(length=100))
+    assert rough(build(length=101)).shapes == base.shapes
+    assert rough(build(length=100, slot=3.0)).shapes != base.shapes  # numbers that are no positions count
+    assert rough(build(length=400)).shapes != base.shapes
+    assert rough(build(length=400)).topology == base.topology
+    assert rough(build(length=100, dim=9)).shapes != base.shapes  # weights count exactly
+    assert rough(build(length=100, held=True)).topology != base.topology
+    assert rough(build(length=100, shared=True)).topology != base.topology
 
 
 def test_a_loop_with_a_growing_value_finds_its_plan_nine_times_in_ten(registry):
@@ -109,7 +114,6 @@ def test_a_loop_with_a_growing_value_finds_its_plan_nine_times_in_ten(registry):
         planned(build(length=length), registry, request, cache)
     counts = cache.statistics()
     assert counts["plan_hits"] / (counts["plan_hits"] + counts["plan_misses"]) > 0.9
-    assert counts["profile_misses"] == 1
 
 
 def test_devices_residence_plugins_and_choices_count(registry):
@@ -143,7 +147,7 @@ def test_conditions_on_scalars_are_asked_again(registry):
         return interned(builder.program())
 
     cache, request = PlanCache(), Request(topology())
-    sizes = [len(planned(twice(s), registry, request, cache).plan.nodes) for s in ((2.0, 2.0), (5.0, 5.0), (2.0, 3.0))]
+    sizes = [len(planned(twice(s), registry, request, cache).plan.nodes) for s in ((100, 100), (101, 101), (100, 101))]
     assert sizes == [2, 2, 3]
     assert cache.statistics()["plan_hits"] == 1
 

@@ -18,6 +18,7 @@ class CommonSubexpressions:
     """Computes once what is computed twice."""
 
     name = "common_subexpressions"
+    tolerates_growth = True
     before = frozenset({"dead_code"})
     after: frozenset[str] = frozenset()
     after_placement = False
@@ -38,6 +39,7 @@ class DeadCode:
     """Drops what nobody can see."""
 
     name = "dead_code"
+    tolerates_growth = True
     before: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
     after_placement = False

@@ -18,6 +18,7 @@ class Convolution:
     """
 
     name = "convolution"
+    tolerates_growth = True
     operations = CONVOLUTION
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:

@@ -24,6 +24,7 @@ class KeyValueCache:
     """KV caches, growing and static, for fused and unfused attention."""
 
     name = "kv_cache"
+    tolerates_growth = True
     operations = FUSED_ATTENTION | SOFTMAX
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:

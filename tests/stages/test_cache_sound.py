@@ -1,0 +1,177 @@
+"""Two programs that differ in what a plugin may look at never share an entry: programs changed at random in one place."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djinn.hooks import PatternMatch
+from djinn.testing import random_graph, topology
+from djinn_core.ir.form import Form
+from djinn_core.ir.program import Program, Signature
+from djinn_core.ir.values import make_handle, new_storage, storage_of, tensor_meta
+from djinn_core.pipeline import Request, planned
+from djinn_core.plugins.registry import Registry
+from djinn_core.stages.cache import PlanCache
+from djinn_core.stages.fingerprint import fingerprint
+
+
+class Curious:
+    """Looks at everything that there is: it says something else for programs that differ in anything."""
+
+    name = "curious"
+
+    def __init__(self, graph):
+        self.operations = frozenset(graph.by_op)
+
+    def match(self, graph, candidates):
+        seen = [
+            (
+                n.op,
+                n.form,
+                n.slots,
+                [type(s) for s in n.slots],
+                n.random,
+                [graph.meta(v) for v in (*n.inputs, *n.outputs)],
+            )
+            for n in graph.nodes
+        ]
+        numbers = {}
+        flow = [
+            [(numbers.setdefault(v, len(numbers)), numbers.setdefault(-storage_of(v), len(numbers))) for v in n.inputs]
+            for n in graph.nodes
+        ]
+        kept = [v in graph.outputs for n in graph.nodes for v in n.outputs]
+        yield PatternMatch(self.name, (0,), 1.0, repr((seen, flow, kept)))
+
+
+def another_size(program, at, _):
+    """One call with another size of an operand."""
+    call = program.calls[at]
+    if not call.operands or not call.operands[0].shape:
+        return None
+    meta = call.operands[0]
+    bigger = tensor_meta((meta.shape[0] + 1, *meta.shape[1:]), meta.stride, meta.offset, meta.dtype)
+    return with_call(program, at, attrs.evolve(call, operands=(bigger, *call.operands[1:])))
+
+
+def another_dtype(program, at, _):
+    call = program.calls[at]
+    if not call.operands:
+        return None
+    meta = call.operands[0]
+    other = tensor_meta(meta.shape, meta.stride, meta.offset, torch.float16)
+    return with_call(program, at, attrs.evolve(call, operands=(other, *call.operands[1:])))
+
+
+def another_layout(program, at, _):
+    call = program.calls[at]
+    if not call.operands or not call.operands[0].shape:
+        return None
+    meta = call.operands[0]
+    other = tensor_meta(meta.shape, tuple(s + 1 for s in meta.stride), meta.offset, meta.dtype)
+    return with_call(program, at, attrs.evolve(call, operands=(other, *call.operands[1:])))
+
+
+def another_op(program, at, _):
+    call = program.calls[at]
+    old = call.signature.form
+    form = Form(old.op + "_other", old.args, old.kwargs, old.results, old.sequence)
+    return with_call(program, at, attrs.evolve(call, signature=Signature(form, call.signature.operand_classes)))
+
+
+def another_number(program, _, at):
+    if not program.slots:
+        return None
+    slots = list(program.slots)
+    slots[at % len(slots)] += 1
+    return attrs.evolve(program, slots=tuple(slots))
+
+
+def a_float_for_an_int(program, _, at):
+    if not program.slots:
+        return None
+    slots = list(program.slots)
+    slot = slots[at % len(slots)]
+    slots[at % len(slots)] = float(slot) if isinstance(slot, int) else int(slot)
+    return attrs.evolve(program, slots=tuple(slots))
+
+
+def another_edge(program, at, which):
+    """An input that is another value, which is there by then."""
+    start = sum(c.operand_count + c.new_count for c in program.calls[:at])
+    earlier = [v for v in dict.fromkeys(program.operands[:start]) if v != program.operands[start]]
+    if not earlier or not program.calls[at].operand_count:
+        return None
+    return attrs.evolve(
+        program, operands=(*program.operands[:start], earlier[which % len(earlier)], *program.operands[start + 1 :])
+    )
+
+
+def another_death(program, _, at):
+    value = program.operands[at % len(program.operands)]
+    return attrs.evolve(program, dead=program.dead ^ {value})
+
+
+def memory_of_its_own(program, _, at):
+    """A value that shared memory with another, or shared none, is moved to a storage of its own."""
+    value = program.operands[at % len(program.operands)]
+    alone = sum(storage_of(v) == storage_of(value) for v in set(program.operands)) == 1
+    if alone:
+        return None
+    moved = make_handle(new_storage(), 0)
+    return attrs.evolve(
+        program,
+        operands=tuple(moved if v == value else v for v in program.operands),
+        dead=frozenset(moved if v == value else v for v in program.dead),
+    )
+
+
+def with_call(program: Program, at: int, call) -> Program:
+    return attrs.evolve(program, calls=(*program.calls[:at], call, *program.calls[at + 1 :]))
+
+
+CHANGES = [
+    another_size, another_dtype, another_layout, another_op, another_number, a_float_for_an_int, another_edge,
+    another_death, memory_of_its_own,
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 40), change=st.sampled_from(CHANGES), at=st.integers(0, 500))
+def test_programs_that_differ_in_anything_have_other_fingerprints(seed, change, at):
+    program = random_graph(seed, length=12).program
+    other = change(program, at % len(program.calls), at)
+    if other is None:
+        return
+    one, two = fingerprint(program), fingerprint(other)
+    numbered = tuple(map(one.values.index, program.operands)) == tuple(map(two.values.index, other.operands))
+    if change is another_edge and numbered:
+        return  # the same flow under another name
+    assert (one.topology, one.shapes) != (two.topology, two.shapes)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+def test_what_a_curious_plugin_says_is_never_said_of_another_program(change):
+    cache, request = PlanCache(), Request(topology(2), until="annotate")
+    for seed in range(6):
+        graph = random_graph(seed, length=12)
+        plugins = Registry(patterns=(Curious(graph),))
+        for at in range(8):
+            other = change(graph.program, at, 3 * at + seed)
+            for program in filter(None, (graph.program, other)):
+                found = planned(program, plugins, request, cache)
+                fresh = planned(program, plugins, request, PlanCache())
+                assert [m.reason for m in found.profile.patterns] == [m.reason for m in fresh.profile.patterns]
+    assert cache.statistics()["plan_hits"] > 0
+
+
+def test_versions_and_settings_of_plugins_count():
+    cache, request = PlanCache(), Request(topology(2), until="annotate")
+    graph = random_graph(1, length=12)
+    for plugins in (Registry(patterns=(Curious(graph),)), Registry(patterns=(Curious(graph),))):
+        planned(graph.program, plugins, request, cache)
+    assert cache.statistics()["plan_hits"] == 0  # two objects of one class may be set up differently
