@@ -54,6 +54,7 @@ class Compiling:
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._told: set[tuple[str, str]] = set()
 
     def template(self, digest: bytes, template: CompiledTemplate) -> HotTemplate:
         """What is known of a template on this device, whichever session asks."""
@@ -102,13 +103,24 @@ class Compiling:
             replay = compiler.compile(self._context(job))
             artefact = replay and Artefact(compiler.name, replay, job.template, job.region, job.law)
         except Exception as error:
-            _log.warning("a compiler failed", compiler=compiler.name, template=job.hot.name, error=repr(error))
+            self._tell(compiler.name, job.hot.name, repr(error))
             job.hot.refuse(job, compiler.name, f"it raised {type(error).__name__}")
             return
         if artefact is None:
             job.hot.refuse(job, compiler.name, "it has nothing better")
         else:
             job.hot.compiled(job, artefact)
+
+    def _tell(self, compiler: str, template: str, error: str) -> None:
+        """Warn once of each reason: what is missing is missing for every template."""
+        log = _log.debug if (compiler, error) in self._told else _log.warning
+        self._told.add((compiler, error))
+        log(
+            "a compiler failed: what it was asked for runs uncompiled",
+            compiler=compiler,
+            template=template,
+            error=error,
+        )
 
     def _context(self, job: Job) -> CompilerContext:
         device = self._runtime.device
