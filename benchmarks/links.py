@@ -32,7 +32,7 @@ from pathlib import Path
 import attrs
 
 HERE = Path(__file__).resolve()
-SUBNET = "10.213.77"
+SUBNET = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"  # several may run at a time
 CLIENT, SERVER = f"{SUBNET}.1", f"{SUBNET}.2"
 MTU = 9000
 BURST_BYTES = 256 << 10
