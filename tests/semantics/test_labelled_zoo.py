@@ -127,6 +127,8 @@ def test_saying_it_twice_or_of_everything_is_wrong(embedded, recorded):
     everything = of_pattern("attention", instances, [told(first, range(len(program.program)))])
     assert not everything.judged[0].right
     assert len(everything.missed) == 2
+    both = of_pattern("attention", instances, [told(first, [*first.span, *second.span])])
+    assert not both.judged[0].right
     wide = of_pattern("attention", instances, [told(first, [*first.core, *range(40)])])
     assert not wide.judged[0].right
 
