@@ -11,6 +11,7 @@ transforms.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,10 @@ from djinn_core.interception.ops.composite import is_differentiated, take_apart
 from djinn_core.interception.port import port
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.logs import get_logger
 from djinn_core.torch_private import never_compiled
+
+log = get_logger("djinn.interception")
 
 aten = torch.ops.aten
 
@@ -80,7 +84,7 @@ def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
     """
     query, key, value, mask, dropout, causal = args
     remote = all(t is None or isinstance(t, LazyTensor) for t in args[:4])
-    if not remote or _device_kind() != "cpu" or _choice(args, options) is not _FUSED_ON_CPU:
+    if not remote or not _can_choose(_device_kind()) or _choice(args, options) is not _FUSED_ON_CPU:
         return take_apart(_WHOLE, args, options)  # type: ignore[no-any-return]
     if mask is not None and mask.dtype is torch.bool:
         # Numbers in the shape of CPU tensors travel in the instruction.
@@ -98,6 +102,14 @@ def _device_kind() -> str:
             return ""
         port.runtime()
     return port.describe()[1].kind
+
+
+@functools.cache
+def _can_choose(kind: str) -> bool:
+    """Whether PyTorch can say here which kernel devices of this kind take."""
+    if kind != "cpu":
+        log.debug("attention under autograd is taken apart: which kernel its device takes is not known here", kind=kind)
+    return kind == "cpu"
 
 
 def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
