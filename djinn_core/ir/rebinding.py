@@ -76,6 +76,52 @@ def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
     )
 
 
+def profile_of_piece(profile: WorkloadProfile, nodes: range, names: Names) -> WorkloadProfile:
+    """What `profile` says of the nodes in a stretch of its program, numbered from zero, with values called by `names`.
+
+    Values that the stretch does not touch are left out, and matches that reach beyond it are marked as partial.
+    """
+    start = nodes.start
+    return attrs.evolve(
+        profile,
+        phases=profile.phases[nodes.start : nodes.stop],
+        modalities=profile.modalities[nodes.start : nodes.stop],
+        lineage=profile.lineage[nodes.start : nodes.stop],
+        residency=_known(profile.residency, names),
+        roles={n - start: role for n, role in profile.roles.items() if n in nodes},
+        patterns=tuple(_cut(m, nodes, names) for m in profile.patterns if any(n in nodes for n in m.nodes)),
+    )
+
+
+def _cut(match: PatternMatch, nodes: range, names: Names) -> PatternMatch:
+    inside = tuple(n - nodes.start for n in match.nodes if n in nodes)
+    return attrs.evolve(
+        match,
+        nodes=inside,
+        residency=_known(match.residency, names),
+        hints=_touched(match.hints, names),
+        details=_touched(match.details, names),
+        partial=len(inside) < len(match.nodes),
+    )
+
+
+def _known(table: Mapping[int, T], names: Names) -> dict[int, T]:
+    return {names[v]: entry for v, entry in table.items() if v in names}
+
+
+def _touched(facts: Any, names: Names) -> Any:
+    """Facts with their value ids renamed, without those of values that have no name."""
+    if isinstance(facts, Mapping):
+        return {k: _touched(v, names) for k, v in facts.items()}
+    if isinstance(facts, list | tuple | set | frozenset):
+        return type(facts)([_touched(f, names) for f in facts if not _is_strange(f, names)])
+    return None if _is_strange(facts, names) else _anything(facts, names)
+
+
+def _is_strange(fact: Any, names: Names) -> bool:
+    return isinstance(fact, int) and not isinstance(fact, bool) and bool(storage_of(fact)) and fact not in names
+
+
 def _match(match: PatternMatch, names: Names) -> PatternMatch:
     return attrs.evolve(
         match,

@@ -23,6 +23,7 @@ from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.interception.recording import recorder
 from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule
@@ -36,6 +37,7 @@ from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_program
 from djinn_core.runtime.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
+from djinn_core.runtime.whole_programs import WholePrograms
 from djinn_core.wire.messages import DeviceInfo
 
 log = get_logger("djinn.client")
@@ -57,6 +59,8 @@ class _State:
     intercepting: dict[str, Interceptor] = attrs.field(factory=dict)
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
+    wholes: WholePrograms = attrs.field(factory=WholePrograms)
+    planner: Planner | None = None
     forked: bool = False
 
 
@@ -181,7 +185,7 @@ def _open() -> Session:
     opened = _connect()
     session = Session(
         opened.connection,
-        Planner(_plan, _state.stats),
+        _planner(),
         _state.stats,
         opened.url,
         _state.observers,
@@ -299,9 +303,28 @@ def _described() -> tuple[str, DeviceInfo]:
     return _state.opened.attached.session, _state.opened.attached.device
 
 
+def _planner() -> Planner:
+    """A session's planner; what is known of whole programs begins anew with it."""
+    _state.wholes = wholes = WholePrograms()
+    _state.planner = Planner(_plan, _state.stats, wholes.named)
+    return _state.planner
+
+
+def last_profile() -> WorkloadProfile | None:
+    """What the program is about that was sent last, as a whole; None where nothing was sent in this session.
+
+    Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
+    such as the number of keys, and value ids are those of the program when it came first.
+    """
+    return _state.wholes.profile_of(_state.planner.latest) if _state.planner is not None else None
+
+
 def _plan(program: Program) -> ExecutionSchedule:
     started = time.monotonic()
-    result = plan_program(program, registry(), settings(), device() or NOWHERE)
+    known = _state.wholes.piece(program)
+    result = plan_program(program, registry(), settings(), device() or NOWHERE, profile=known)
+    if known is None and result.profile is not None:
+        _state.wholes.remember(program, result.profile)
     _state.observers.tell("planned", instructions=len(program), duration=time.monotonic() - started)
     for recording in _state.recordings:
         recording.append(result)

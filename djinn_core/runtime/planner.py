@@ -34,8 +34,11 @@ class Planner:
     values share memory: what a plan left out may matter where two inputs look into one storage.
     """
 
-    def __init__(self, plan: PlanProgram, stats: Stats) -> None:
+    def __init__(self, plan: PlanProgram, stats: Stats, made: Callable[[Prepared], None] = lambda _: None) -> None:
+        """`made` is told of each new plan; `latest` is the plan that was asked for last."""
+        self.latest: Prepared | None = None
         self._plan = plan
+        self._made = made
         self._stats = stats
         self._planned: TemplateCache[list[_Planned]] = TemplateCache()
 
@@ -45,8 +48,10 @@ class Planner:
         for prepared in planned.variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
+                self.latest = prepared
                 return prepared, list(values)
-        prepared = self._make(program)
+        prepared = self.latest = self._make(program)
+        self._made(prepared)
         planned.variants.append(prepared)
         del planned.variants[:-VARIANTS_LIMIT]
         return prepared, list(values)

@@ -6,6 +6,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.pipeline import Request, plan
@@ -41,8 +42,9 @@ def plan_program(
     settings: Settings,
     device: DeviceInfo,
     until: Stage = "schedule",
+    profile: WorkloadProfile | None = None,
 ) -> PipelineResult:
-    """Plan a program for one device, as far as `until`."""
+    """Plan a program for one device, as far as `until`; `profile` where it is known from a program that this is part of."""
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     request = Request(
         topology_of(device),
@@ -51,4 +53,4 @@ def plan_program(
         placement_policy=settings.placement_policy,
         scheduler=settings.scheduler,
     )
-    return plan(graph, registry, request)
+    return plan(graph, registry, request, profile=profile)

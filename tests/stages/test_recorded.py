@@ -53,7 +53,8 @@ def test_generation_is_one_prefill_and_then_decode(name, implementation, cache):
     assert [p.phase for p in steps[:2]] == [ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE]
     assert {p.phase for p in steps[1:]} == {ExecutionPhase.LLM_DECODE}
     for profile in steps:
-        assert profile.pattern_counts() == {"attention": 2, "kv_cache": 2}
+        counts = profile.pattern_counts()
+        assert (counts["attention"], counts["kv_cache"]) == (2, 2)
         caches = [r for r in profile.residency.values() if r is DataResidency.STATEFUL_KV_CACHE]
         assert len(caches) >= 4
         facts = next(m.details for m in profile.patterns if m.pattern == "attention")
@@ -114,8 +115,8 @@ def test_the_same_model_is_annotated_alike_recorded_and_exported():
     other = annotate(exported, djinn_patterns())
     for profile in (recorded, other):
         assert profile.workload is WorkloadType.LLM
-        assert profile.pattern_counts() == {"attention": 2}
-        assert [m.details["causal"] for m in profile.patterns] == [True, True]
+        assert profile.pattern_counts()["attention"] == 2
+        assert [m.details["causal"] for m in profile.patterns if m.pattern == "attention"] == [True, True]
     # A sync point in the middle of the model cuts what was recorded, so its weights are in more than one program.
     assert len(weights(*(r.profile for r in results))) == len(weights(other))
 

@@ -1,0 +1,121 @@
+"""What is known of whole programs, kept for the pieces that they are sent in later.
+
+A program that comes again is sent in pieces (decision 18), and a piece says little by itself: half a layer, a cache that is
+only read. Its calls are a stretch of those of the program that was planned whole before, so what was found out then holds
+for it, node by node and value by value.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+
+import attrs
+
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.rebinding import profile_of_piece
+from djinn_core.runtime.template import Prepared
+
+_KEPT = 32  # whole programs
+_NAMED = 512  # plans whose profiles are known
+_WIDTH = 8  # bytes of a number in an array
+
+
+@attrs.frozen
+class _Whole:
+    """A program that was planned whole, and what its calls are, as bytes that can be searched."""
+
+    program: Program
+    calls: bytes
+    starts: tuple[int, ...]
+    profile: WorkloadProfile
+
+
+class WholePrograms:
+    """The most recently planned whole programs, and which plan belongs to which; for any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wholes: OrderedDict[bytes, _Whole] = OrderedDict()
+        self._profiles: OrderedDict[int, tuple[Prepared, WorkloadProfile]] = OrderedDict()
+        self._planned: WorkloadProfile | None = None
+        self._last: tuple[_Whole, int] | None = None
+
+    def remember(self, program: Program, profile: WorkloadProfile) -> None:
+        """Keep what was found out about a whole program."""
+        calls = _calls(program)
+        with self._lock:
+            self._wholes[calls] = _Whole(program, calls, _starts(program), profile)
+            self._wholes.move_to_end(calls)
+            while len(self._wholes) > _KEPT:
+                self._wholes.popitem(last=False)
+            self._planned = profile
+
+    def piece(self, program: Program) -> WorkloadProfile | None:
+        """The profile of a program that is a piece of a known one; None where it is none."""
+        with self._lock:
+            found = self._find(program)
+            if found is None:
+                return None
+            whole, at = found
+            self._last = whole, at + len(program)
+            self._wholes.move_to_end(whole.calls)
+            self._planned = whole.profile
+        values = whole.program.operands[whole.starts[at] : whole.starts[at + len(program)]]
+        names = dict(zip(values, program.operands, strict=True))
+        return profile_of_piece(whole.profile, range(at, at + len(program)), names)
+
+    def _find(self, program: Program) -> tuple[_Whole, int] | None:
+        """The whole program, and where the piece begins in it: after the last piece, if that fits."""
+        calls = _calls(program)
+        if self._last is not None and _fits(*self._last, program, calls):
+            return self._last
+        for whole in reversed(self._wholes.values()):
+            at = whole.calls.find(calls)
+            while at >= 0:
+                if at % _WIDTH == 0 and len(calls) < len(whole.calls) and _fits(whole, at // _WIDTH, program, calls):
+                    return whole, at // _WIDTH
+                at = whole.calls.find(calls, at + 1)
+        return None
+
+    def named(self, prepared: Prepared) -> None:
+        """`prepared` is the plan of the program that was asked about last."""
+        with self._lock:
+            if self._planned is None:
+                return
+            self._profiles[id(prepared)] = (prepared, self._planned)
+            while len(self._profiles) > _NAMED:
+                self._profiles.popitem(last=False)
+
+    def profile_of(self, prepared: Prepared | None) -> WorkloadProfile | None:
+        """The profile of the whole program that a plan belongs to."""
+        with self._lock:
+            known = self._profiles.get(id(prepared))
+        return known[1] if known is not None else None
+
+
+def _calls(program: Program) -> bytes:
+    return array("q", [call.signature.id for call in program.calls]).tobytes()
+
+
+def _starts(program: Program) -> tuple[int, ...]:
+    """Where the operands of each call begin, and where the last ones end."""
+    starts = [0]
+    for call in program.calls:
+        starts.append(starts[-1] + call.operand_count + call.new_count)
+    return tuple(starts)
+
+
+def _fits(whole: _Whole, at: int, program: Program, calls: bytes) -> bool:
+    """Whether the calls from `at` on are those of `program`, fed in the same way."""
+    end = at + len(program)
+    if end >= len(whole.starts) or whole.calls[at * _WIDTH : end * _WIDTH] != calls:
+        return False
+    return _flow(whole.program.operands[whole.starts[at] : whole.starts[end]]) == _flow(program.operands)
+
+
+def _flow(operands: tuple[int, ...]) -> list[int]:
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(v, len(numbers)) for v in operands]
