@@ -19,7 +19,7 @@ from djinn_core.runtime import client
 from djinn_core.runtime.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
-WARM_UP, TRACED, STEPS = 40, 80, 200
+WARM_UP, TRACED, STEPS = 70, 110, 200
 
 
 class Training:
