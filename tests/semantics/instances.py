@@ -43,13 +43,13 @@ class Scene:
 
     Attributes:
         graph: the program. runs: the calls.
-        head: the module that turns states into logits over a vocabulary, where the model has one.
+        heads: identities of the modules that turn states into logits over a vocabulary.
         tokens: identities of the modules that look up tokens, where the model says so.
     """
 
     graph: Graph
     runs: Sequence[ModuleRun]
-    head: nn.Module | None = None
+    heads: frozenset[int] = frozenset()
     tokens: frozenset[int] | None = None
 
     def find(self, test: Test) -> list[int]:
@@ -83,6 +83,7 @@ def instances(scene: Scene) -> tuple[Instance, ...]:
         *attentions,
         *mixtures,
         *(block for block, _ in blocks),
+        *_attentions_without_block(scene, attentions, [block for block, _ in blocks]),
         *_perceptrons(scene, attentions, [run for _, run in blocks]),
         *_norms(scene),
         *_convolutions(scene),
@@ -159,6 +160,17 @@ def _blocks(
         core = {n for part in parts if part.core <= set(run.span) for n in part.core}
         core |= scene.ops(scene.inside(_linear(scene, index)), PRODUCTS)
         yield Instance("block", frozenset(core), frozenset(run.span), where=run.path), index
+
+
+def _attentions_without_block(
+    scene: Scene, attentions: Sequence[Instance], blocks: Sequence[Instance]
+) -> Iterator[Instance]:
+    """Attention that no module holds together with a feed-forward network: whether what follows makes it a block is open."""
+    held = {n for block in blocks for n in block.span}
+    for attention in attentions:
+        if not attention.core & held:
+            span = frozenset(range(len(scene.graph.nodes)))
+            yield Instance("block", attention.core, span, required=False, where=attention.where)
 
 
 def _linear(scene: Scene, index: int) -> list[int]:
@@ -262,6 +274,9 @@ def _tables(scene: Scene) -> Iterator[Instance]:
         if core:
             required = scene.tokens is None or id(run.module) in scene.tokens
             yield Instance("embedding", core, frozenset(run.span), required=required, where=run.path)
+    inside = scene.inside(scene.find(rules.is_table)) | scene.inside(scene.find(rules.is_bag))
+    for node in scene.ops(range(len(scene.graph.nodes)), frozenset({"embedding"})) - inside:  # code books, for example
+        yield Instance("embedding", frozenset({node}), frozenset({node}), required=False)
 
 
 def _heads(scene: Scene) -> Iterator[Instance]:
@@ -269,7 +284,7 @@ def _heads(scene: Scene) -> Iterator[Instance]:
     for index in scene.find(rules.is_linear):
         run = scene.runs[index]
         core = scene.ops(run.span, PRODUCTS)
-        if core and run.module is scene.head:
+        if core and id(run.module) in scene.heads:
             yield Instance("head", core, frozenset(run.span), where=run.path)
         elif core and not core & mixed and ("head" in run.path or "classifier" in run.path):
             yield Instance("head", core, frozenset(run.span), required=False, where=run.path)

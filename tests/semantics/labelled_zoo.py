@@ -200,18 +200,22 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
     )
 
 
-def _vocabulary(model: nn.Module, family: str) -> tuple[nn.Module | None, frozenset[int] | None]:
-    """The module that makes logits over the vocabulary, and the identities of those that look tokens up."""
+def _vocabulary(model: nn.Module, family: str) -> tuple[frozenset[int], frozenset[int] | None]:
+    """Identities of the modules that make logits over the vocabulary, and of those that look tokens up."""
     if not hasattr(model, "get_output_embeddings"):
-        return None, frozenset() if family in {"diffusion", "autoencoder"} else None
-    tables = set()
+        return frozenset(), frozenset() if family in {"diffusion", "autoencoder"} else None
+    return _named(model, "get_output_embeddings"), _named(model, "get_input_embeddings")
+
+
+def _named(model: nn.Module, method: str) -> frozenset[int]:
+    found = set()
     for module in model.modules():
-        if hasattr(module, "get_input_embeddings"):
+        if hasattr(module, method):
             try:
-                tables.add(id(module.get_input_embeddings()))
+                found.add(id(getattr(module, method)()))
             except (NotImplementedError, AttributeError):
-                continue  # a part that takes no tokens
-    return model.get_output_embeddings(), frozenset(tables)
+                continue  # a part that has no tokens
+    return frozenset(found - {id(None)})
 
 
 __all__ = ["LABELLED", "Entry", "Part", "labelled"]
