@@ -13,6 +13,7 @@ import msgspec
 
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
+from djinn_core.ir.module_names import ModuleNames, module_names
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.values import RANDOM_STATE, TensorMeta, storage_of
@@ -119,8 +120,18 @@ class ProgramGraph:
     modules: Mapping[int, str] = attrs.field(factory=dict)
 
     @cached_property
+    def _names(self) -> ModuleNames:
+        return ModuleNames(dict(self.modules)) if self.modules else module_names(self.program.modules)
+
+    @property
+    def module_classes(self) -> tuple[str, ...]:
+        """Names of the classes of the modules that issued the ops, where they are still there; outermost first."""
+        return self._names.classes
+
+    @cached_property
     def nodes(self) -> Sequence[Node]:
         """Nodes in program order."""
+        names = self._names.paths
         return tuple(
             Node(
                 id=i.index,
@@ -130,7 +141,7 @@ class ProgramGraph:
                 writes=i.writes,
                 slots=i.slots,
                 random=i.call.random or i.op in OWN_OPERATORS,
-                module=self.modules.get(i.index, ""),
+                module=names.get(i.index, ""),
                 form=i.call.signature.form,
             )
             for i in self.program.instructions()

@@ -69,13 +69,18 @@ class ModulePath:
 
 def module_path(call: ModuleCall | None) -> ModulePath | None:
     """The path of a call, as the modules are named now; None outside all modules, or where that is not known."""
-    modules = [module for module in map(_alive, _outwards(call)) if module is not None][::-1]
+    modules = module_chain(call)
     if not modules:
         return None
     paths: list[str] = []
     for index, module in enumerate(modules):
         paths.append(_path_of(module, modules[:index], paths))
     return ModulePath(paths[-1], type(modules[-1]).__name__, type(modules[0]).__name__, is_backward(call))
+
+
+def module_chain(call: ModuleCall | None) -> list[torch.nn.Module]:
+    """The modules that a call is inside of and that are still there, from the outermost to the innermost."""
+    return [module for module in map(_alive, _outwards(call)) if module is not None][::-1]
 
 
 def is_backward(call: ModuleCall | None) -> bool:

@@ -34,25 +34,25 @@ class ReboundResult(PipelineResult):
         return dict(zip(*self._values, strict=True))
 
     @cached_property
-    def profile(self) -> WorkloadProfile | None:  # type: ignore[override]
+    def profile(self) -> WorkloadProfile | None:
         """What the program is about."""
         profile = self._made.profile
         return profile and rebind_profile(profile, self._names)
 
     @cached_property
-    def plan(self) -> OptimizationPlan | None:  # type: ignore[override]
+    def plan(self) -> OptimizationPlan | None:
         """What is left of the program, and why."""
         plan = self._made.plan
         return plan and _plan(plan, self._names)
 
     @cached_property
-    def placement(self) -> Placement | None:  # type: ignore[override]
+    def placement(self) -> Placement | None:
         """Where everything runs."""
         placement = self._made.placement
         return placement and _placement(placement, self._names)
 
     @cached_property
-    def schedule(self) -> ExecutionSchedule | None:  # type: ignore[override]
+    def schedule(self) -> ExecutionSchedule | None:
         """In which order it runs."""
         schedule = self._made.schedule
         return schedule and _schedule(schedule, self.graph, self._names)

@@ -23,7 +23,8 @@ _RANDOM = int(Lineage.RANDOM)
 def lineage_of(graph: Graph, inputs: Inputs, residency: Mapping[int, DataResidency]) -> list[int]:
     """By node the bits of `Lineage` that its results derive from."""
     outside = [_of_input(value, inputs, residency) for value in graph.inputs]
-    entries = {node: int(_OF_KIND[kind]) for node, kind in inputs.entries.items()}
+    entries = {maker.id: int(Lineage.WEIGHT) for v in inputs.weights if (maker := graph.producer(v)) is not None}
+    entries |= {node: int(_OF_KIND[kind]) for node, kind in inputs.entries.items()}
     bits: list[int] = []
     for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
         found = entries.get(node.id, 0) | (_RANDOM if node.random else 0)

@@ -37,7 +37,8 @@ def residency_of_inputs(
             residency[value] = DataResidency.PERSISTENT_WEIGHT
         else:
             residency[value] = DataResidency.INPUT
-    return residency
+    made = [v for v in inputs.weights if v not in residency]  # by a model that is made in this very program
+    return residency | dict.fromkeys(made, DataResidency.PERSISTENT_WEIGHT)
 
 
 def _used_before(graph: Graph, training: Training) -> set[int]:
