@@ -46,7 +46,7 @@ _ROLES = {
 }
 _ROLE_OF = {operation: role for role, operations in _ROLES.items() for operation in operations}
 # A model may be made in the program that uses it, as `to_empty` does.
-_MADE = frozenset({"empty", "empty_strided", "ones", "rand", "randn", "zeros"})
+MADE = frozenset({"empty", "empty_strided", "ones", "rand", "randn", "zeros"})
 _WEIGHT_NAMES = ("weight", "bias", "running_mean", "running_var")
 _PRODUCT_WEIGHTS = {
     "mm": ("mat2",),
@@ -82,4 +82,4 @@ def weights_of(graph: Graph, node: Node) -> list[int]:
     given = arguments(node)
     candidates = [given[n] for n in names if isinstance(given.get(n), int) and given[n] in node.inputs]
     origins = [origin(graph, v) for v in candidates]
-    return [v for v in origins if (maker := graph.producer(v)) is None or maker.operation in _MADE]
+    return [v for v in origins if (maker := graph.producer(v)) is None or maker.operation in MADE]

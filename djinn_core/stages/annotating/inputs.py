@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from djinn_core.ir.arguments import arguments
-from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, NORMALISATION, weights_of
+from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MADE, MATRIX_PRODUCT, NORMALISATION, weights_of
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import Modality
 from djinn_core.ir.values import TensorMeta
@@ -65,11 +65,14 @@ def _weights(graph: Graph) -> set[int]:
     """Values where layers and norms expect parameters, and what scales or shifts whole channels."""
     found = {v for node in _of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
     flow = graph.flow
-    for position, value in enumerate(graph.inputs):
+    made = [
+        (i, graph.nodes[i].outputs[0]) for o in sorted(MADE) for i in graph.by_op.get(o, ()) if graph.nodes[i].outputs
+    ]
+    for source, value in (*((~p, v) for p, v in enumerate(graph.inputs)), *made):
         meta = graph.meta(value)
         if value in found or len(meta.shape) != 1 or not meta.dtype.is_floating_point:
             continue
-        if any(_is_scaled(graph, graph.nodes[n], value) for n in flow.users(~position)):
+        if any(_is_scaled(graph, graph.nodes[n], value) for n in flow.users(source)):
             found.add(value)
     return found
 
