@@ -97,7 +97,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call, slots = known
     if call is None:
         return _again(operands[0])
-    return append(call, operands, slots_of(args, kwargs) if slots is None else slots)
+    return append(call, operands, slots_of(args, kwargs) if slots is None else slots, 1)
 
 
 def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -275,8 +275,11 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
             _calls.pop(key, None)
 
 
-def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
-    """Append an instruction to this thread's program and return tensors for its results."""
+def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], above: int = 0) -> Any:
+    """Append an instruction to this thread's program and return tensors for its results.
+
+    So many frames above the caller are Djinn's for sure; see `user_site`.
+    """
     for changed, _ in call.changes:
         _part(operands[changed])
     recorder = current()
@@ -317,7 +320,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> A
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    entry = (call, tuple(handles), slots, *user_site(), module)
+    entry = (call, tuple(handles), slots, *user_site(above), module)
     entries.append(entry)
     port.ops_captured += 1
     if recorder.epoch != epoch:

@@ -259,11 +259,16 @@ class Recorder:
 
     def _collect_freed(self) -> list[Value]:
         """Freed values that no other thread's unsent program uses; the others wait."""
+        gone = take_freed()
+        busy = {other for other in recorders() if other.entries and other is not self} if gone else set()
+        if not busy:
+            _waiting.count = 0
+            return gone
         mine: list[Value] = []
         waiting: list[Value] = []
-        for value in take_freed():
-            users = {value.storage.user, *(value.storage.readers or ())} - {self, None}
-            (waiting if any(u.entries for u in users if u is not None) else mine).append(value)
+        for value in gone:
+            users = {value.storage.user, *(value.storage.readers or ())}
+            (mine if busy.isdisjoint(users) else waiting).append(value)
         freed.extend(waiting)
         _waiting.count = len(waiting)
         return mine

@@ -18,12 +18,13 @@ CODES_LIMIT = 8192  # code objects that are remembered: a notebook makes new one
 _known: dict[int, tuple[CodeType, dict[int, Site] | None]] = {}
 
 
-def user_site() -> Site:
+def user_site(above: int = 0) -> Site:
     """The innermost frame outside torch and Djinn: its code and the offset of its current instruction.
 
-    The same place is the same object, so that it costs memory once however often an op is recorded there.
+    The same place is the same object, so that it costs memory once however often an op is recorded there. So many frames
+    above the caller are Djinn's for sure, and are not looked at: each look makes an object of a frame.
     """
-    frame: FrameType = sys._getframe(1)  # noqa: SLF001 - the public ways build a list of all frames
+    frame: FrameType = sys._getframe(2 + above)  # noqa: SLF001 - the public ways build a list of all frames
     while True:
         code = frame.f_code
         known = _known.get(id(code))
