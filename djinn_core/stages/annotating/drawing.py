@@ -23,10 +23,12 @@ def drawn_from(graph: Graph) -> int:
         return count
     if sizes[0] == smallest and _size_in(graph, nodes[0]) <= smallest and _channels_in(graph, nodes[0]) > _CHANNELS - 1:
         return 0  # nothing but drawing, from something that is no picture
-    if max(sizes[: sizes.index(smallest) + 1]) <= smallest:
-        return count
-    bottom = len(sizes) - 1 - sizes[::-1].index(smallest)
-    return nodes[bottom].id + 1
+    same = _channels_in(graph, nodes[0]) == graph.meta(nodes[-1].outputs[0]).shape[1]
+    if not same or max(sizes[: sizes.index(smallest) + 1]) <= smallest:
+        return count  # maps of classes or depths are what was seen, not drawn
+    # The narrowest of the smallest is what is drawn from.
+    latents = [n for n, size in zip(nodes, sizes, strict=True) if size == smallest]
+    return min(latents, key=lambda n: (graph.meta(n.outputs[0]).shape[1], -n.id)).id + 1
 
 
 def _is_picture(graph: Graph, last: Node) -> bool:

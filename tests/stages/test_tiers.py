@@ -1,0 +1,132 @@
+"""Each tier judges alone, the structure without names; one model is the same through capture, torch.fx and torch.export."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+import djinn
+from djinn.fx import fx_graph
+from djinn.hooks import Lineage, Tier, WorkloadType
+from djinn_core.builtins import builtin_plugins
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.stages.annotate import annotate
+
+
+class Pictures(nn.Module):
+    """Small, with a class that says what it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.act = nn.Conv2d(3, 8, 3), nn.ReLU()
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.act(self.stem(x)).flatten(2).transpose(1, 2)
+        q, k, v = (p(x)[:, None] for p in (self.query, self.key, self.value))
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v)[:, 0].mean(1))
+
+
+def captured_graph(model, x):
+    with djinn.capture() as captured, torch.no_grad():
+        output = model.to("remote_accelerator:0")(x.to("remote_accelerator:0"))
+    assert output.shape == (2, 4)
+    return captured.graph
+
+
+MAKERS = {
+    "export": lambda model, x: fx_graph(torch.export.export(model, (x,))),
+    "fx": lambda model, x: fx_graph(torch.fx.symbolic_trace(model), x),
+    "capture": captured_graph,
+}
+
+
+@pytest.fixture(scope="module")
+def patterns():
+    return load_registry(Selection(plugins=("attention", "kv_cache")), builtins=builtin_plugins()).patterns
+
+
+def test_one_model_is_the_same_however_its_graph_was_made(patterns):
+    said = {}
+    for name, make in MAKERS.items():
+        model = Pictures().eval()  # paths are those of a model that is there
+        graph = make(model, torch.rand(2, 3, 6, 6))
+        profile = annotate(graph, patterns)
+        (attention,) = (m for m in profile.patterns if m.pattern == "attention")
+        looks = graph.flow.looks
+        computing = [
+            (
+                n.operation.removeprefix("_").replace("convolution", "conv2d"),
+                profile.phases[n.id],
+                profile.modalities[n.id],
+            )
+            for n in graph.nodes
+            if not looks[n.id] and not n.operation.startswith("empty")
+        ]
+        said[name] = (profile.workload, computing, dict(attention.details), graph.nodes[-1].module)
+    assert said["fx"] == said["export"] == said["capture"]
+
+
+def test_the_structure_alone_sees_no_names(patterns):
+    model = Pictures().eval()
+    graph = captured_graph(model, torch.rand(2, 3, 6, 6))
+    assert "Pictures" in graph.module_classes
+    bare = ProgramGraph(attrs.evolve(graph.program, modules=(), sites=()))
+    assert not bare.module_classes
+    structure = frozenset({Tier.STRUCTURE})
+    assert annotate(bare, patterns, tiers=structure) == annotate(graph, patterns, tiers=structure)
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_each_tier_judges_alone(tier, patterns):
+    model = Pictures().eval()
+    graph = captured_graph(model, torch.rand(2, 3, 6, 6))
+    profile = annotate(graph, patterns, tiers=frozenset({tier}))
+    assert profile.workload is WorkloadType.VISION, profile.reasons
+    assert profile.lineage[-1] == Lineage.WEIGHT | Lineage.VISION
+
+
+def test_what_is_known_from_before_tells_an_optimizer_step():
+    from djinn.hooks import DataResidency, ExecutionPhase
+    from djinn.testing import ProgramBuilder
+
+    builder = ProgramBuilder()
+    weight, gradient = builder.input(4, 4), builder.input(4, 4)
+    builder.op("aten::mm", builder.input(2, 4), weight, shape=(2, 4))
+    builder.inplace("aten::add_.Tensor", weight, gradient, slots=(-0.1,))
+    graph = builder.graph()
+    assert annotate(graph, ()).workload is WorkloadType.GENERIC
+    profile = annotate(graph, (), known={gradient: DataResidency.GRADIENT})
+    assert profile.workload is WorkloadType.TRAINING
+    assert profile.phases[-1] is ExecutionPhase.TRAINING_OPTIMIZER
+    assert profile.residency[gradient] is DataResidency.GRADIENT
+
+
+class Redrawn(nn.Module):
+    """An autoencoder: seen down to the narrowest, drawn from there."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.see = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.Conv2d(8, 4, 1))
+        self.draw = nn.Sequential(
+            nn.Conv2d(4, 8, 3, 1, 1), nn.Upsample(scale_factor=2), nn.Conv2d(8, channels, 3, 1, 1)
+        )
+
+    def forward(self, x):
+        return self.draw(self.see(x))
+
+
+@pytest.mark.parametrize(("channels", "draws"), [(3, True), (2, False)])
+def test_a_picture_is_drawn_and_a_map_of_classes_is_seen(channels, draws):
+    from djinn.hooks import ExecutionPhase
+
+    graph = fx_graph(torch.export.export(Redrawn(channels).eval(), (torch.rand(1, 3, 16, 16),)))
+    profile = annotate(graph, ())
+    drawn = {
+        graph.nodes[i].module.split(".")[0] for i, p in enumerate(profile.phases) if p is ExecutionPhase.VISION_DECODING
+    }
+    assert drawn == ({"draw"} if draws else set())
