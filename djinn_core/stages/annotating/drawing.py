@@ -24,7 +24,7 @@ def drawn_from(graph: Graph) -> int:
     if sizes[0] == smallest and _size_in(graph, nodes[0]) <= smallest and _channels_in(graph, nodes[0]) > _CHANNELS - 1:
         return 0  # nothing but drawing, from something that is no picture
     same = _channels_in(graph, nodes[0]) == graph.meta(nodes[-1].outputs[0]).shape[1]
-    if not same or max(sizes[: sizes.index(smallest) + 1]) <= smallest:
+    if not same or max(_size_in(graph, nodes[0]), *sizes[: sizes.index(smallest) + 1]) <= smallest:
         return count  # maps of classes or depths are what was seen, not drawn
     # The narrowest of the smallest is what is drawn from.
     latents = [n for n, size in zip(nodes, sizes, strict=True) if size == smallest]
