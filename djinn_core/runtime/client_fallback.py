@@ -33,7 +33,12 @@ class ClientFallback:
         self._told: set[str] = set()
 
     def needed(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: list[LazyTensor],
+        slots: tuple[Slot, ...],
     ) -> bool:
         """Whether the executor cannot do calls like this one; it is asked at the first: one round trip."""
         if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
@@ -45,7 +50,12 @@ class ClientFallback:
         return known
 
     def _cannot(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: list[LazyTensor],
+        slots: tuple[Slot, ...],
     ) -> bool:
         try:
             with torch.no_grad():

@@ -46,6 +46,7 @@ def command(tmp_path, monkeypatch, cache, plain_environment):
         return done.stdout
 
     yield run
+    monkeypatch.undo()  # what is configured reads the environment
     djinn.configure()
 
 
