@@ -16,5 +16,5 @@ djinn_api_version = 1
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """The patterns `norm`, `mlp`, `embedding`, `output_head`, `mixture_of_experts` and `transformer_block`."""
+    """The patterns `norm`, `mlp`, `embedding`, `output_head`, `mixture_of_experts` and `block`."""
     return [Norm(), FeedForward(), Embedding(), OutputHead(), MixtureOfExperts(), TransformerBlock()]

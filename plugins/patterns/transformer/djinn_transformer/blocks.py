@@ -1,4 +1,4 @@
-"""The pattern `transformer_block`: attention, and the feed-forward network or mixture of experts that follows it."""
+"""The pattern `block`: attention, and the feed-forward network or mixture of experts that follows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Half:
 class TransformerBlock:
     """Attention with the feed-forward network after it, or beside it where both read the same."""
 
-    name = "transformer_block"
+    name = "block"
     tolerates_growth = True
     operations = FUSED_ATTENTION | SOFTMAX
 

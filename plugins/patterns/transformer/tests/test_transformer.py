@@ -190,7 +190,7 @@ def test_a_distance_is_no_norm():
 @pytest.mark.parametrize("eager", [False, True])
 def test_blocks_heads_and_tables_of_a_language_model(train, beside, eager):
     graph = recorded(Language(beside=beside, eager=eager), torch.arange(12).view(2, 6), train=train)
-    blocks = found_in("transformer_block", graph)
+    blocks = found_in("block", graph)
     assert [b.details for b in blocks] == [{"attentions": 1, "feed_forward": "mlp"}] * 3
     assert len({n for b in blocks for n in b.nodes}) == sum(len(b.nodes) for b in blocks), "blocks share nothing"
     (head,) = found_in("output_head", graph)
