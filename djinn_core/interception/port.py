@@ -90,7 +90,10 @@ class Runtime(Protocol):
         """Make `source` (a CPU tensor) the value `handle`; `source` is the caller's again when this returns."""
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These CPU tensors will be uploaded next, one after the other, and are not written before."""
+        """These CPU tensors will be uploaded next, one after the other, and are not written before; none: that is over.
+
+        Their memory is held until then.
+        """
 
     def figures(self, *, reset_peak: bool = False) -> Mapping[str, int]:
         """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.

@@ -55,8 +55,16 @@ _Content = tuple[int, int, int]
 
 
 def _content(tensor: torch.Tensor) -> _Content:
-    """What tells a tensor's bytes apart for a moment: where they are, how many, and how often they were written."""
+    """What tells a tensor's bytes apart while it lives: where they are, how many, and how often they were written."""
     return tensor.data_ptr(), tensor.nbytes, writes_to(tensor)
+
+
+@attrs.frozen
+class _Expected:
+    """What will be uploaded next. It holds the memory: another tensor there would be taken for this one."""
+
+    tensor: torch.Tensor
+    digest: bytes
 
 
 class Uploads:
@@ -76,7 +84,7 @@ class Uploads:
         self._wanted: deque[int] = deque()
         self._asked: deque[list[bytes]] = deque()
         self._promised: set[bytes] = set()
-        self._digests: dict[_Content, bytes] = {}
+        self._expected: dict[_Content, _Expected] = {}
         self._sending = False
 
     @property
@@ -88,17 +96,22 @@ class Uploads:
         """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
         header, data = tensor_to_wire(source)
         if self._offers and data.nbytes >= OFFER_BYTES:
-            self._offer(handle, header, data, self._digests.pop(_content(source), b""))
+            known = self._expected.pop(_content(source), None)
+            self._offer(handle, header, data, known.digest if known is not None else b"")
         else:
             self._send(handle, _Upload(header, data))
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These will be uploaded next: ask for all large ones at once whether the executor has them."""
+        """These will be uploaded next: ask for all large ones at once whether the executor has them.
+
+        What was expected before is not any more.
+        """
+        self._expected.clear()
         large = [t for t in tensors if t.nbytes > COPY_BYTES][:HAVE_LIMIT] if self._offers else []
         if len(large) < 2:
             return
         digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
-        self._digests = dict(zip(map(_content, large), digests, strict=True))
+        self._expected = {_content(t): _Expected(t.detach(), digest) for t, digest in zip(large, digests, strict=True)}
         self._asked.append(digests)
         self._channel.send(Frame(encode(Have(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
         self._stats.round_trips += 1

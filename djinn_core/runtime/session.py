@@ -194,7 +194,8 @@ class Session:
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`."""
-        self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
+        if tensors:
+            self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
         self._uploads.expect(tensors)
 
     def _make_room(self, nbytes: int) -> int:

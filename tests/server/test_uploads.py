@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -111,6 +113,28 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
     for parameter, right in zip(model, expected, strict=True):
         assert torch.equal(parameter.cpu(), right)
     assert not client._state.session._uploads.unanswered
+
+
+def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monkeypatch):
+    """Tensors are known again by where they lie; something else there would be taken for what it was."""
+    monkeypatch.setattr(offers, "COPY_BYTES", 1 << 18)
+    session = client._state.session
+    arrays = [np.ones(1 << 20, np.uint8) for _ in range(2)]
+    alive = [weakref.ref(array) for array in arrays]
+    session.expect_uploads([torch.from_numpy(array) for array in arrays])
+    arrays.clear()
+    assert all(reference() is not None for reference in alive)
+    session.expect_uploads([])
+    assert all(reference() is None for reference in alive)
+
+
+def test_nothing_is_expected_after_a_module_has_moved(keeping, monkeypatch):
+    monkeypatch.setattr(offers, "COPY_BYTES", 1 << 18)
+    model = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(256, 512)) for _ in range(3))
+    right = [parameter.detach().bfloat16() for parameter in model]
+    model.to("remote_accelerator:0", torch.bfloat16)  # what was expected is never uploaded: its conversion is
+    assert all(torch.equal(parameter.cpu(), expected) for parameter, expected in zip(model, right, strict=True))
+    assert not client._state.session._uploads._expected
 
 
 def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):

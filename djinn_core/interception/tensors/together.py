@@ -16,6 +16,7 @@ import torch
 
 from djinn_core.errors import RemoteError
 from djinn_core.interception.later import Pending, fetch_later
+from djinn_core.interception.port import port
 from djinn_core.interception.tensors.expected import here
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
@@ -63,6 +64,11 @@ class Together:
         """As `Expected.to_upload`."""
         found, self._here = self._here, None
         return found() if found is not None else []
+
+    @property
+    def uploads(self) -> bool:
+        """Whether somebody was told what will be uploaded."""
+        return self._here is None
 
     def saw(self, storage: Any) -> None:
         """Nothing: what comes is known."""
@@ -119,6 +125,8 @@ def expecting(together: Together) -> Iterator[None]:
         yield
     finally:
         here.expected = outer
+        if outer is None and together.uploads and port.is_open():
+            port.runtime().expect_uploads([])
 
 
 def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
