@@ -47,7 +47,7 @@ InitHook = Callable[[], None]
 
 @attrs.define
 class _State:
-    overrides: dict[str, Any] = attrs.field(factory=dict)
+    overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
     settings: Settings | None = None
     registry: Registry | None = None
     opened: Opened | None = None
