@@ -65,6 +65,7 @@ class Request:
     Attributes:
         topology: devices and links.
         resident: device id by value, for the inputs that already live somewhere.
+        copies: ids of the other devices that hold a copy of an input.
         fetch: values that the client wants at the end.
         until: the last stage to run.
         placement_policy, scheduler: names of the ones to use.
@@ -76,6 +77,7 @@ class Request:
     until: Stage = "schedule"
     placement_policy: str = "single"
     scheduler: str = "sequential"
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
 
 
 def plan(
@@ -121,7 +123,7 @@ def plan(
     if request.until == "optimize":
         return result
 
-    where = PlacementContext(graph, profile, optimized, costs, topology, request.resident)
+    where = PlacementContext(graph, profile, optimized, costs, topology, request.resident, request.copies)
     placement = clock.time("place", lambda: place(where, policy, _POLICY))
     again = [o for o in plugins.optimizations if o.after_placement]
     if again and not known_plan:  # once more, and only once, now that it is known where things are
@@ -133,7 +135,15 @@ def plan(
         return result
 
     order = SchedulingContext(
-        graph.program, graph, optimized, placement, costs, topology, request.resident, request.fetch
+        graph.program,
+        graph,
+        optimized,
+        placement,
+        costs,
+        topology,
+        request.resident,
+        request.fetch,
+        request.copies,
     )
     return attrs.evolve(result, schedule=clock.time("schedule", lambda: schedule(order, maker, _SCHEDULER)))
 
@@ -208,7 +218,9 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     homes = tuple(map(request.resident.get, values)) if request.resident else ()
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
-    return devices, request.topology.links, homes, fetch, request.until, request.placement_policy, request.scheduler
+    copies = tuple(map(request.copies.get, values)) if request.copies else ()
+    names = (request.until, request.placement_policy, request.scheduler)
+    return devices, request.topology.links, homes, copies, fetch, *names
 
 
 _POLICY = SingleDevice()

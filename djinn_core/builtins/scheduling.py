@@ -69,7 +69,7 @@ class _Writer:
         self.device_of = {d.node: d.device for d in context.placement.decisions}
         self.steps: dict[str, list[Step]] = {d: [] for d in context.placement.devices}
         self.pending: dict[str, list[int]] = defaultdict(list)
-        self.copies: dict[tuple[str, int], int] = {}
+        self.copies = {(device, value): 0 for value, devices in context.copies.items() for device in devices}
         self.versions: Counter[int] = Counter()
         self.arrived: set[int] = set()
         self.inputs = frozenset(context.graph.inputs)
@@ -84,8 +84,9 @@ class _Writer:
             last.update(dict.fromkeys(node.outputs, node_id))
             for value in self._used(node):
                 last[value] = node_id
-                if self.home[value] != self.device_of[node_id]:
-                    copied[self.device_of[node_id], value] = node_id
+                device = self.device_of[node_id]
+                if self.home[value] != device and device not in self._keepers(value):
+                    copied[device, value] = node_id
         kept = set(self.context.fetch)
         values: dict[int, list[int]] = defaultdict(list)
         copies: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -95,6 +96,10 @@ class _Writer:
         for copy, node_id in copied.items():
             copies[node_id].append(copy)
         return values, copies
+
+    def _keepers(self, value: int) -> tuple[str, ...]:
+        """Devices whose copy of `value` outlives the program, unless the program ends it."""
+        return (*self.context.copies.get(value, ()), *self.context.placement.copies.get(value, ()))
 
     def _used(self, node: Node) -> dict[int, None]:
         return dict.fromkeys(self.replace.get(v, v) for v in node.inputs)

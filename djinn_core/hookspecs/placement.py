@@ -20,7 +20,9 @@ class PlacementContext:
     """Everything that a placement policy may look at.
 
     Attributes:
-        resident: device id by value, for the inputs that already live somewhere.
+        resident: device id by value, for the inputs that already live somewhere; the others are uploaded to where they
+            are placed. Under `RANDOM_STATE` it says where random ops have to run.
+        copies: ids of the other devices that hold a copy of an input.
     """
 
     graph: Graph
@@ -29,6 +31,7 @@ class PlacementContext:
     costs: Costs
     topology: NetworkTopology
     resident: Mapping[int, str]
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
 
 
 @runtime_checkable

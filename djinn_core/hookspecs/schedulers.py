@@ -23,6 +23,7 @@ class SchedulingContext:
     Attributes:
         resident: device id by value, for the inputs that already live somewhere; the others must be uploaded.
         fetch: values that the client wants when the program has run.
+        copies: ids of the other devices that hold a copy of an input.
     """
 
     program: Program
@@ -33,6 +34,7 @@ class SchedulingContext:
     topology: NetworkTopology
     resident: Mapping[int, str] = attrs.field(factory=dict)
     fetch: tuple[int, ...] = ()
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
 
 
 @runtime_checkable

@@ -22,13 +22,16 @@ class Placement:
 
     Attributes:
         decisions: one per node that runs, in order.
-        values: device id by value, inputs included.
+        values: device id by value, inputs included: where its memory is, and where it is written.
         policy: name of the policy that decided.
+        copies: ids of other devices that keep a copy of a value when the program has run, such as of a weight that both use.
+            A copy is for reading; a write to the value ends it.
     """
 
     decisions: tuple[PlacementDecision, ...]
     values: Mapping[int, str]
     policy: str = ""
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.profile import PatternMatch
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.values import RANDOM_STATE, storage_of
 
 
 def check_match(graph: Graph, match: PatternMatch) -> None:
@@ -64,6 +64,8 @@ def _decision_problem(context: PlacementContext, placement: Placement) -> str:
         if not decision.reason:
             return f"node {decision.node} is placed without a reason"
     random = {d.device for d in placement.decisions if context.graph.nodes[d.node].random}
+    if random and (home := context.resident.get(RANDOM_STATE)) is not None and random != {home}:
+        return f"random ops run on {sorted(random)}, but the random state is on {home!r}"
     return f"random ops share one random state, but run on {sorted(random)}" if len(random) > 1 else ""
 
 

@@ -87,6 +87,9 @@ class _Rehearsal:
         elsewhere = {v: d for v, d in context.resident.items() if self.home.get(v, d) != d}
         for value, device in elsewhere.items():
             self.machines.setdefault(device, _Machine(())).copies[value] = 0
+        for value, devices in context.copies.items():
+            for device in devices:
+                self.machines.setdefault(device, _Machine(())).copies[value] = 0
         self.present = {v for v in context.graph.inputs if v not in uploads and v not in elsewhere}
         self.freed: set[int] = set()
         self.versions: Counter[int] = Counter()
