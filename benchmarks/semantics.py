@@ -1,9 +1,9 @@
 """How right the semantic layer is, on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
-    python benchmarks/semantics.py [--json] [--part development|report|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
+    python benchmarks/semantics.py [--json] [--part development|report|blind|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
 
 What is true comes from how the models are built and called (`tests/semantics/README.md`), never from the matchers. Develop
-on the part `development` only. `--misses` lists what is wrong there; of the part `report` only sums are shown.
+on the part `development` only. `--misses` lists what is wrong there; of the parts `report` and `blind` only sums are shown.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--part", choices=("development", "report", "all"), default="all")
+    parser.add_argument("--part", choices=("development", "report", "blind", "all"), default="all")
     parser.add_argument("--only", default="", help="names of entries, with commas between them")
     parser.add_argument("--misses", action="store_true", help="say what is wrong, program by program")
     parser.add_argument("--no-flops", dest="flops", action="store_false", help="leave the comparison of FLOPs out")

@@ -13,7 +13,7 @@ from torch import nn
 _ATTENTION = re.compile(r"Attention|Attn")
 _WHOLE = re.compile(r"(Layer|Block|Block\d?D|\dD|CrossAttn|Model|Encoder|Decoder|Stage|Pooler)$")
 _BLOCK = re.compile(r"(Layer|Block)$")
-_NORM = re.compile(r"(Norm|Norm\dd|NormGated|LayerNorm\w*|RMSNorm\w*|GroupNormActivation)$")
+_NORM = re.compile(r"(Norm|Norm\dd|NormGated|(?<!Pre)LayerNorm\w*|RMSNorm\w*|GroupNormActivation)$")
 _MIXTURE = re.compile(r"(SparseMoeBlock|SparseMLP|Moe|MoE|MOE)$")
 _RECURRENT = re.compile(
     r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell)$"
@@ -25,7 +25,7 @@ _MIXTURES = {"GptOssMLP"}
 # They mix positions by other means than weights over keys.
 _NOT_ATTENTION = {"RwkvSelfAttention", "SwiftFormerEfficientAdditiveAttention", "PatchTSMixerGatedAttention"}
 # Feed-forward networks with something unusual within: a convolution, or attention's results beside the hidden layer.
-_UNUSUAL = {"SegformerLayer", "FluxSingleTransformerBlock"}
+_UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "SegformerLayer"}
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -89,4 +89,4 @@ def is_bag(module: nn.Module) -> bool:
 
 def is_interaction(module: nn.Module) -> bool:
     """Whether it lets features of a recommender meet; classes of `plain_models`."""
-    return type(module).__name__ in {"DotInteraction", "FactorizationMachine", "CrossLayer"}
+    return type(module).__name__ in {"CrossLayer", "DotInteraction", "FactorizationMachine", "InteractingAttention"}

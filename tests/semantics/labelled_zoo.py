@@ -1,6 +1,6 @@
 """The entries of the labelled zoo, how each is called, and in which half it is.
 
-Models are those of `tests/zoo`, and plain ones of `plain_models`.
+Models are those of `tests/zoo`, and plain ones of `plain_models`; those of the part `blind` are in `blind_models`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import attrs
+import blind_models  # noqa: F401 - its models are in PLAIN
+import blind_networks  # noqa: F401 - likewise
 import building
 import catalogue
 import torch
@@ -28,7 +30,7 @@ from value_truth import caches_in, fusions, modalities_of, residency_of, single
 
 from djinn_core.ir.graph import ProgramGraph
 
-Part = Literal["development", "report"]
+Part = Literal["development", "report", "blind"]
 REMOTE = "remote_accelerator:0"
 VOCABULARY = 640
 _SMALL = {99}
@@ -42,16 +44,20 @@ class Entry:
     Attributes:
         family: what it is, in the words of `phase_truth.WORKLOADS`.
         attentions: attentions in a forward pass as its configuration has them; None where that says nothing.
+        blind: whether it was labelled before anything was matched in it, to be scored once at the end.
     """
 
     name: str
     family: str
     situations: tuple[str, ...]
     attentions: int | None = None
+    blind: bool = False
 
     @property
     def part(self) -> Part:
-        """Development or report: drawn once by name and seed, so that new entries move no others."""
+        """Blind; or development or report, drawn once by name and seed, so that new entries move no others."""
+        if self.blind:
+            return "blind"
         digest = hashlib.blake2b(f"{_SEED}:{self.name}".encode(), digest_size=8).digest()
         return "development" if digest[0] % 2 else "report"
 
@@ -62,9 +68,11 @@ EAGER = ("forward", "eager", "train")
 STATIC = ("forward", "prefill", "decode", "static_decode", "eager", "train")
 
 
-def _enter(family: str, situations: tuple[str, ...], names: str, attentions: int | None = None) -> None:
+def _enter(
+    family: str, situations: tuple[str, ...], names: str, attentions: int | None = None, blind: bool = False
+) -> None:
     for name in names.split():
-        LABELLED[name] = Entry(name, family, situations, attentions)
+        LABELLED[name] = Entry(name, family, situations, attentions, blind)
 
 
 _enter("decoder", STATIC, "gpt2 gptj gpt_bigcode gpt_neo gpt_neox opt llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi3 olmo2 "
@@ -121,6 +129,29 @@ _enter("multimodal", ONCE, "visual_question", 0)
 _enter("illustrated decoder", WRITES, "qwen2_5_vl")
 _enter("diffusion", ONCE, "aura_flow cog_video")
 _enter("autoencoder", ONCE, "picture_autoencoder convolutional_autoencoder", 0)
+
+# Labelled before anything was matched in them; scored once at the end, and nothing is tuned on them.
+_enter("decoder", STATIC, "olmo3 exaone4 seed_oss arcee helium apertus ernie4_5 hunyuan_v1_dense dots1 glm4_moe "
+       "granitemoeshared", 2, blind=True)  # fmt: skip
+_enter("decoder", STATIC, "diffllama", 4, blind=True)
+_enter("decoder", ONCE, "openai small_gpt small_llama small_mixture", 2, blind=True)
+_enter("decoder", WRITES, "gpt_neox_japanese", 2, blind=True)
+_enter("encoder", ONCE, "megatron_bert roberta_prelayernorm eurobert big_bird camembert", 2, blind=True)
+_enter("encoder-decoder", WRITES, "blenderbot_small mvp longt5", 6, blind=True)
+_enter("vision", ONCE, "vit_msn dinov3_vit glpn pvt_v2", 2, blind=True)
+_enter("vision", ONCE, "cvt", 3, blind=True)
+_enter("vision", ONCE, "mobilevitv2", blind=True)
+_enter("vision", ONCE, "hgnet_v2 mlp_mixer densenet inverted_residuals policy", 0, blind=True)
+_enter("audio", ONCE, "sew_d wav2vec2_bert", 2, blind=True)
+_enter("audio", ONCE, "dac wavenet", 0, blind=True)
+_enter("multimodal", ONCE, "chinese_clip altclip", 4, blind=True)
+_enter("illustrated decoder", WRITES, "internvl", 4, blind=True)
+_enter("diffusion", ONCE, "wan", 4, blind=True)
+_enter("diffusion", ONCE, "latte", 6, blind=True)
+_enter("diffusion", ONCE, "sana", blind=True)
+_enter("diffusion", ONCE, "small_denoiser", 0, blind=True)
+_enter("autoencoder", ONCE, "autoencoder_asymmetric", blind=True)
+_enter("recommender", ONCE, "autoint", 2, blind=True)
 
 
 def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
