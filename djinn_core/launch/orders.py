@@ -10,7 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.wire.messages import Count, DeviceInfo, SessionStatus
+from djinn_core.wire.message import Count
+from djinn_core.wire.messages import DeviceInfo, SessionStatus
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):

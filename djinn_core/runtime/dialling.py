@@ -18,12 +18,12 @@ from djinn_core.launch.addresses import has_transport, is_loopback, parse_url, t
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
+from djinn_core.wire.message import Message
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
     Attached,
     Hello,
-    Message,
     Refused,
     Status,
     StatusRequest,

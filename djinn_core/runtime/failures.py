@@ -11,7 +11,7 @@ import djinn_core.runtime.remote_errors  # noqa: F401 - registers PyTorch's own 
 from djinn_core.errors import DjinnError, SessionLost, remote_error
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import TensorMeta
-from djinn_core.wire.messages import Failure
+from djinn_core.wire.message import Failure
 
 REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line
 _HINT = (
@@ -21,23 +21,26 @@ _HINT = (
 SHOWN = 8  # failures that one error tells of beside the first
 
 
+_Run = tuple[int, int]  # the number of an executor and of a submission to it
+
+
 class Failures:
-    """Failures by submission and instruction, with the lines that issued them."""
+    """Failures by run and instruction, with the lines that issued them."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[int, tuple[Program, Sequence[int]]] = OrderedDict()
-        self._unseen: dict[tuple[int, int], Failure] = {}
+        self._programs: OrderedDict[_Run, tuple[Program, Sequence[int]]] = OrderedDict()
+        self._unseen: dict[tuple[int, int, int], Failure] = {}
 
-    def note(self, sequence: int, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
-        """Remember what failed in submission `sequence`, whose instruction `i` was number `nodes[i]` of `program`."""
-        self.remember(sequence, program, nodes)
+    def note(self, run: _Run, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
+        """Remember what failed in a run, whose instruction `i` was number `nodes[i]` of `program`."""
+        self.remember(run, program, nodes)
         for failure in failures:
             if len(self._unseen) < REMEMBERED:
                 self._unseen[_key(failure)] = failure
 
-    def remember(self, sequence: int, program: Program, nodes: Sequence[int]) -> None:
-        """Remember what submission `sequence` was, for the errors of those who look at what failed in it."""
-        self._programs[sequence] = (program, nodes)
+    def remember(self, run: _Run, program: Program, nodes: Sequence[int]) -> None:
+        """Remember what was run, for the errors of those who look at what failed in it."""
+        self._programs[run] = (program, nodes)
         while len(self._programs) > REMEMBERED:
             self._programs.popitem(last=False)
 
@@ -55,7 +58,7 @@ class Failures:
         return remote_error(failure.kind, message, failure.op, origin.site, origin.path)
 
     def _origin(self, failure: Failure) -> _Origin:
-        program, nodes = self._programs.get(failure.sequence, (None, ()))
+        program, nodes = self._programs.get(_run(failure), (None, ()))
         if program is None or not 0 <= failure.instruction < len(nodes):
             return _Origin()
         node = nodes[failure.instruction]
@@ -64,19 +67,22 @@ class Failures:
         operands = ", ".join(_describe(meta) for meta in program.calls[node].operands)
         return _Origin(program.site(node), operands, module, found.path if found is not None else "")
 
-    def excuse(self, after: int) -> None:
-        """Nobody needs to hear of what failed after submission `after`, unless it is looked at."""
-        self._unseen = {key: failure for key, failure in self._unseen.items() if key[0] <= after}
+    def excuse(self, after: _Run) -> None:
+        """Nobody needs to hear of what failed on that executor after that submission, unless it is looked at."""
+        executor, sequence = after
+        self._unseen = {
+            key: failure for key, failure in self._unseen.items() if key[0] != executor or key[1] <= sequence
+        }
 
-    def take_check(self, until: int) -> DjinnError | None:
+    def take_check(self, until: _Run) -> DjinnError | None:
         """A failure that no fetch will ever report, because its op makes nothing: it only checks, such as an assertion.
 
-        Of submissions up to `until`.
+        Of that executor's submissions up to that one.
         """
         for failure in self._unseen.values():
-            if failure.sequence > until:
+            if failure.executor != until[0] or failure.sequence > until[1]:
                 continue
-            program, nodes = self._programs.get(failure.sequence, (None, ()))
+            program, nodes = self._programs.get(_run(failure), (None, ()))
             if program is not None and 0 <= failure.instruction < len(nodes):
                 call = program.calls[nodes[failure.instruction]]
                 if not call.new_count and not call.writes:
@@ -111,5 +117,9 @@ def _describe(meta: TensorMeta) -> str:
     return f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
 
 
-def _key(failure: Failure) -> tuple[int, int]:
-    return failure.sequence, failure.instruction
+def _run(failure: Failure) -> _Run:
+    return failure.executor, failure.sequence
+
+
+def _key(failure: Failure) -> tuple[int, int, int]:
+    return failure.executor, failure.sequence, failure.instruction

@@ -7,16 +7,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import attrs
+import msgspec
 import torch
 
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
-from djinn_core.interception.dispatch import learn_layout
 from djinn_core.interception.port import Answer, DescribedValue, Submission
 from djinn_core.interception.recording.collecting import collect_later
-from djinn_core.ir.program import Call, Program, Slot
+from djinn_core.ir.program import Program
 from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger
+from djinn_core.runtime.binding import Bound, bind, open_claims, settle_claims
 from djinn_core.runtime.compressing import Compressing
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
@@ -27,16 +28,14 @@ from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
 from djinn_core.wire.bindings import changed_slots, pack_handles, rebind
+from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
     Broken,
-    Claim,
     Completed,
     Define,
     Described,
-    Failure,
     Figures,
-    First,
     Goodbye,
     Had,
     NeedTemplate,
@@ -48,7 +47,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.templates import TemplateCache
-from djinn_core.wire.tensors import dtype_from_name, dtype_name, tensor_from_wire
+from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
 log = get_logger("djinn.session")
 
@@ -57,18 +56,10 @@ PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that colle
 
 
 @attrs.frozen
-class _Bound:
-    """What a run of a template is bound to."""
-
-    slots: tuple[Slot, ...]
-    inputs: list[int]
-
-
-@attrs.frozen
 class _Pending:
     program: Program
     prepared: Prepared | None
-    bound: _Bound | None
+    bound: Bound | None
     claimed: tuple[int, ...]
     answered: bool  # whether somebody waits for what it brings
     synchronize: bool
@@ -91,8 +82,10 @@ class Session:
         observers: Observers,
         recalls: bool = False,
         codings: Sequence[str] = (),
+        number: int = 0,
+        failures: Failures | None = None,
     ) -> None:
-        """`recalls`, `codings`: as in `Attached`."""
+        """`recalls`, `codings`: as in `Attached`. `number`: of the executor in its pool, whose `failures` are shared."""
         self.connection = connection
         self.server = server
         self._planner = planner
@@ -107,8 +100,9 @@ class Session:
         self._link = RoundTrips()
         self._excused: set[int] = set()
         self._spent = 0.0  # seconds of the executor's
-        self._failures = Failures()
-        self._known: TemplateCache[_Bound] = TemplateCache()
+        self._number = number
+        self._failures = failures if failures is not None else Failures()
+        self._known: TemplateCache[Bound] = TemplateCache()
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
         self._figures: list[Figures] = []
@@ -123,14 +117,24 @@ class Session:
             SessionLost: the executor is gone.
         """
         self._check()
+        if not submission.program.calls:
+            return self.run(submission)
+        return self.run(submission, *self._planner.prepare(submission.program))
+
+    def run(self, submission: Submission, prepared: Prepared | None = None, values: Sequence[int] = ()) -> int:
+        """Send a submission of which the executor runs what is `prepared`, over `values` of its program.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._check()
         self.take_what_came()
         while len(self._pending) >= WINDOW:
             self._stats.round_trips += 1
             self._receive_until(next(iter(self._pending)))
         program = submission.program
         sequence = self._sequence + 1
-        prepared: Prepared | None = None
-        bound: _Bound | None = None
+        bound = bind(prepared, program, values) if prepared is not None else None
         message = Submit(
             sequence,
             fetch=pack_handles(submission.fetch),
@@ -138,9 +142,7 @@ class Session:
             describe=pack_handles(submission.describe),
             synchronize=submission.synchronize,
         )
-        if program.calls:
-            prepared, values = self._planner.prepare(program)
-            bound = _bind(prepared, program, values)
+        if prepared is not None and bound is not None:
             message = self._run_message(message, prepared, bound, values, program)
         frame = Frame(encode(message))
         claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
@@ -159,7 +161,7 @@ class Session:
         return sequence
 
     def _run_message(
-        self, submit: Submit, prepared: Prepared, bound: _Bound, values: list[int], program: Program
+        self, submit: Submit, prepared: Prepared, bound: Bound, values: Sequence[int], program: Program
     ) -> Submit:
         """`submit`, with the template to run."""
         before = self._known.get(prepared.digest)
@@ -176,10 +178,10 @@ class Session:
             outputs=pack_handles([values[i] for i in prepared.outputs]),
             changed=() if before is None else changed_slots(before.slots, bound.slots),
             rebound=() if before is None else rebind(before.inputs, bound.inputs),
-            first=_first(bound) if before is None else None,
+            first=bound.as_first() if before is None else None,
             template=prepared.template if before is None else None,
             describe=submit.describe,
-            claims=_claims(prepared, program) if prepared.claims else (),
+            claims=open_claims(prepared, program) if prepared.claims else (),
             synchronize=submit.synchronize,
         )
 
@@ -248,7 +250,7 @@ class Session:
             self._link.came(number, _seconds(completed))
         tensors = self._tensors(completed, body)
         described = tuple([self._described(d) for d in completed.described])
-        unseen = self._failures.take_unseen() if synchronize else self._failures.take_check(number)
+        unseen = self._failures.take_unseen() if synchronize else self._failures.take_check((self._number, number))
         if unseen is not None:
             raise unseen
         return Answer(tensors, described, spent)
@@ -266,7 +268,7 @@ class Session:
         thread = threading.get_ident()
         with collect_later, self._receiving:
             self._excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
-            self._failures.excuse(number)
+            self._failures.excuse((self._number, number))
 
     def has_come(self, number: int) -> bool:
         """As `Runtime.has_come`."""
@@ -359,7 +361,7 @@ class Session:
         pending = self._pending.get(needed.sequence)
         if pending is None or pending.prepared is None or pending.bound is None:
             raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
-        self.send(Frame(encode(Define(pending.prepared.template, _first(pending.bound)))))
+        self.send(Frame(encode(Define(pending.prepared.template, pending.bound.as_first()))))
 
     def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
         pending = self._pending.get(completed.sequence)
@@ -372,13 +374,14 @@ class Session:
         self._spent += _seconds(completed)
         if completed.failures:
             nodes = pending.prepared.nodes if pending.prepared is not None else ()
+            run = (self._number, completed.sequence)
             if completed.sequence in self._excused:
-                self._failures.remember(completed.sequence, pending.program, nodes)
+                self._failures.remember(run, pending.program, nodes)
             else:
-                self._failures.note(completed.sequence, completed.failures, pending.program, nodes)
+                self._failures.note(run, [self._own(f) for f in completed.failures], pending.program, nodes)
         self._excused.discard(completed.sequence)
         if pending.claimed and pending.prepared is not None:
-            _trust(pending, completed)
+            settle_claims(pending.prepared, pending.program, pending.claimed, completed)
         if completed.sequence in self._abandoned or completed.sequence in self._dropped:
             self._abandoned.discard(completed.sequence)
             self._dropped.discard(completed.sequence)
@@ -391,16 +394,20 @@ class Session:
         tensors: list[torch.Tensor] = []
         for result in completed.results:
             if isinstance(result, Failure):
-                raise self._failures.error(result)
+                raise self._failures.error(self._own(result))
             tensors.append(tensor_from_wire(result, next(buffers)))
         return tuple(tensors)
 
     def _described(self, described: Described | Failure) -> DescribedValue:
         if isinstance(described, Failure):
-            raise self._failures.error(described)
+            raise self._failures.error(self._own(described))
         dtype = dtype_from_name(described.dtype)
         meta = tensor_meta(described.shape, described.stride, described.offset, dtype)
         return DescribedValue(meta, described.scalar)
+
+    def _own(self, failure: Failure) -> Failure:
+        """A failure with the number of the executor that it happened on, which is this one unless it says otherwise."""
+        return failure if failure.executor else msgspec.structs.replace(failure, executor=self._number)
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -444,47 +451,3 @@ class Session:
 def _seconds(completed: Completed) -> float:
     timing = completed.timing
     return timing.queue + timing.decode + timing.execute + timing.encode
-
-
-def _bind(prepared: Prepared, program: Program, values: list[int]) -> _Bound:
-    slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
-    return _Bound(slots, [values[i] for i in prepared.inputs])
-
-
-def _first(bound: _Bound) -> First:
-    return First(bound.slots, pack_handles(bound.inputs))
-
-
-def _claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:
-    """Predicted layouts of results that no executor has confirmed for their signature."""
-    claims: list[Claim] = []
-    doubtful: list[int] = []
-    for instruction in prepared.claims:
-        call = program.calls[prepared.nodes[instruction]]
-        made = [] if call.signature.layout_trusted else _claims_of(instruction, call)
-        if made:
-            claims += made
-            doubtful.append(instruction)
-    prepared.claims = tuple(doubtful)
-    return tuple(claims)
-
-
-def _claims_of(instruction: int, call: Call) -> list[Claim]:
-    return [
-        Claim(instruction, index, meta.shape, meta.stride, dtype_name(meta.dtype))
-        for index, (meta, alias, same, _) in enumerate(call.outcome)
-        if meta is not None and alias < 0 and same < 0
-    ]
-
-
-def _trust(pending: _Pending, completed: Completed) -> None:
-    """Note which predictions of layouts came true, and learn from those that did not."""
-    prepared = pending.prepared
-    assert prepared is not None
-    calls = [pending.program.calls[node] for node in prepared.nodes]
-    for relaid in completed.relaid:
-        learn_layout(calls[relaid.instruction], relaid.result, relaid.stride)
-    doubtful = {f.instruction for f in completed.failures} | {r.instruction for r in completed.relaid}
-    for instruction in pending.claimed:
-        if instruction not in doubtful:
-            calls[instruction].signature.layout_trusted = True

@@ -10,9 +10,11 @@ from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
+from djinn_core.server.exchange import Guest, Harbour
 from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse
 from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
+from djinn_core.wire.peer_messages import Join
 
 ATTACH_SECONDS = 10.0
 _log = get_logger("djinn.server")
@@ -26,8 +28,8 @@ class Admitted:
     operators: str
 
 
-def admit(connection: Connection, tickets: TicketChecker) -> Admitted | None:
-    """Read the client's `Attach`; None where it was refused, broken or never came.
+def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> Admitted | Guest | None:
+    """Read a client's `Attach` or another executor's `Join`; None where it was refused, broken or never came.
 
     Until then the connection may carry small messages only, afterwards frames of any usual size.
     """
@@ -44,6 +46,8 @@ def admit(connection: Connection, tickets: TicketChecker) -> Admitted | None:
     except TransportError as error:
         _log.info("a connection ended before it attached", error=str(error))
         return None
+    if isinstance(message, Join) and (guest := harbour.redeem(message.ticket)) is not None:
+        return guest
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
     if grant is None or not isinstance(message, Attach):
         _log.warning("a connection without a valid ticket was refused", asked=type(message).__name__)

@@ -34,13 +34,14 @@ from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, open_device
+from djinn_core.server.exchange import Guest, Harbour
 from djinn_core.server.greetings import complain, refuse, send_message
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession, compile_on
 from djinn_core.server.store import WeightStore
 from djinn_core.wire.messages import Attached
 
-SessionFactory = Callable[[DeviceRuntime, WeightStore | None], Session]
+SessionFactory = Callable[[DeviceRuntime, WeightStore | None, Harbour], Session]
 _log = logs.get_logger("djinn.server")
 
 
@@ -61,6 +62,7 @@ class Executor:
         self._tickets = tickets
         self._new_session = new
         self._roster = Roster()
+        self._harbour = Harbour(registry.transports)
         self._listeners: list[Listener] = []
         self._accepting = True
 
@@ -77,18 +79,22 @@ class Executor:
         for url in urls:
             transport = transport_for(url, self._registry.transports)
             self._listeners.append(transport.listen(url, Limits(), self.serve))
-        return tuple(listener.url for listener in self._listeners)
+        self._harbour.urls = tuple(listener.url for listener in self._listeners)
+        return self._harbour.urls
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
-        admitted = admit(connection, self._tickets)
+        admitted = admit(connection, self._tickets, self._harbour)
         if admitted is None:
+            return
+        if isinstance(admitted, Guest):
+            _serve_guest(admitted, connection)
             return
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return
         name = secrets.token_urlsafe(16)
-        session = self._new_session(self._device.runtime, self._store)
+        session = self._new_session(self._device.runtime, self._store, self._harbour)
         client = admitted.grant.client
         try:
             with self._roster.enter(Entry(name, client, session)), _log_session(connection, name, client):
@@ -126,6 +132,16 @@ class Executor:
 
 def _direct(transport: Transport) -> bool:
     return not (transport.capabilities.same_host or transport.capabilities.relayed)
+
+
+def _serve_guest(guest: Guest, connection: Connection) -> None:
+    try:
+        guest.serve(connection)
+    except TransportError as error:
+        _log.debug("another executor hung up", source=guest.source, error=str(error))
+    except ProtocolError as error:
+        _log.warning("another executor was turned away: it does not follow the protocol", error=str(error))
+        complain(connection, str(error))
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from djinn_core.ir.values import meta_of
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.server.work import Work
-from djinn_core.wire.messages import Claim, Failure, Relaid
+from djinn_core.wire.message import Failure
+from djinn_core.wire.messages import Claim, Relaid
 
 # Ops after which nothing is left of what their first operand was.
 _OVERWRITES = frozenset({

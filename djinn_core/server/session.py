@@ -15,8 +15,10 @@ import torch
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.compiling.heat import HotTemplate
+from djinn_core.server.exchange import Exchange, Harbour
 from djinn_core.server.figures import device_figures, reset_device_peak
 from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
@@ -28,12 +30,12 @@ from djinn_core.server.uploads import Uploads
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.server.work import Work, unpack
 from djinn_core.wire.bindings import change_slots, rebound, unpack_handles
+from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
     Completed,
     Define,
     Described,
-    Failure,
     Figures,
     First,
     Goodbye,
@@ -50,6 +52,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_core.wire.peer_messages import Expect, Invite, Meet, Ship
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
@@ -104,8 +107,10 @@ class _Known:
 class ExecutorSession:
     """Serves one client. Everything in it is freed when it ends."""
 
-    def __init__(self, runtime: DeviceRuntime, store: WeightStore | None = None) -> None:
-        """`store`: where weights are kept, if they are."""
+    def __init__(
+        self, runtime: DeviceRuntime, store: WeightStore | None = None, harbour: Harbour | None = None
+    ) -> None:
+        """`store`: where weights are kept, if they are. `harbour`: where other executors come in."""
         self.device = device = _shared(runtime)
         self.values = ValueTable()
         self.submissions = 0
@@ -114,6 +119,7 @@ class ExecutorSession:
         self._templates: TemplateCache[_Known] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = Uploads(device.runtime, self.values, store)
+        self._exchange = Exchange(harbour or Harbour())
 
     def serve(self, connection: Connection) -> None:
         """Answer messages until the client says goodbye.
@@ -147,8 +153,45 @@ class ExecutorSession:
         elif isinstance(message, Goodbye):
             return False
         else:
-            raise ProtocolError(f"an executor does not expect {type(message).__name__}")
+            self._exchange_values(message, connection)
         return True
+
+    def _exchange_values(self, message: AnyMessage, connection: Connection) -> None:
+        """What concerns other executors."""
+        if isinstance(message, Ship):
+            self._await_uploads(connection)
+            self._ship(message)
+        elif isinstance(message, Expect):
+            self._expect(message)
+        elif isinstance(message, Invite):
+            connection.send(Frame(encode(self._exchange.invite(message.source))))
+        elif isinstance(message, Meet):
+            connection.send(Frame(encode(self._exchange.meet(message))))
+        else:
+            raise ProtocolError(f"an executor does not expect {type(message).__name__}")
+
+    def _ship(self, ship: Ship) -> None:
+        handles = unpack_handles(ship.handles)
+        pack = pack_storages if ship.move else pack_copies
+        with self._turn:
+            packed = pack(handles, self.values, self.device.runtime, self._exchange.number)
+        if ship.move:
+            self.values.free(view.handle for item, _ in packed for view in item.views)
+        self._exchange.send(ship.shipment, ship.peer, packed)
+
+    def _expect(self, expected: Expect) -> None:
+        arrived = self._exchange.inbox.take(expected.shipment, expected.source)
+        handles = unpack_handles(expected.handles)
+        if isinstance(arrived, str):
+            reason = f"a value did not come from executor {expected.source}: {arrived}"
+            lost = Poison(Failure(self.submissions, -1, "transfer", "SessionLost", reason))
+            for handle in handles:
+                self.values[handle] = lost
+            return
+        with self._turn:
+            for item, data in arrived:
+                for handle, value in unpack_item(item, data, self.device.runtime):
+                    self.values[handle] = value
 
     def _submit(self, submit: Submit, connection: Connection, started: float) -> None:
         if submit.sequence != self.submissions + 1:
@@ -329,6 +372,7 @@ class ExecutorSession:
 
     def close(self) -> None:
         """Free everything."""
+        self._exchange.close()
         with self._turn:
             self.values.clear()
             self._templates.clear()

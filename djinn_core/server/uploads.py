@@ -13,7 +13,8 @@ from djinn_core.hookspecs.transports import Buffer
 from djinn_core.server.store import WeightStore
 from djinn_core.server.values import Poison, ValueTable
 from djinn_core.wire.compression import expanded
-from djinn_core.wire.messages import HAVE_LIMIT, Failure, Had, Have, Offer, Upload
+from djinn_core.wire.message import Failure
+from djinn_core.wire.messages import HAVE_LIMIT, Had, Have, Offer, Upload
 from djinn_core.wire.tensors import dtype_from_name
 
 

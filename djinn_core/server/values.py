@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TypeGuard
 
 import attrs
 import torch
 
 from djinn_core.ir.values import storage_of
-from djinn_core.wire.messages import Failure
+from djinn_core.wire.message import Failure
 
 
 @attrs.frozen
@@ -134,6 +134,10 @@ class ValueTable:
         for handle, value in list(self._values.items()):
             if isinstance(value, Poison):
                 self._values[handle] = value.again(address)
+
+    def sharing(self, storages: Container[int]) -> list[int]:
+        """The values that look into one of these storages, as the client numbers them."""
+        return [handle for handle in list(self._values) if storage_of(handle) in storages]
 
     def tensors(self) -> list[torch.Tensor]:
         """The values that are tensors."""

@@ -12,7 +12,7 @@ from itertools import accumulate
 from djinn_core.errors import ProtocolError
 
 Slot = int | float
-# Per handle: how far its storage's number is from the one before, and its view.
+# Per handle: how far its storage's number is from the one before, and how far its lower bits are from that number.
 Handles = tuple[int, ...]
 # Per position: how far it is from the one before; then a handle, as above.
 Rebound = tuple[int, ...]
@@ -33,7 +33,7 @@ def pack_handles(handles: Iterable[int]) -> Handles:
     for handle in handles:
         storage = handle >> _VIEW_BITS
         packed.append(storage - before)
-        packed.append(handle & _VIEW_MASK)
+        packed.append((handle - storage) & _VIEW_MASK)
         before = storage
     return tuple(packed)
 
@@ -48,10 +48,15 @@ def unpack_handles(packed: Handles) -> list[int]:
         return []
     if len(packed) % 2:
         raise ProtocolError("a list of handles is cut short")
-    handles = [s << _VIEW_BITS | v for s, v in zip(accumulate(packed[::2]), packed[1::2], strict=True)]
-    if handles and not (min(handles) >= 0 and max(handles) < _HANDLE_LIMIT and max(packed[1::2]) <= _VIEW_MASK):
+    views = packed[1::2]
+    handles = [_handle(s, v) for s, v in zip(accumulate(packed[::2]), views, strict=True)]
+    if not (min(handles) >= 0 and max(handles) < _HANDLE_LIMIT and min(views) >= 0 and max(views) <= _VIEW_MASK):
         raise ProtocolError("a handle is out of range")
     return handles
+
+
+def _handle(storage: int, view: int) -> int:
+    return storage << _VIEW_BITS | (storage + view) & _VIEW_MASK
 
 
 def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
@@ -60,8 +65,9 @@ def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
     position = storage = 0
     for index, (old, new) in enumerate(zip(before, handles, strict=True)):
         if old != new:
-            rebound += (index - position, (new >> _VIEW_BITS) - storage, new & _VIEW_MASK)
-            position, storage = index, new >> _VIEW_BITS
+            before_it, storage = storage, new >> _VIEW_BITS
+            rebound += (index - position, storage - before_it, (new - storage) & _VIEW_MASK)
+            position = index
     return tuple(rebound)
 
 
@@ -78,7 +84,7 @@ def rebound(before: list[int], changes: Rebound) -> None:
     for position, storage, view in zip(positions, storages, changes[2::3], strict=True):
         if not 0 <= position < len(before):
             raise ProtocolError(f"a submission binds input {position} of {len(before)}")
-        handle = storage << _VIEW_BITS | view
+        handle = _handle(storage, view)
         if not (0 <= view <= _VIEW_MASK and 0 <= handle < _HANDLE_LIMIT):
             raise ProtocolError("a handle is out of range")
         before[position] = handle

@@ -13,19 +13,23 @@ import msgspec
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
 from djinn_core.wire.bindings import Changes, Handles, Rebound, Slot
+from djinn_core.wire.message import Count, Digest, Dimensions, Failure, Message, Name, Secret
+from djinn_core.wire.peer_messages import (
+    Cargo,
+    Expect,
+    Invite,
+    Invited,
+    Join,
+    Joined,
+    Meet,
+    Met,
+    Parcel,
+    Probe,
+    Ship,
+)
 
 PROTOCOL_VERSION = 1
 HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(max_length=256)]
-Secret = Annotated[str, msgspec.Meta(max_length=512)]
-Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
-    """Base of all messages: arrays without names, so that what a loop sends is short."""
 
 
 # --- getting in: client and gateway, then client and executor ------------------------------------------------
@@ -236,16 +240,6 @@ class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
     stride: Dimensions
 
 
-class Failure(msgspec.Struct, frozen=True, tag="f"):
-    """An instruction that failed: submission, position in it, op, name of the exception's type, message."""
-
-    sequence: Count
-    instruction: int
-    op: Name
-    kind: Name
-    message: str
-
-
 class Described(msgspec.Struct, frozen=True, tag="d"):
     """Metadata of a value that the client could not predict. `scalar` names the Python type where it is not a tensor."""
 
@@ -388,6 +382,17 @@ AnyMessage = (
     | Query
     | Figures
     | Goodbye
+    | Invite
+    | Invited
+    | Meet
+    | Met
+    | Join
+    | Joined
+    | Probe
+    | Ship
+    | Expect
+    | Cargo
+    | Parcel
     | StatusRequest
     | Status
 )

@@ -20,10 +20,10 @@ from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime import client
 from djinn_core.runtime.connect import open_connection
 from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (
     Broken,
     Completed,
-    Failure,
     Figures,
     First,
     Goodbye,

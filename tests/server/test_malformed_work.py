@@ -11,7 +11,8 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Enumerated, Form, Operand, SlotArg
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.messages import Completed, Failure, First, Message, Submit, Template, Upload, decode, encode
+from djinn_core.wire.message import Failure, Message
+from djinn_core.wire.messages import Completed, First, Submit, Template, Upload, decode, encode
 from djinn_core.wire.templates import digest_of
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)

@@ -1,0 +1,65 @@
+"""What a run of a template is bound to, and what is claimed of the layout of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.interception.dispatch import learn_layout
+from djinn_core.ir.program import Call, Program, Slot
+from djinn_core.runtime.template import Prepared
+from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.messages import Claim, Completed, First
+from djinn_core.wire.tensors import dtype_name
+
+
+@attrs.frozen
+class Bound:
+    """What a run of a template is bound to."""
+
+    slots: tuple[Slot, ...]
+    inputs: list[int]
+
+    def as_first(self) -> First:
+        """All of it, for an executor that has not run the template before."""
+        return First(self.slots, pack_handles(self.inputs))
+
+
+def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
+    """What a template is bound to by a program whose values, by first appearance, are `values`."""
+    slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
+    return Bound(slots, [values[i] for i in prepared.inputs])
+
+
+def open_claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:
+    """Predicted layouts of results that no executor has confirmed for their signature."""
+    claims: list[Claim] = []
+    doubtful: list[int] = []
+    for instruction in prepared.claims:
+        call = program.calls[prepared.nodes[instruction]]
+        made = [] if call.signature.layout_trusted else _claims_of(instruction, call)
+        if made:
+            claims += made
+            doubtful.append(instruction)
+    prepared.claims = tuple(doubtful)
+    return tuple(claims)
+
+
+def _claims_of(instruction: int, call: Call) -> list[Claim]:
+    return [
+        Claim(instruction, index, meta.shape, meta.stride, dtype_name(meta.dtype))
+        for index, (meta, alias, same, _) in enumerate(call.outcome)
+        if meta is not None and alias < 0 and same < 0
+    ]
+
+
+def settle_claims(prepared: Prepared, program: Program, claimed: Sequence[int], completed: Completed) -> None:
+    """Note which predictions of layouts came true, and learn from those that did not."""
+    calls = [program.calls[node] for node in prepared.nodes]
+    for relaid in completed.relaid:
+        learn_layout(calls[relaid.instruction], relaid.result, relaid.stride)
+    doubtful = {f.instruction for f in completed.failures} | {r.instruction for r in completed.relaid}
+    for instruction in claimed:
+        if instruction not in doubtful:
+            calls[instruction].signature.layout_trusted = True

@@ -1,0 +1,146 @@
+"""Values on their way from one executor to another: packed as they are at that moment, and unpacked as the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
+
+import torch
+
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.ir.values import storage_of
+from djinn_core.server.values import Poison, Stored, ValueTable, no_such_value
+from djinn_core.wire.frames import allocate
+from djinn_core.wire.message import Failure
+from djinn_core.wire.peer_messages import Item, View
+from djinn_core.wire.tensors import dtype_from_name, dtype_name
+
+# A copy of a slice brings the memory between its elements along where that is little: it is laid out at once then.
+_GAPS = 1.25
+Packed = tuple[Item, memoryview]
+
+
+def pack_copies(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
+    """Copies of values, each with memory of its own; `executor` is this one's number, for what has failed here."""
+    with torch.inference_mode():
+        return [_pack_copy(handle, _found(values, handle), runtime, executor) for handle in handles]
+
+
+def pack_storages(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
+    """The memory of values, with everything that looks into it."""
+    storages = {storage_of(handle) for handle in handles}
+    together: dict[int, list[int]] = {storage: [] for storage in storages}
+    for handle in dict.fromkeys((*handles, *values.sharing(storages))):
+        together[storage_of(handle)].append(handle)
+    packed: list[Packed] = []
+    with torch.inference_mode():
+        for alike in together.values():
+            packed += _pack_storage(alike, values, runtime, executor)
+    return packed
+
+
+def _found(values: ValueTable, handle: int) -> Stored:
+    return values[handle] if handle in values else Poison(no_such_value(0, handle))
+
+
+def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int) -> Packed:
+    if not _travels(value):
+        return _lacking((handle,), value, executor)
+    tensor = value.resolve_conj().resolve_neg()
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    if dense := extent > _GAPS * tensor.numel():
+        tensor, extent = tensor.contiguous(), tensor.numel()
+    flat = tensor.as_strided((extent,), (1,))
+    data = _snapshot(flat, runtime)
+    view = View(handle, dtype_name(tensor.dtype), shape, stride)
+    return Item(len(data), (view,), dense), data
+
+
+def _pack_storage(handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int) -> list[Packed]:
+    found = {handle: _found(values, handle) for handle in handles}
+    whole = [(handle, value) for handle, value in found.items() if _travels(value)]
+    packed = [_lacking((h,), v, executor) for h, v in found.items() if not _travels(v)]
+    by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    for handle, tensor in whole:  # one storage of the client's may be several here, as after `set_`
+        by_address.setdefault(tensor.untyped_storage().data_ptr(), []).append((handle, tensor))
+    for alike in by_address.values():
+        storage = alike[0][1].untyped_storage()
+        octets = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+        views = tuple(
+            View(h, dtype_name(t.dtype), tuple(t.shape), t.stride(), int(t.storage_offset())) for h, t in alike
+        )
+        data = _snapshot(octets, runtime)
+        packed.append((Item(len(data), views), data))
+    return packed
+
+
+def _travels(value: Stored) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
+
+
+def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
+    if isinstance(value, Poison):
+        failure = value.failure
+    else:
+        reason = f"a {type(value).__name__} cannot travel to another executor"
+        failure = Failure(0, -1, "transfer", "TypeError", reason)
+    if not failure.executor:
+        failure = Failure(failure.sequence, failure.instruction, failure.op, failure.kind, failure.message, executor)
+    return Item(0, tuple(View(handle) for handle in handles), failure=failure), memoryview(b"")
+
+
+def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+    """The bytes of a tensor without gaps; ops that follow may write into it."""
+    if not flat.numel():
+        return memoryview(b"")
+    host = runtime.deliver(flat)
+    if host.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
+        host = host.clone()
+    return memoryview(host.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
+    """The values of an item by handle. Whoever calls holds the turn on the device."""
+    if item.failure is not None:
+        for view in item.views:
+            yield view.handle, Poison(item.failure)
+        return
+    with torch.inference_mode():
+        octets = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        memory = runtime.receive(octets)
+        for view in item.views:
+            typed = memory.view(dtype_from_name(view.dtype))
+            if item.dense:
+                laid = torch.empty_strided(view.shape, view.stride, dtype=typed.dtype, device=typed.device)
+                yield view.handle, laid.copy_(typed.view(view.shape))
+            else:
+                yield view.handle, typed.as_strided(view.shape, view.stride, view.offset)
+
+
+def room_for(item: Item) -> memoryview:
+    """Memory for an item's bytes, once its views are known to lie within them.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    if item.failure is None and (not item.views or (item.dense and len(item.views) != 1)):
+        raise ProtocolError("a shipment brings memory that no value looks into")
+    for view in item.views if item.failure is None else ():
+        _check_view(item, view)
+    return allocate(item.size) if item.size else memoryview(b"")
+
+
+def _check_view(item: Item, view: View) -> None:
+    itemsize = dtype_from_name(view.dtype).itemsize
+    if len(view.shape) != len(view.stride) or min((*view.shape, *view.stride, 0)) < 0:
+        raise ProtocolError(f"value {view.handle} has an impossible layout")
+    elements = 1
+    for n in view.shape:
+        elements *= n
+    last = sum((n - 1) * s for n, s in zip(view.shape, view.stride, strict=True))
+    extent = 0 if not elements else view.offset + 1 + last
+    needed = elements if item.dense else extent
+    if needed * itemsize > item.size or item.size % itemsize:
+        raise ProtocolError(f"value {view.handle} needs {needed * itemsize} bytes, and {item.size} come")

@@ -1,0 +1,250 @@
+"""Executors among themselves: who may bring values to a session, and what is on its way.
+
+A client that uses several executors asks one for a ticket (`Invite`) and hands it to another (`Meet`), which connects and
+shows it (`Join`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
+neither executor waits for the link before it has to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
+from djinn_core.launch.addresses import has_transport, transport_for
+from djinn_core.logs import get_logger
+from djinn_core.server.cargo import Packed, room_for
+from djinn_core.wire.messages import decode, encode, expect
+from djinn_core.wire.peer_messages import Cargo, Invited, Join, Joined, Meet, Met, Parcel, Probe
+
+JOIN_SECONDS = 60.0  # for which a ticket is good
+DIAL_SECONDS = 5.0
+PARCEL = 4 << 20  # bytes
+WAITING_LIMIT = 64  # shipments that wait for a link, before the executor waits for it, too
+_PINGS = 3
+_BULK = 4 << 20  # bytes that measure a link, where a first small piece did not take long
+_SMALL = 64 << 10
+_SLOW_SECONDS = 0.01
+_log = get_logger("djinn.server")
+
+
+class Inbox:
+    """What other executors have brought to a session, by shipment."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[int, list[Packed]] = {}
+        self._lost: dict[int, str] = {}
+        self._changed = threading.Condition()
+
+    def put(self, shipment: int, items: list[Packed]) -> None:
+        """A shipment has arrived whole."""
+        with self._changed:
+            self._arrived[shipment] = items
+            self._changed.notify_all()
+
+    def lose(self, source: int, reason: str) -> None:
+        """Nothing will come from executor `source` any more."""
+        with self._changed:
+            self._lost[source] = reason
+            self._changed.notify_all()
+
+    def take(self, shipment: int, source: int) -> list[Packed] | str:
+        """Wait for a shipment; or why it will not come."""
+        with self._changed:
+            self._changed.wait_for(lambda: shipment in self._arrived or source in self._lost)
+            found = self._arrived.pop(shipment, None)
+            return found if found is not None else self._lost[source]
+
+
+@attrs.frozen
+class Guest:
+    """Another executor that showed a good ticket: it may bring values to `inbox`, as number `source`."""
+
+    inbox: Inbox
+    source: int
+
+    def serve(self, connection: Connection) -> None:
+        """Take what it brings until the connection ends.
+
+        Raises:
+            TransportError: it has ended.
+            ProtocolError: what came is no shipment.
+        """
+        reason = "the executor that it was on hung up"
+        try:
+            connection.limits = Limits()
+            connection.send(Frame(encode(Joined())))
+            while True:
+                self._take(connection)
+        except (TransportError, ProtocolError) as error:
+            reason = str(error)
+            raise
+        finally:
+            self.inbox.lose(self.source, reason)
+
+    def _take(self, connection: Connection) -> None:
+        message = decode(connection.receive().head)
+        if isinstance(message, Probe):
+            connection.send(Frame(encode(Probe())))
+        elif isinstance(message, Cargo):
+            buffers = [room_for(item) for item in message.items]
+            for buffer in buffers:
+                _fill(buffer, connection)
+            self.inbox.put(message.shipment, list(zip(message.items, buffers, strict=True)))
+        else:
+            raise ProtocolError(f"an executor does not bring a {type(message).__name__}")
+
+
+def _fill(buffer: memoryview, connection: Connection) -> None:
+    filled = 0
+    while filled < len(buffer):
+        frame = connection.receive()
+        expect(frame.head, Parcel)
+        for part in frame.body:
+            octets = memoryview(part)
+            if filled + octets.nbytes > len(buffer):
+                raise ProtocolError("a shipment brings more bytes than it announced")
+            buffer[filled : filled + octets.nbytes] = octets
+            filled += octets.nbytes
+
+
+class Harbour:
+    """Where an executor process lets other executors in; shared by its sessions."""
+
+    def __init__(self, transports: Iterable[Transport] = ()) -> None:
+        self.transports = tuple(transports)
+        self.urls: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._open: dict[bytes, tuple[Guest, float]] = {}
+
+    def invite(self, inbox: Inbox, source: int) -> Invited:
+        """A ticket for executor `source`, good once and for a minute."""
+        ticket, now = secrets.token_urlsafe(32), time.monotonic()
+        with self._lock:
+            self._open = {key: entry for key, entry in self._open.items() if entry[1] > now}
+            self._open[_key(ticket)] = (Guest(inbox, source), now + JOIN_SECONDS)
+        return Invited(ticket, self.urls)
+
+    def redeem(self, ticket: str) -> Guest | None:
+        """Who may come in with this ticket; None where it is forged, used or too old."""
+        with self._lock:
+            guest, until = self._open.pop(_key(ticket), (None, 0.0))
+        return guest if time.monotonic() < until else None
+
+
+def _key(ticket: str) -> bytes:
+    # Looked up by digest, so that the time it takes says nothing about the ticket.
+    return hashlib.sha256(ticket.encode()).digest()
+
+
+class Route:
+    """The way to another executor, and the thread that sends on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._waiting: queue.Queue[tuple[int, list[Packed]] | None] = queue.Queue(WAITING_LIMIT)
+        self._broken = ""
+        self._sender = threading.Thread(target=self._send_all, name="djinn-route", daemon=True)
+        self._sender.start()
+
+    def send(self, shipment: int, items: list[Packed]) -> None:
+        """Have a shipment sent; waits while too many are before it."""
+        self._waiting.put((shipment, items))
+
+    def close(self) -> None:
+        """Send what waits, then hang up."""
+        self._waiting.put(None)
+        self._sender.join(DIAL_SECONDS)
+        self._connection.close()
+
+    def _send_all(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            if not self._broken:
+                try:
+                    self._send(*waiting)
+                except DjinnError as error:
+                    self._broken = str(error)  # whoever expects what does not arrive notices that the connection ended
+                    _log.warning("the way to another executor is lost", error=self._broken)
+                    self._connection.close()
+
+    def _send(self, shipment: int, items: Sequence[Packed]) -> None:
+        self._connection.send(Frame(encode(Cargo(shipment, tuple(item for item, _ in items)))))
+        for _, data in items:
+            for start in range(0, len(data), PARCEL):
+                self._connection.send(Frame(encode(Parcel()), [data[start : start + PARCEL]]))
+
+
+class Exchange:
+    """What a session has to do with other executors."""
+
+    def __init__(self, harbour: Harbour) -> None:
+        self.inbox = Inbox()
+        self.number = 0
+        self._harbour = harbour
+        self._routes: dict[int, Route] = {}
+
+    def invite(self, source: int) -> Invited:
+        """Let executor `source` of the pool come to this session."""
+        return self._harbour.invite(self.inbox, source)
+
+    def meet(self, meet: Meet) -> Met:
+        """Connect to another executor; the answer says why there is no connection, where there is none."""
+        self.number = meet.me
+        reasons: list[str] = []
+        for url in meet.urls:
+            if not has_transport(url, self._harbour.transports):
+                reasons.append(f"{url}: no transport")
+                continue
+            try:
+                connection = transport_for(url, self._harbour.transports).connect(url, Limits(), DIAL_SECONDS)
+                latency, bandwidth = _join(connection, meet.ticket)
+            except (DjinnError, TimeoutError) as error:
+                reasons.append(f"{url}: {error}")
+                continue
+            self._routes[meet.peer] = Route(connection)
+            return Met(meet.peer, url, latency, bandwidth)
+        return Met(meet.peer, error="; ".join(reasons) or "it listens nowhere")
+
+    def send(self, shipment: int, peer: int, items: list[Packed]) -> None:
+        """Send a shipment on its way.
+
+        Raises:
+            ProtocolError: there is no way to that executor.
+        """
+        if peer not in self._routes:
+            raise ProtocolError(f"there is no way to executor {peer}")
+        self._routes[peer].send(shipment, items)
+
+    def close(self) -> None:
+        """Hang up on all others."""
+        while self._routes:
+            self._routes.popitem()[1].close()
+
+
+def _join(connection: Connection, ticket: str) -> tuple[float, float]:
+    """Show the ticket; the link's latency in seconds and bandwidth in bytes a second."""
+    try:
+        connection.send(Frame(encode(Join(ticket))))
+        expect(connection.receive(DIAL_SECONDS).head, Joined)
+        latency = min(_probe(connection, 0) for _ in range(_PINGS)) / 2
+        took, size = _probe(connection, _SMALL), _SMALL
+        if took < _SLOW_SECONDS:
+            took, size = min(_probe(connection, _BULK), _probe(connection, _BULK)), _BULK
+        return latency, size / max(took - 2 * latency, took / 4)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _probe(connection: Connection, size: int) -> float:
+    started = time.perf_counter()
+    connection.send(Frame(encode(Probe()), [bytes(size)] if size else []))
+    expect(connection.receive(DIAL_SECONDS).head, Probe)
+    return time.perf_counter() - started

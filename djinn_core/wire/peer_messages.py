@@ -1,0 +1,113 @@
+"""Messages that bring values from one executor of a pool to another: what the client says, and what they say themselves."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from djinn_core.wire.bindings import Handles
+from djinn_core.wire.message import Count, Dimensions, Failure, Message, Name, Secret
+
+
+class Invite(Message, frozen=True):
+    """Ask an executor to let another one bring values to this session; `source` is the other's number in the pool."""
+
+    source: Count
+
+
+class Invited(Message, frozen=True):
+    """Answer to `Invite`: a one-time `ticket`, and where the executor listens."""
+
+    ticket: Secret
+    urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+
+
+class Meet(Message, frozen=True):
+    """Connect to the executor number `peer` at the first of `urls` that answers, with its `ticket`, and measure the link.
+
+    `me` is this executor's own number.
+    """
+
+    peer: Count
+    me: Count
+    ticket: Secret
+    urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+
+
+class Met(Message, frozen=True):
+    """Answer to `Meet`: latency in seconds one way, bandwidth in bytes a second; or why there is no connection."""
+
+    peer: Count
+    url: str = ""
+    latency: float = 0.0
+    bandwidth: float = 0.0
+    error: str = ""
+
+
+class Join(Message, frozen=True):
+    """First message of an executor to another one: the ticket of `Invited`."""
+
+    ticket: Secret
+
+
+class Joined(Message, frozen=True):
+    """The other executor's answer: values may come."""
+
+
+class Probe(Message, frozen=True):
+    """Bytes that serve to measure a link between executors; the other end answers without them."""
+
+
+class Ship(Message, frozen=True):
+    """Send values to executor `peer`, as they are when the submissions before this have run.
+
+    `shipment` is a number that no other shipment of the pool has. Where they `move`, everything that shares memory with them
+    goes along and is forgotten here.
+    """
+
+    shipment: Count
+    peer: Count
+    handles: Handles
+    move: bool = False
+
+
+class Expect(Message, frozen=True):
+    """Wait for a shipment of executor `source`, which brings `handles`, before anything that follows."""
+
+    shipment: Count
+    source: Count
+    handles: Handles
+
+
+class View(msgspec.Struct, frozen=True, array_like=True):
+    """A value that looks into a piece of memory; stride and offset in elements of its dtype."""
+
+    handle: Count
+    dtype: Name = ""
+    shape: Dimensions = ()
+    stride: Dimensions = ()
+    offset: Count = 0
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of `size` bytes and the values that look into it; or why there is none.
+
+    `dense`: the bytes are the elements of its only view in row-major order, and memory is to be laid out for its strides.
+    """
+
+    size: Count
+    views: tuple[View, ...]
+    dense: bool = False
+    failure: Failure | None = None
+
+
+class Cargo(Message, frozen=True):
+    """A shipment, on the way from executor to executor: the bytes follow in `Parcel`s, in the order of the items."""
+
+    shipment: Count
+    items: tuple[Item, ...]
+
+
+class Parcel(Message, frozen=True):
+    """The next bytes of the shipment that is under way, in the frame's buffers."""
