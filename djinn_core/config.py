@@ -37,6 +37,19 @@ def _names(value: object) -> tuple[str, ...]:
     raise ValueError("must be a list of names")
 
 
+def _pins(value: object) -> tuple[tuple[str, str], ...]:
+    """Pairs of a pattern and a device, from a table or from `pattern=device` in a list."""
+    if isinstance(value, Mapping):
+        pairs = [(str(pattern), str(device)) for pattern, device in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
+        pairs = [(str(pattern), str(device)) for pattern, device in value]
+    else:
+        pairs = [(pattern.strip(), device.strip()) for pattern, _, device in (n.partition("=") for n in _names(value))]
+    if not all(pattern and device for pattern, device in pairs):
+        raise ValueError("must be a list of pattern=device, such as 'vision*=1'")
+    return tuple(pairs)
+
+
 def _plugins(value: object) -> tuple[Any, ...] | None:
     if value is None:
         return None
@@ -120,6 +133,7 @@ class Settings:
         device: device to ask servers for, such as `cuda:0`; empty for their default.
         threads: torch threads of an executor that is started here; None leaves it to torch.
         placement_policy: name of the placement policy.
+        pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
         scheduler: name of the scheduler.
         compilers: names of the compilers that executors may use.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
@@ -141,6 +155,7 @@ class Settings:
     device: str = attrs.field(default="", converter=_text)
     threads: int | None = attrs.field(default=None, converter=_threads)
     placement_policy: str = attrs.field(default="single", converter=_text)
+    pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
     scheduler: str = attrs.field(default="sequential", converter=_text)
     compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)

@@ -69,6 +69,7 @@ class Request:
         fetch: values that the client wants at the end.
         until: the last stage to run.
         placement_policy, scheduler: names of the ones to use.
+        pins: pairs of a pattern of module paths and a device, for policies that follow them.
     """
 
     topology: NetworkTopology
@@ -78,6 +79,7 @@ class Request:
     placement_policy: str = "single"
     scheduler: str = "sequential"
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
+    pins: tuple[tuple[str, str], ...] = ()
 
 
 def plan(
@@ -123,7 +125,9 @@ def plan(
     if request.until == "optimize":
         return result
 
-    where = PlacementContext(graph, profile, optimized, costs, topology, request.resident, request.copies)
+    where = PlacementContext(
+        graph, profile, optimized, costs, topology, request.resident, request.copies, dict(request.pins)
+    )
     placement = clock.time("place", lambda: place(where, policy, _POLICY))
     again = [o for o in plugins.optimizations if o.after_placement]
     if again and not known_plan:  # once more, and only once, now that it is known where things are
@@ -219,7 +223,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
-    names = (request.until, request.placement_policy, request.scheduler)
+    names = (request.until, request.placement_policy, request.pins, request.scheduler)
     return devices, request.topology.links, homes, copies, fetch, *names
 
 

@@ -23,6 +23,7 @@ class PlacementContext:
         resident: device id by value, for the inputs that already live somewhere; the others are uploaded to where they
             are placed. Under `RANDOM_STATE` it says where random ops have to run.
         copies: ids of the other devices that hold a copy of an input.
+        pins: devices by patterns of module paths, from the setting `pins`.
     """
 
     graph: Graph
@@ -32,6 +33,7 @@ class PlacementContext:
     topology: NetworkTopology
     resident: Mapping[int, str]
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
+    pins: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @runtime_checkable

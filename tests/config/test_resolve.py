@@ -101,3 +101,10 @@ def test_the_token_is_shown_nowhere():
 def test_variables_that_mean_nothing():
     environ = {"DJINN_TOKN": "x", "DJINN_CONFIG": "y", "DJINN_SERVERS": "z", "DJINN_QQQQQQ": "", "PATH": ""}
     assert unknown_variables(environ) == {"DJINN_TOKN": "DJINN_TOKEN", "DJINN_QQQQQQ": ""}
+
+
+@pytest.mark.parametrize("pins", ["vision*=1, text=0", {"vision*": 1, "text": "0"}, ["vision*=1", "text=0"]])
+def test_pins_are_pairs_in_order_however_they_are_written(pins):
+    assert resolve({"pins": pins}, {}).settings.pins == (("vision*", "1"), ("text", "0"))
+    with pytest.raises(ConfigurationError, match="pattern=device"):
+        resolve({"pins": "vision*"}, {})

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+import djinn_balanced
+from djinn.hooks import storage_of
+from djinn.testing import PlacementPolicyConformance, PluginConformance, ProgramBuilder, placement_context
+from djinn_balanced import Balanced
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_balanced
+
+
+class TestPolicy(PlacementPolicyConformance):
+    @pytest.fixture
+    def policy(self):
+        return Balanced()
+
+
+def chain(layers=8, width=16):
+    builder = ProgramBuilder()
+    x, weights = builder.input(1, width), []
+    for _ in range(layers):
+        weights.append(builder.input(width, width))
+        x = builder.op("aten::mm", x, weights[-1], shape=(1, width))
+    return builder.graph(), weights
+
+
+def test_each_device_holds_a_stretch_in_proportion_to_its_memory():
+    graph, weights = chain()
+    context = placement_context(graph, devices=2)
+    small, large = context.topology.devices
+    topology = attrs.evolve(context.topology, devices=(small, attrs.evolve(large, memory=3 * small.memory)))
+    placement = Balanced().place(attrs.evolve(context, topology=topology))
+    homes = [placement.values[w] for w in weights]
+    assert homes == [small.id] * 2 + [large.id] * 6
+    assert len({storage_of(w) for w in weights}) == 8
+
+
+def test_work_follows_what_lives_somewhere():
+    graph, weights = chain(4)
+    context = placement_context(graph, devices=2)
+    first, second = (d.id for d in context.topology.devices)
+    resident = dict(zip(weights, [second, second, first, first], strict=True))
+    placement = Balanced().place(attrs.evolve(context, resident=resident))
+    assert [d.device for d in placement.decisions] == [second, second, first, first]

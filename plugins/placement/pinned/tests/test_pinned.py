@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+import djinn_pinned
+from djinn.hooks import InvalidStage
+from djinn.testing import PlacementPolicyConformance, PluginConformance, placement_context, sample_graphs
+from djinn_pinned import Pinned
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_pinned
+
+
+class TestPolicy(PlacementPolicyConformance):
+    @pytest.fixture
+    def policy(self):
+        return Pinned()
+
+
+def placed(pins):
+    context = placement_context(sample_graphs()["perceptron"], devices=2)
+    return context, Pinned().place(attrs.evolve(context, pins=pins))
+
+
+def test_modules_run_where_they_are_pinned_and_their_weights_live_there():
+    context, placement = placed({"mlp.u*": "1", "mlp": "0"})
+    first, second = (d.id for d in context.topology.devices)
+    assert [d.device for d in placement.decisions] == [second, first, first]
+    weight = context.graph.nodes[0].inputs[1]
+    assert placement.values[weight] == second
+    assert placement.decisions[0].reason == "the pin 'mlp.u*' matches mlp.up"
+
+
+def test_what_nobody_pinned_runs_where_its_data_is():
+    context, placement = placed({"mlp.up": context_id(1)})
+    assert {d.device for d in placement.decisions} == {context.topology.devices[1].id}
+
+
+def test_a_pin_to_nowhere_says_what_there_is():
+    with pytest.raises(InvalidStage, match=r"'mlp' names the device 'cuda:7'; the devices are server/cpu:0"):
+        placed({"mlp": "cuda:7"})
+
+
+def context_id(index):
+    return placement_context(sample_graphs()["perceptron"], devices=2).topology.devices[index].id

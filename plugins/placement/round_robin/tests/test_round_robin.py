@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+import djinn_round_robin
+from djinn.testing import PlacementPolicyConformance, PluginConformance, placement_context, sample_graphs
+from djinn_round_robin import RoundRobin
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_round_robin
+
+
+class TestPolicy(PlacementPolicyConformance):
+    @pytest.fixture
+    def policy(self):
+        return RoundRobin()
+
+
+def test_devices_come_in_turn():
+    context = placement_context(sample_graphs()["perceptron"], devices=2)
+    placement = RoundRobin().place(context)
+    first, second = (d.id for d in context.topology.devices)
+    # x, w1, their product, the ReLU, w2, the last product
+    assert list(placement.values.values()).count(first) == list(placement.values.values()).count(second) == 3
+    assert [d.device for d in placement.decisions] == [first, second, second]
