@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -139,3 +140,9 @@ def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
 def writes_to(tensor: torch.Tensor) -> int:
     """How often PyTorch has written to the tensor's memory; 0 where it does not count that."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def unseen_by_function_modes() -> AbstractContextManager[None]:
+    """Blocks in which functions on tensors are called as they are, whatever modes are entered."""
+    guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return guard

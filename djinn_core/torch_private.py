@@ -34,6 +34,7 @@ NEEDED: Final = (
     "torch._C._get_privateuse1_backend_name",
     "torch._C._ExcludeDispatchKeyGuard",
     "torch._C._functorch.peek_interpreter_stack",
+    "torch._C.DisableTorchFunction",
     "torch._C.DisableTorchFunctionSubclass",
     "torch._C._disabled_torch_function_impl",
     "torch._C._dispatch_has_kernel_for_dispatch_key",

@@ -1,25 +1,113 @@
-"""Models without weights: what they are is found out without memory, and without a server."""
+"""Models without weights: what they are is found out without memory, without a server, and without changing them."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+
+import pytest
 import torch
+from torch import nn
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
+from djinn_core.interception.recording.absent import absent
 
 
-def test_a_model_on_meta_tensors_is_analysed():
+class EverythingAtOnce(nn.Module):
+    """Tied weights, views of them, buffers that are written, a recurrent layer, and a parameter used by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.recurrent = nn.LSTM(6, 6, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.table(tokens).transpose(1, 2)).transpose(1, 2)
+        x, _ = self.recurrent(x)
+        x, _ = self.attention(x, x, x)
+        self.seen += x.sum((0, 1)).detach()
+        positions = torch.arange(6, device=self.scale.device, dtype=self.scale.dtype)
+        return (x * self.scale + positions) @ self.table.weight[:, :6].T
+
+
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> djinn.Graph:
+    with djinn.capture() as captured:
+        tokens = torch.zeros(2, 5, dtype=torch.long)
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert captured.profile.workload is WorkloadType.TRAINING
+    return captured.graph
+
+
+@pytest.mark.usefixtures("embedded")
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD], ids=["adamw", "sgd"])
+def test_a_training_step_on_meta_tensors_is_that_on_real_ones(make) -> None:
+    with torch.device("meta"):
+        model = EverythingAtOnce()
+    optimizer = make(model.parameters(), lr=0.1)
+    graph = training_step(model, optimizer)
+    real = EverythingAtOnce().to("remote_accelerator:0")
+    same = training_step(real, make(real.parameters(), lr=0.1))
+    assert [n.op for n in graph.nodes] == [n.op for n in same.nodes]
+    assert (graph.topology_hash, graph.shape_hash) == (same.topology_hash, same.shape_hash)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert [p.grad for p in model.parameters() if p.grad is not None] == []
+    assert optimizer.param_groups[0]["params"][0] is model.scale
+    assert not optimizer.state
+    assert model.seen.is_meta
+
+
+def refusal_of(work: Callable[[], object]) -> str:
+    try:
+        work()
+    except djinn.UnsupportedOperation as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.usefixtures("embedded")
+@torch.no_grad()  # or else `real` would hold on to itself, as it does on every device
+def test_what_has_no_data_says_so_and_harms_nothing_else() -> None:
+    with torch.device("meta"):
+        layer = nn.Linear(3, 3)
+    with djinn.capture() as captured:
+        real = torch.ones(3)
+        nothing = layer(real)
+        both = real + 1
+        assert both.sum().item() == 6  # asked for inside the capture
+    assert captured.graph.by_op["linear"]
+    assert "on the meta device" in refusal_of(nothing.cpu)
+    assert "on the meta device" in refusal_of((nothing + both).sum().item)
+    real += nothing
+    assert "on the meta device" in refusal_of(real.tolist)
+    assert both.tolist() == [2.0, 2.0, 2.0]
+    del nothing, real
+    djinn.synchronize()
+    assert (both + 1).tolist() == [3.0, 3.0, 3.0]
+    gc.collect()  # the errors hold on to what they were raised at
+    djinn.synchronize()
+    assert not absent
+
+
+def test_a_model_of_70_billion_parameters_is_analysed() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    # Layers as wide as those of a model of 70 billion parameters, but two of them: six gigabytes, were they there.
+    # As wide as one of 70 billion parameters, and with a layer less than three: six gigabytes, were they there.
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
     config = LlamaConfig(vocab_size=128256, num_hidden_layers=2, dtype="bfloat16", **sizes)
     with torch.device("meta"):
         model = LlamaForCausalLM(config).eval()
+        tokens = torch.zeros(1, 2048, dtype=torch.long)
     parameters = sum(p.numel() for p in model.parameters())
     with djinn.capture() as captured, torch.no_grad():
-        model.to_empty(device="remote_accelerator:0")
-        output = model(torch.zeros(1, 2048, dtype=torch.long))  # it holds the cache
+        output = model(tokens)  # it holds the cache
     assert output.logits.shape == (1, 2048, 128256)
     profile = captured.profile
     assert profile.workload is WorkloadType.LLM
@@ -30,3 +118,14 @@ def test_a_model_on_meta_tensors_is_analysed():
     names = {node.module for node in captured.graph.nodes}
     assert "model.layers.1.self_attn.q_proj" in names
     assert captured.semantic_metadata[-1].module == "lm_head"
+
+
+def test_a_model_may_be_moved_without_its_weights_inside_a_capture() -> None:
+    with torch.device("meta"):
+        layer = nn.Linear(3, 3)
+    with djinn.capture() as captured:
+        layer.to_empty(device="remote_accelerator:0")
+        made = layer(torch.ones(3))
+    assert layer.weight.device.type == "remote_accelerator"
+    assert made.shape == (3,)
+    assert captured.graph.by_op["empty"]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from djinn_core.interception.recording.recorder import current, freeze
+from djinn_core.interception.recording.stand_ins import StandIns
 from djinn_core.interception.recording.streaming import Entry
 from djinn_core.interception.tensors.lazy_tensor import logical_device
 from djinn_core.interception.tensors.storage import still_to_free
@@ -39,17 +40,19 @@ def capturing() -> Iterator[Capturing]:
     """Record what this thread does inside the block.
 
     Factories without a device argument make remote tensors. Nothing is sent unless the code inside needs a result; what
-    was recorded runs later, when something outside needs it.
+    was recorded runs later, when something outside needs it. What is computed from tensors on the meta device is recorded
+    only.
     """
     recorder = current()
-    capture = Capturing(len(recorder.entries))
+    capture, stand_ins = Capturing(len(recorder.entries)), StandIns()
     recorder.captures.append(capture.sent)
     before, recorder.fixed = recorder.fixed, recorder.entries[-1] if recorder.entries else None
     try:
-        with torch.device(logical_device(0)):
+        with torch.device(logical_device(0)), stand_ins:
             yield capture
     finally:
         capture.finish()
+        stand_ins.let_go()
         recorder.fixed = before
         recorder.captures = [c for c in recorder.captures if c is not capture.sent]
 

@@ -14,6 +14,7 @@ import torch
 from djinn_core.errors import ForkedProcess
 from djinn_core.interception.ending import survivable
 from djinn_core.interception.port import Answer, Runtime, Submission, port
+from djinn_core.interception.recording.absent import absent
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.foresight import OPENING, Foresight
 from djinn_core.interception.recording.streaming import Entry, steady_cut
@@ -226,6 +227,9 @@ class Recorder:
 
     def take(self, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
+        if absent:
+            absent.sift(self.entries)
+            absent.refuse((*ask.fetch, *ask.describe))
         # What is freed by now was used by what is recorded by now. Whoever appends after `epoch` has changed will see that;
         # where only a part is taken, by this recorder's own thread, what stays is as unsent as before.
         dead = self._collect_freed()
@@ -241,6 +245,8 @@ class Recorder:
         self.uploaded = self.uploads = 0
         for captured in self.captures:
             captured.extend(taken)
+        if absent:
+            taken, dead = absent.sift(taken), absent.forget(dead)
         handles = [value.handle for value in dead] + self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
@@ -347,6 +353,7 @@ def drop_everything() -> None:
             recorder.take(Ask())
         freed.clear()
         _held.clear()
+        absent.clear()
         port.sessions_ended += 1
 
 
