@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, Final
 
 import attrs
+
+CLIENT: Final = "client"  # where programs come from, in links
+EVERYWHERE: Final = "*"  # the group of all devices
 
 
 @attrs.frozen
@@ -58,6 +62,7 @@ class DeviceCapabilities:
         bandwidth: memory bandwidth in bytes a second (0: unknown).
         dtypes: names of the dtypes that it computes with; empty means all.
         calibration: what was measured of it (`djinn calibrate`); None where nothing was.
+        group: the groups of devices that it is in, outermost first, such as `rack0/node3`; links may name groups.
         queue: seconds that a submission waited there for its turn, on average, as its answers said.
     """
 
@@ -70,6 +75,7 @@ class DeviceCapabilities:
     bandwidth: float = 0.0
     dtypes: frozenset[str] = frozenset()
     calibration: Calibration | None = None
+    group: str = ""
     queue: float = attrs.field(default=0.0, eq=False)  # changes all the time, and plans do not depend on it
 
 
@@ -87,18 +93,28 @@ class Link:
         return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class NetworkTopology:
-    """Devices and the links between them."""
+    """Devices and the links between them.
+
+    A link may name groups instead of devices: one from `rack0` to `rack0` is between any two devices in that group, one from
+    `client` to `*` between the client and any device. Links of devices go before those of groups, inner groups before
+    outer ones.
+    """
 
     devices: tuple[DeviceCapabilities, ...]
     links: tuple[Link, ...] = ()
 
     def link(self, source: str, target: str) -> Link:
         """The link between two devices; free within one device, unknown links cost nothing."""
-        for link in self.links:
-            if (link.source, link.target) == (source, target):
-                return link
+        direct = self._links.get((source, target))
+        if direct is not None:
+            return direct
+        if source != target:
+            for group in self._shared_groups(source, target):
+                ends = (source if source == CLIENT else group, target if target == CLIENT else group)
+                if (found := self._links.get(ends)) is not None:
+                    return Link(source, target, found.bandwidth, found.latency)
         return Link(source, target, 0.0, 0.0)
 
     def device(self, device_id: str) -> DeviceCapabilities:
@@ -107,10 +123,25 @@ class NetworkTopology:
         Raises:
             KeyError: there is none.
         """
-        for device in self.devices:
-            if device.id == device_id:
-                return device
-        raise KeyError(device_id)
+        return self._devices[device_id]
+
+    def _shared_groups(self, source: str, target: str) -> Iterator[str]:
+        """Groups that both are in, innermost first; the client is in all."""
+        ends = [self._devices[end].group for end in (source, target) if end in self._devices]
+        path = min(ends, key=len, default="")
+        while path:
+            if all(f"{end}/".startswith(f"{path}/") for end in ends):
+                yield path
+            path = path.rpartition("/")[0]
+        yield EVERYWHERE
+
+    @cached_property
+    def _links(self) -> Mapping[tuple[str, str], Link]:
+        return {(link.source, link.target): link for link in reversed(self.links)}
+
+    @cached_property
+    def _devices(self) -> Mapping[str, DeviceCapabilities]:
+        return {device.id: device for device in self.devices}
 
 
 @attrs.frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -19,12 +19,17 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
     """Ask the models for every node on every device: those that name its op first, then the general ones, in order.
 
     A model that raises or answers nonsense is not asked again for this graph, with a warning that names it. What no
-    model knows costs nothing.
+    model knows costs nothing. Models are asked once for devices that differ in nothing but their names, how full they are
+    and where they stand.
     """
     panel = _Panel(tuple(models))
-    by_device: Mapping[str, tuple[CostEstimate, ...]] = {
-        device.id: tuple(panel.ask(graph, node, device) for node in graph.nodes) for device in topology.devices
-    }
+    rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
+    by_device: dict[str, tuple[CostEstimate, ...]] = {}
+    for device in topology.devices:
+        make = attrs.evolve(device, id="", memory_free=0, group="", queue=0.0)
+        if make not in rows:
+            rows[make] = tuple(panel.ask(graph, node, device) for node in graph.nodes)
+        by_device[device.id] = rows[make]
     return Costs(by_device)
 
 
