@@ -26,7 +26,7 @@ sys.path[:0] = [str(_TESTS / "semantics"), str(_TESTS / "zoo")]
 
 from ground_truth import Labelled  # noqa: E402 - its folder is on the path since the line before
 from labelled_zoo import LABELLED, labelled  # noqa: E402
-from scoring import NAMES, Score, Sum, score  # noqa: E402
+from scoring import KINDS, NAMES, Score, Sum, score  # noqa: E402
 from semantics_timing import predictions, timings  # noqa: E402
 
 import djinn  # noqa: E402
@@ -133,8 +133,9 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Prog
         for judged in pattern.judged:
             if judged.right is False:
                 yield f"{name} is none ({judged.match.confidence}): {judged.match.reason}"
-            for fact in (fact for fact, right in judged.facts.items() if not right):
-                yield f"{name} {fact} is not {judged.match.details[fact]}: {judged.match.reason}"
+            for label, fact in judged.facts.items():
+                if fact.right is False:
+                    yield f"{name} {label} is not {fact.said}: {judged.match.reason}"
         for missed in pattern.missed:
             ops = ", ".join(f"{n} {graph.nodes[n].operation}" for n in sorted(missed.core)[:4])
             yield f"{name} missed in {missed.where or 'the model'}: {ops}"
@@ -168,7 +169,8 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
         "phase_accuracy_training": tally.full.phase_accuracy("train"),
         "structural_phase_accuracy": _least(score.phase_accuracy(*_WITHOUT_TRAINING), score.phase_accuracy("train")),
         "operations_accuracy": _mean(tally.counted),
-        "attention_facts": score.facts("attention"),
+        "facts": {name: score.facts(name) for name in KINDS},
+        "kinds": {name: score.kinds(name) for name in KINDS},
         "residency_accuracy": share_of(score.residencies),
         "modality_accuracy": share_of(score.modalities),
         "calibration_at_0.9": _mean(sure),
@@ -212,14 +214,23 @@ def _show(tally: Tally, seconds: float) -> None:
     print(f"\n{'phases':16}" + "  ".join(f"{s} {_written(tally.full.phase_accuracy(s))}" for s in score.phases))
     tiers = {"structure": score.workloads, "operations": tally.counted, "all tiers": tally.full.workloads}
     print(f"{'workload type':16}" + "  ".join(f"{tier} {_written(_mean(right))}" for tier, right in tiers.items()))
-    facts = score.facts("attention").items()
-    print(f"{'attention':16}" + "  ".join(f"{fact} {_written(right)}" for fact, right in facts))
+    _show_kinds(score)
     print(f"{'residency':16}{_written(share_of(score.residencies))}  modality {_written(share_of(score.modalities))}")
     rows = (f"{a:.2f}-{b:.2f}: {n} {_written(r)}" for a, b, n, r in score.calibration() if n)
     print(f"{'confidence':16}" + "  ".join(rows))
     print(f"{'FLOPs':16}{len(tally.differing)} of {tally.flops} programs differ")
     for line in (*tally.differing[:20], *tally.broken):
         print(f"  {line}")
+
+
+def _show_kinds(score: Sum) -> None:
+    for name in KINDS:
+        kinds = score.kinds(name).items()
+        rows = (f"{kind} {count} {_written(right)} {_written(found)}" for kind, (count, right, found) in kinds)
+        print(f"{name:16}kinds (number, precision, recall): " + "  ".join(rows))
+        facts = score.facts(name).items()
+        rows = (f"{fact} {_written(right)} of {_written(said)}" for fact, (right, said) in facts)
+        print(f"{'':16}facts (right, of those said): " + "  ".join(rows))
 
 
 def _written(value: float | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 import class_rules as rules
+from attention_truth import facts_of, projections_of
 from ground_truth import Instance, ModuleRun
 from module_runs import ancestors
 from torch import nn
@@ -27,8 +28,6 @@ _NORMALISED = frozenset({
     "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
 })  # fmt: skip
 _SPREADS = frozenset({"linalg_vector_norm", "norm", "rsqrt", "sqrt", "std", "var", "var_mean"})
-_CROSS = ("cross", "encoder_attn", "EncDecAttention", "encoder_decoder", "encoder_attention", "multihead_attn",
-          "token_to_image", "image_to_token")  # fmt: skip
 _STEPS = frozenset({
     "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "cumsum", "exp", "gru", "lstm", "sigmoid", "sigmoid_", "softplus",
     "tanh", "tanh_",
@@ -97,39 +96,12 @@ def instances(scene: Scene) -> tuple[Instance, ...]:
 def _attentions(scene: Scene) -> Iterator[Instance]:
     for index in scene.outermost(rules.is_attention):
         run = scene.runs[index]
-        for core in sorted(scene.ops(run.span, WEIGHING)):
-            facts = _facts([r for r in scene.runs[index:] if core in r.span])
+        cores = sorted(scene.ops(run.span, WEIGHING))
+        for core in cores:
+            facts = facts_of(scene.graph, scene.runs, index, core)
+            if len(cores) == 1:
+                facts |= projections_of(scene.graph, scene.runs, index, core)
             yield Instance("attention", frozenset({core}), frozenset(run.span), facts=facts, where=run.path)
-
-
-def _facts(runs: Sequence[ModuleRun]) -> dict[str, object]:
-    """Heads, key heads, whether it is causal and what it looks at, as far as the modules or their configuration say."""
-    modules, paths = [r.module for r in runs], ".".join(r.path for r in runs)
-    heads = _stated(modules, ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"))
-    grouped = _stated(modules, ("num_key_value_heads", "num_kv_heads"))
-    said = [m.is_cross_attention for m in modules if isinstance(getattr(m, "is_cross_attention", None), bool)]
-    cross = said[-1] if said else any(word in paths for word in _CROSS)
-    facts: dict[str, object] = (
-        {"kind": "cross"} if cross else {"kind": "self"} if "self" in paths.lower() or said else {}
-    )
-    if heads:
-        facts |= {"heads": heads, "kv_heads": grouped or heads}
-    causal = [m.is_causal for m in modules if isinstance(getattr(m, "is_causal", None), bool)]
-    # Some are told at each call, by a mask; then the attribute says no. In encoders it means it.
-    if causal and not cross and (causal[-1] or "encoder" in paths or "vision" in paths) and "text_model" not in paths:
-        facts["causal"] = causal[-1]
-    return facts
-
-
-def _stated(modules: Sequence[nn.Module], names: tuple[str, ...]) -> int | None:
-    """The first of these attributes that the innermost module has, or its configuration."""
-    for module in reversed(modules):
-        for source in (module, getattr(module, "config", None)):
-            for name in names:
-                value = getattr(source, name, None)
-                if isinstance(value, int) and not isinstance(value, bool):
-                    return value
-    return None
 
 
 def _mixtures(scene: Scene) -> Iterator[Instance]:

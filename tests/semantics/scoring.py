@@ -34,6 +34,17 @@ NAMES: dict[str, frozenset[str]] = {
     "interaction": frozenset({"interaction", "feature_interaction"}),
     "recurrent": frozenset({"recurrent", "lstm", "gru", "rnn", "state_space", "linear_attention"}),
 }
+# What kinds of a pattern there are: values of facts.
+KINDS: dict[str, tuple[tuple[str, object], ...]] = {
+    "attention": (
+        ("kind", "self"), ("kind", "cross"), ("causal", True), ("sharing", "multi-head"), ("sharing", "grouped-query"),
+        ("sharing", "multi-query"), ("sharing", "latent"), ("reach", "sliding"), ("reach", "chunked"), ("reach", "full"),
+    ),
+    "kv_cache": (
+        ("layout", "growing"), ("layout", "static"), ("attends", "self"), ("attends", "cross"), ("sliding", True),
+        ("quantised", True),
+    ),
+}  # fmt: skip
 # The share of a core that a match must cover, and the share that must be covered in the end. Where both are small, the core
 # holds several ops of which any will do.
 _ENOUGH = {"mlp": (0.6, 0.6), "block": (0.6, 0.6), "recurrent": (0.01, 0.5), "attention": (1.0, 1.0)}
@@ -43,16 +54,33 @@ _INSIDE = 0.5
 
 
 @attrs.frozen
+class Fact:
+    """What is true, and what a match says; None where it says nothing."""
+
+    true: object
+    said: object = None
+
+    @property
+    def right(self) -> bool | None:
+        """Whether they agree; None where the match says nothing. Of several nodes, all must be among the true ones."""
+        if self.said is None:
+            return None
+        if isinstance(self.true, frozenset):
+            return isinstance(self.said, tuple) and set(self.said) <= self.true
+        return self.true == self.said
+
+
+@attrs.frozen
 class Judged:
     """A match and whether it is right; None where that is left open.
 
     Attributes:
-        facts: for each fact that both the match and the configuration state, whether they agree.
+        facts: by name, those that the configuration states of what the match covers.
     """
 
     match: PatternMatch
     right: bool | None
-    facts: Mapping[str, bool] = attrs.field(factory=dict)
+    facts: Mapping[str, Fact] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -114,10 +142,11 @@ def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[Patte
     return PatternScore(tuple(judged), len(required) - len(missed), missed)
 
 
-def _facts(match: PatternMatch, instances: Sequence[Instance]) -> dict[str, bool]:
+def _facts(match: PatternMatch, instances: Sequence[Instance]) -> dict[str, Fact]:
     stated = [i.facts for i in instances if i.facts and _reach(match, i)]
-    details = {name: value for name, value in match.details.items() if value is not None}
-    return {name: details[name] == value for facts in stated[:1] for name, value in facts.items() if name in details}
+    said = dict(match.details)
+    said |= {f"{role}_projection": nodes or None for role, nodes in said.get("projections", {}).items()}
+    return {name: Fact(value, said.get(name)) for facts in stated[:1] for name, value in facts.items()}
 
 
 def _core(instance: Instance) -> frozenset[int]:
@@ -188,13 +217,26 @@ class Sum:
         """The share of nodes with a right phase, in all situations or some."""
         return share(pair for s, pairs in self.phases.items() if not situations or s in situations for pair in pairs)
 
-    def facts(self, name: str) -> dict[str, float | None]:
-        """For each fact that a pattern states, the share that the configuration agrees with."""
-        stated: dict[str, list[bool]] = defaultdict(list)
-        for judged in self.judged[name]:
-            for fact, right in judged.facts.items():
-                stated[fact].append(right)
-        return {fact: sum(answers) / len(answers) for fact, answers in stated.items()}
+    def facts(self, name: str) -> dict[str, tuple[float | None, float]]:
+        """For each fact that is known: the share that is right of what matches say of it, and of how many they say it."""
+        found = {}
+        for fact in dict.fromkeys(f for judged in self.judged[name] for f in judged.facts):
+            answers = [j.facts[fact].right for j in self.judged[name] if fact in j.facts]
+            said = [right for right in answers if right is not None]
+            found[fact] = (sum(said) / len(said) if said else None, len(said) / len(answers))
+        return found
+
+    def kinds(self, name: str) -> dict[str, tuple[int, float | None, float]]:
+        """For each kind of a pattern: how many there are, precision, recall. What is found without its kind is missed."""
+        found = {}
+        for fact, value in KINDS.get(name, ()):
+            known = [judged.facts[fact] for judged in self.judged[name] if fact in judged.facts]
+            true, said = [f for f in known if f.true == value], [f for f in known if f.said == value]
+            if true:
+                label = value if isinstance(value, str) else fact
+                hits = sum(f.said == value for f in true)
+                found[f"{label}"] = (len(true), hits / len(said) if said else None, hits / len(true))
+        return found
 
     def calibration(self) -> list[tuple[float, float, int, float | None]]:
         """For each range of confidence: from, to, how many matches, and the share that is right."""

@@ -28,13 +28,13 @@ class Kept:
 
     Attributes:
         residency: by storage.
-        caches: for each layer with a cache the storages of its keys and its values.
+        caches: for each layer with a cache the storages of its keys and its values, and what its class says of it.
         states: storages of other states that decoding carries along, such as those of state-space layers.
         modalities: by storage, what kind of data an input is.
     """
 
     residency: dict[int, DataResidency] = attrs.field(factory=dict)
-    caches: list[frozenset[int]] = attrs.field(factory=list)
+    caches: dict[frozenset[int], dict[str, object]] = attrs.field(factory=dict)
     states: set[int] = attrs.field(factory=set)
     modalities: dict[int, Modality] = attrs.field(factory=dict)
 
@@ -61,24 +61,52 @@ class Kept:
                 if kind is not None:
                     self.modalities[storage] = kind
 
-    def cache(self, cache: Any) -> None:
+    def cache(self, cache: Any, attends: str = "self") -> None:
         """A cache of transformers: keys and values layer by layer, and states of other kinds."""
-        for part in ("self_attention_cache", "cross_attention_cache"):
-            if hasattr(cache, part):
-                self.cache(getattr(cache, part))
+        for part in ("self", "cross"):
+            if hasattr(cache, f"{part}_attention_cache"):
+                self.cache(getattr(cache, f"{part}_attention_cache"), part)
+        number = 0
         for layer in getattr(cache, "layers", ()):
-            pair = [getattr(layer, name, None) for name in ("keys", "values")]
-            if all(isinstance(t, LazyTensor) and t.numel() for t in pair):
-                self.caches.append(frozenset(map(storage_in, pair)))
-            for name, value in vars(layer).items():
+            held = keys_and_values(layer)
+            if held:
+                self.caches[held] = {"layer": number, "attends": attends} | _said_of_layer(layer)
+                number += 1
+            for value in vars(layer).values():
                 for tensor in tensors_in(value):
                     self._put(tensor, DataResidency.STATEFUL_KV_CACHE)
-                    if name not in {"keys", "values"}:
+                    if storage_in(tensor) not in held:
                         self.states.add(storage_in(tensor))
 
     def _put(self, value: Any, residency: DataResidency) -> None:
         for tensor in tensors_in(value):
             self.residency[storage_in(tensor)] = residency
+
+
+def keys_and_values(layer: Any) -> frozenset[int]:
+    """The storages of a layer's keys and values; where they are quantised, of what they were quantised to."""
+    pair = [getattr(layer, name, None) for name in ("_quantized_keys", "_quantized_values")]
+    if any(part is None for part in pair):
+        pair = [getattr(layer, name, None) for name in ("keys", "values")]
+    firsts = [next(tensors_in(part), None) for part in pair]
+    return (
+        frozenset(storage_in(t) for t in firsts if t is not None and t.numel())
+        if all(t is not None and t.numel() for t in firsts)
+        else frozenset()
+    )
+
+
+def _said_of_layer(layer: Any) -> dict[str, object]:
+    """What the class of a cache's layer says. A window that is not full yet may look like none."""
+    names = [c.__name__ for c in type(layer).__mro__]
+    static = "StaticLayer" in names
+    said: dict[str, object] = {"layout": "static" if static else "growing", "quantised": "BaseQuantizedLayer" in names}
+    if not getattr(layer, "is_sliding", False):
+        return said | {"sliding": False}
+    full = (
+        layer.cumulative_length_int > layer.max_cache_len if static else layer.cumulative_length >= layer.sliding_window
+    )
+    return said | ({"sliding": True} if full else {})
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -117,10 +145,11 @@ def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
             used[storage_of(value)].add(node.id)
-    for number, pair in enumerate(kept.caches):
-        core = frozenset(n for storage in pair for n in used[storage])
+    for pair, facts in kept.caches.items():
+        core, where = frozenset(n for storage in pair for n in used[storage]), f"layer {facts['layer']}"
         if core:
-            yield Instance("kv_cache", core, frozenset(range(len(graph.nodes))), values=pair, where=f"layer {number}")
+            span = frozenset(range(len(graph.nodes)))
+            yield Instance("kv_cache", core, span, values=pair, facts=facts, where=where)
     for storage in kept.states:
         core = frozenset(used[storage])
         yield Instance("kv_cache", core, core, values=frozenset({storage}), required=False, where="state")
