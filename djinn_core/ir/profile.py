@@ -95,6 +95,12 @@ class WorkloadType(str, Enum):
     TRAINING = "training"
 
 
+class Nodes(tuple[int, ...]):
+    """Ids of nodes in the hints or details of a match: where a program is cut into pieces, they are renumbered."""
+
+    __slots__ = ()
+
+
 @attrs.frozen
 class PatternMatch:
     """A subgraph that a pattern recognised.
@@ -104,7 +110,8 @@ class PatternMatch:
         nodes: ids of the nodes that it covers, in order.
         confidence: how sure the pattern is, from 0 to 1: of matches given 0.9, nine in ten are right.
         reason: one sentence that a person can check against the graph.
-        hints: what follows for placement and scheduling, such as `{"colocate": (...)}` with value ids.
+        hints: what follows for placement and scheduling, such as `{"colocate": (...)}` with value ids; ids of nodes are
+            `Nodes`.
         residency: values whose residency the match reveals.
         phase: phase that the match reveals for its nodes, or None.
         modality: modality that the match reveals for its nodes, or None.

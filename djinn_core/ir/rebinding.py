@@ -11,7 +11,7 @@ import attrs
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
-from djinn_core.ir.profile import PatternMatch, WorkloadProfile
+from djinn_core.ir.profile import Nodes, PatternMatch, WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import storage_of
@@ -99,8 +99,8 @@ def _cut(match: PatternMatch, nodes: range, names: Names) -> PatternMatch:
         match,
         nodes=inside,
         residency=_known(match.residency, names),
-        hints=_touched(match.hints, names),
-        details=_touched(match.details, names),
+        hints=_touched(match.hints, nodes, names),
+        details=_touched(match.details, nodes, names),
         partial=len(inside) < len(match.nodes),
     )
 
@@ -109,12 +109,14 @@ def _known(table: Mapping[int, T], names: Names) -> dict[int, T]:
     return {names[v]: entry for v, entry in table.items() if v in names}
 
 
-def _touched(facts: Any, names: Names) -> Any:
-    """Facts with their value ids renamed, without those of values that have no name."""
+def _touched(facts: Any, nodes: range, names: Names) -> Any:
+    """Facts with their value ids and nodes renamed, without those that have no name or lie outside."""
+    if isinstance(facts, Nodes):
+        return Nodes([n - nodes.start for n in facts if n in nodes])
     if isinstance(facts, Mapping):
-        return {k: _touched(v, names) for k, v in facts.items()}
+        return {k: _touched(v, nodes, names) for k, v in facts.items()}
     if isinstance(facts, list | tuple | set | frozenset):
-        return type(facts)([_touched(f, names) for f in facts if not _is_strange(f, names)])
+        return type(facts)([_touched(f, nodes, names) for f in facts if not _is_strange(f, names)])
     return None if _is_strange(facts, names) else _anything(facts, names)
 
 

@@ -26,9 +26,25 @@ def drawn_from(graph: Graph) -> int:
     same = _channels_in(graph, nodes[0]) == graph.meta(nodes[-1].outputs[0]).shape[1]
     if not same or max(_size_in(graph, nodes[0]), *sizes[: sizes.index(smallest) + 1]) <= smallest:
         return count  # maps of classes or depths are what was seen, not drawn
-    # The narrowest of the smallest is what is drawn from.
-    latents = [n for n, size in zip(nodes, sizes, strict=True) if size == smallest]
-    return min(latents, key=lambda n: (graph.meta(n.outputs[0]).shape[1], -n.id)).id + 1
+    # The narrowest of the smallest is what is drawn from; layers between convolutions may be narrower still.
+    at = [i for i, size in enumerate(sizes) if size == smallest]
+    last = nodes[at[-1] + 1].id if at[-1] + 1 < len(nodes) else count
+    latents = [nodes[i] for i in at] + _layers(graph, nodes[at[0]], last)
+    return min(latents, key=lambda n: (_numbers(graph, n), -n.id)).id + 1
+
+
+def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
+    """Linear layers after a convolution that look at the whole of each sample."""
+    samples = graph.meta(first.outputs[0]).shape[0]
+    ids = (i for operation in ("linear", "addmm") for i in graph.by_op.get(operation, ()) if first.id < i < last)
+    shapes = {i: graph.meta(graph.nodes[i].outputs[0]).shape for i in ids}
+    return [graph.nodes[i] for i, shape in shapes.items() if len(shape) == 2 and shape[0] == samples]
+
+
+def _numbers(graph: Graph, node: Node) -> int:
+    """How many numbers there are of each sample."""
+    meta = graph.meta(node.outputs[0])
+    return meta.numel // (meta.shape[0] or 1)
 
 
 def _is_picture(graph: Graph, last: Node) -> bool:

@@ -49,7 +49,7 @@ class Evidence:
     @property
     def kinds(self) -> frozenset[Modality]:
         """Kinds of data that enter."""
-        return frozenset(self.inputs.entries.values()) | frozenset(self.inputs.kinds.values())
+        return self.inputs.entering
 
     @property
     def convolutions(self) -> int:
@@ -79,11 +79,15 @@ class Evidence:
         A few caches beside many attentions without one are taken for something else that is kept.
         """
         found = [m.phase for m in self.matches if m.phase in CACHED]
-        attentions = len(self.of("attention"))
+        attentions = sum(self._may_cache(m) for m in self.of("attention"))
         if len(found) * _ATTENTIONS_PER_CACHE < attentions:
             found = []
         other = None if found else self.states.phase(self.inputs.tokens, attention=bool(attentions))
         return [other] if other is not None else found
+
+    def _may_cache(self, attention: PatternMatch) -> bool:
+        """Whether it is of text, or of text among other data; nobody keeps keys of a picture that is seen once."""
+        return self.modalities[attention.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
 
     @property
     def fused(self) -> int:

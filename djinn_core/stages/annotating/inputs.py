@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import attrs
 import torch
 
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MADE, MATRIX_PRODUCT, NORMALISATION, weights_of
+from djinn_core.ir.flow import Flow
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import Modality
 from djinn_core.ir.values import TensorMeta
@@ -14,6 +17,7 @@ from djinn_core.ir.values import TensorMeta
 LAYERS = CONVOLUTION | MATRIX_PRODUCT | EMBEDDING
 _COUNTING = frozenset({"arange", "cumsum"})
 _SCALES = frozenset({"add", "add_", "addcmul", "div", "mul", "mul_", "pow", "sub"})
+_SIDES = (2, 3)  # height and width, and perhaps time
 _TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows looked up is no position table
 
 
@@ -33,9 +37,24 @@ class Inputs:
     entries: dict[int, Modality]
     tokens: int
 
+    @property
+    def entering(self) -> frozenset[Modality]:
+        """Kinds of data that enter."""
+        return frozenset(self.entries.values()) | frozenset(self.kinds.values())
+
+
+_known: WeakKeyDictionary[Flow, Inputs] = WeakKeyDictionary()
+
 
 def inputs_of(graph: Graph) -> Inputs:
-    """Look at everything that comes from outside."""
+    """Everything that comes from outside; looked at once a graph."""
+    found = _known.get(graph.flow)
+    if found is None:
+        found = _known[graph.flow] = _look(graph)
+    return found
+
+
+def _look(graph: Graph) -> Inputs:
     weights = _weights(graph)
     entries: dict[int, Modality] = {}
     kinds: dict[int, Modality] = {}
@@ -96,7 +115,9 @@ def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int
 
 def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
     """Beside data, other integers of the same sizes are its masks, positions or types."""
-    pictures = {graph.meta(v).shape[-2:] for v, kind in kinds.items() if kind is Modality.VISION}
+    seen = [graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.VISION]
+    pictures = {shape[-2:] for shape in seen}
+    flattened = any(len(shape) < 4 for shape in seen)
     tokens = {graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.TEXT}
     for value in graph.inputs:
         meta = graph.meta(value)
@@ -104,6 +125,8 @@ def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> 
             continue
         if meta.shape[-2:] in pictures and len(meta.shape) > 2:
             kinds[value] = Modality.VISION
+        elif flattened and len(meta.shape) == 2 and meta.shape[1] in _SIDES and meta.shape not in tokens:
+            kinds[value] = Modality.VISION  # how high and wide pictures are that come patch by patch
         elif meta.dtype != torch.uint8 and any(_is_mask(meta.shape, shape) for shape in tokens):
             kinds[value] = Modality.TEXT
 

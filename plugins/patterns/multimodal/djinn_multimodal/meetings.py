@@ -1,0 +1,91 @@
+"""Where data of several kinds meets for the first time, and in which of the ways that models have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import attrs
+
+from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, DataKinds
+from djinn.hooks import Graph, Modality, Node
+
+How = Literal["scatter", "concatenation", "cross_attention", "similarity", "sum", "product", "choice", "comparison"]
+
+_SCATTERS = frozenset({
+    "_index_put_impl_", "copy_", "index_copy", "index_copy_", "index_put", "index_put_", "masked_scatter",
+    "masked_scatter_", "scatter", "scatter_", "slice_scatter",
+})  # fmt: skip
+_CONCATENATIONS = frozenset({"cat", "concat", "hstack", "stack", "vstack"})
+_PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "dot", "einsum", "linear", "matmul", "mm", "mv"})
+_BY_OPERATION: dict[str, How] = {
+    **dict.fromkeys(_SCATTERS, "scatter"),
+    **dict.fromkeys(_CONCATENATIONS, "concatenation"),
+    **dict.fromkeys(FUSED_ATTENTION, "cross_attention"),
+    **dict.fromkeys(_PRODUCTS, "similarity"),
+    **dict.fromkeys(("cdist", "cosine_similarity", "dist", "sub"), "comparison"),
+    **dict.fromkeys(("add", "add_", "addcmul", "lerp"), "sum"),
+    **dict.fromkeys(("bilinear", "mul", "mul_"), "product"),
+    **dict.fromkeys(("masked_fill", "masked_fill_", "where"), "choice"),
+}
+OPERATIONS = frozenset(_BY_OPERATION)
+_STEPS = 16  # ops between the scores of written-out attention and its softmax, at most
+
+
+@attrs.frozen
+class Meeting:
+    """An op that takes in data of several kinds, none of whose operands has met another kind before.
+
+    Attributes:
+        node: the op. how: the way in which they meet.
+        kinds: the kinds that meet, by operand; operands to which none leads are left out.
+    """
+
+    node: Node
+    how: How
+    kinds: tuple[tuple[int, Modality], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the kinds, in order of the operands."""
+        return tuple(dict.fromkeys(kind.value for _, kind in self.kinds))
+
+
+def meetings(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[Meeting]:
+    """The meetings among `candidates`; those of masks and positions alone are none."""
+    for node in candidates:
+        if not kinds.several(node.id) or not _computes(graph, node):
+            continue
+        sources = [s for s in graph.flow.operands(node) if kinds.of(s)]
+        if any(kinds.several(s) for s in sources):
+            continue
+        met = tuple((s, kind) for s in dict.fromkeys(sources) for kind in kinds.of(s))
+        yield Meeting(node, _way(graph, node), met)
+
+
+def _computes(graph: Graph, node: Node) -> bool:
+    """Whether numbers come out, not a mask or positions."""
+    made = (*node.outputs, *node.writes)
+    return bool(made) and graph.meta(made[0]).dtype.is_floating_point
+
+
+def _way(graph: Graph, node: Node) -> How:
+    how = _BY_OPERATION[node.operation]
+    return "cross_attention" if how == "similarity" and _weighs(graph, node) else how
+
+
+def _weighs(graph: Graph, product: Node) -> bool:
+    """Whether a product's scores become weights of another product: attention that is written out."""
+    after = graph.flow.descendants(product.id, SOFTMAX | _PRODUCTS, limit=_STEPS)
+    softmaxes = [n for n in after if graph.nodes[n].operation in SOFTMAX]
+    return any(
+        graph.nodes[u].operation in _PRODUCTS
+        for s in softmaxes[:1]
+        for u in graph.flow.descendants(s, _PRODUCTS, limit=4)
+    )
+
+
+def mirrored(found: Iterable[Meeting]) -> bool:
+    """Whether each of two kinds looks at the other in turn: co-attention."""
+    ways = {m.names[:2] for m in found if m.how == "cross_attention"}
+    return any(way[::-1] in ways for way in ways)
