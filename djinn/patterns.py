@@ -16,6 +16,7 @@ from djinn_core.ir.families import (
 )
 from djinn_core.ir.flow import COPIES, Flow, is_view
 from djinn_core.matching.found import Found, Place
+from djinn_core.matching.gradients import Gradients
 from djinn_core.matching.language import anything, computed, op, optional, outside, through
 from djinn_core.matching.layers import Layer, is_given, layer_at, linear
 from djinn_core.matching.matcher import Matcher, matcher
@@ -34,6 +35,7 @@ __all__ = [
     "POOLING",
     "Flow",
     "Found",
+    "Gradients",
     "Layer",
     "Matcher",
     "Place",

@@ -1,0 +1,37 @@
+"""Which ops belong to a backward pass: much of what a matcher looks for comes again there, differentiated."""
+
+from __future__ import annotations
+
+from djinn_core.ir.families import OPTIMIZER, is_backward
+from djinn_core.ir.graph import Graph
+
+_ONES = frozenset({"full_like", "ones_like"})
+
+
+class Gradients:
+    """The nodes of a graph that derive from the gradient of a loss; found when it is first asked, in linear time."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._derived: bytearray | None = None
+
+    def __contains__(self, node: int) -> bool:
+        if self._derived is None:
+            self._derived = self._found()
+        return bool(self._derived[node])
+
+    def _found(self) -> bytearray:
+        graph = self._graph
+        derived = bytearray(len(graph.nodes))
+        if not any(o in _ONES or "_backward" in o for o in graph.by_op):
+            return derived
+        for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
+            if node.operation in OPTIMIZER:
+                continue  # what comes out is a weight again
+            seed = node.operation in _ONES and self._is_one(node.outputs)
+            derived[node.id] = seed or is_backward(node) or any(s >= 0 and derived[s] for s in sources)
+        return derived
+
+    def _is_one(self, outputs: tuple[int, ...]) -> bool:
+        """Whether it is as large as a loss."""
+        return bool(outputs) and self._graph.meta(outputs[0]).shape in {(), (1,)}

@@ -1,0 +1,77 @@
+"""Bags of embeddings: rows of a table, looked up and reduced to one for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from djinn.hooks import Graph, Node, PatternMatch, arguments
+from djinn.patterns import is_given
+
+BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
+_MODES = {0: "sum", 1: "mean", 2: "max"}
+_REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "max": "max"}
+_WEIGHED = frozenset({"div", "masked_fill", "mul", "where"})
+_BETWEEN = 3  # ops between the look-up and the reduction: weights of samples, masks
+
+
+class EmbeddingBag:
+    """A bag of embeddings: PyTorch's op, or a look-up that is reduced over the ids of a sample and not used otherwise."""
+
+    name = "embedding_bag"
+    tolerates_growth = True
+    operations = BAGS | {"embedding"}
+
+    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
+        """One match for each bag."""
+        for node in candidates:
+            if node.operation in BAGS:
+                mode = arguments(node).get("mode", 0)
+                yield _match(graph, (node,), _MODES.get(mode if isinstance(mode, int) else 0, "sum"), 1.0)
+            elif (nodes := _reduced(graph, node)) is not None:
+                yield _match(graph, nodes, _REDUCTIONS[nodes[-1].operation], 0.95)
+
+
+def _match(graph: Graph, nodes: Sequence[Node], mode: str, confidence: float) -> PatternMatch:
+    look_up, last = nodes[0], nodes[-1]
+    weight = look_up.inputs[0]
+    rows, width = graph.meta(weight).shape
+    how = "" if last is look_up else f", and node {last.id} ({last.op}) reduces them"
+    return PatternMatch(
+        pattern=EmbeddingBag.name,
+        nodes=tuple(n.id for n in nodes),
+        confidence=confidence,
+        reason=f"node {look_up.id} ({look_up.op}) looks up rows of {width} numbers for the ids of each sample{how}",
+        # Partial sums of rows add up, so the table may lie in parts; what is sent is one row for each sample.
+        hints={"split_rows": (weight,)},
+        details={"rows": rows, "width": width, "mode": mode, "fused": last is look_up},
+    )
+
+
+def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
+    """The look-up, what weighs its rows, and the op that reduces them over the ids of a sample."""
+    ids, weight = graph.meta(look_up.inputs[1]).shape, look_up.inputs[0]
+    if (
+        len(ids) < 2
+        or len(graph.meta(weight).shape) != 2
+        or not is_given(graph.flow, graph.flow.operand(look_up, weight))
+    ):
+        return None
+    nodes = [look_up]
+    for _ in range(_BETWEEN):
+        users = [n for u in graph.flow.users(nodes[-1].id) if "_backward" not in (n := graph.nodes[u]).operation]
+        if len(users) != 1:
+            return None
+        nodes.append(users[0])
+        if users[0].operation in _REDUCTIONS:
+            return tuple(nodes) if _over_ids(graph, users[0], len(ids)) else None
+        if users[0].operation not in _WEIGHED:
+            return None
+    return None
+
+
+def _over_ids(graph: Graph, reduction: Node, rank: int) -> bool:
+    """Whether it reduces over the last dimension of the ids, and no other."""
+    shape = graph.meta(reduction.inputs[0]).shape
+    given = arguments(reduction).get("dim")
+    dims = given if isinstance(given, list | tuple) else (given,)
+    return len(shape) == rank + 1 and [d % len(shape) for d in dims if isinstance(d, int)] == [rank - 1]

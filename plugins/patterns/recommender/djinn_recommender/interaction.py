@@ -1,0 +1,49 @@
+"""The pattern `interaction`: where features of different tables are multiplied with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from djinn.hooks import Graph, Node, PatternMatch
+from djinn.patterns import Gradients
+from djinn_recommender.features import LOOK_UPS, features
+from djinn_recommender.meetings import PLACES, Meeting, meetings
+
+_WHAT = {
+    "dot": "the products of all pairs of features",
+    "pairs": "products of pairs of features",
+    "factorisation": "the square of a sum of features less the sum of their squares",
+    "cross": "features times a layer over them, added to them",
+    "product": "products of two features",
+    "towers": "how alike what two groups of features lead to is",
+}
+_LESS_SURE = {"product": 0.92, "pairs": 0.93, "towers": 0.95}
+
+
+class Interaction:
+    """Features of a recommender that meet in products: of all pairs, in crosses, factorisation machines, two towers."""
+
+    name = "interaction"
+    tolerates_growth = True
+    operations = LOOK_UPS | PLACES
+
+    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
+        """One match for each place where features meet; with the look-ups that lead to it."""
+        found = features(graph, candidates)
+        if found.leads:
+            gradients = Gradients(graph)
+            for meeting in meetings(graph, found):
+                if meeting.at not in gradients:
+                    yield _match(graph, meeting)
+
+
+def _match(graph: Graph, meeting: Meeting) -> PatternMatch:
+    return PatternMatch(
+        pattern=Interaction.name,
+        nodes=meeting.nodes,
+        confidence=_LESS_SURE.get(meeting.kind, 0.97),
+        reason=f"node {meeting.at} ({graph.nodes[meeting.at].op}) takes {_WHAT[meeting.kind]}",
+        # Until here tables may lie anywhere; what they give has to come together.
+        hints={"gather": tuple(dict.fromkeys(graph.flow.value(s) for s in meeting.features))},
+        details={"kind": meeting.kind, "tables": meeting.tables},
+    )

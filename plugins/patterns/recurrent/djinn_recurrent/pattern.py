@@ -1,0 +1,77 @@
+"""The pattern `recurrent`: a state that goes from position to position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+
+from djinn.hooks import Graph, Node, PatternMatch
+from djinn.patterns import Gradients
+from djinn_recurrent.found import Recurrence
+from djinn_recurrent.fused import FUSED, fused
+from djinn_recurrent.steps import Steps
+from djinn_recurrent.updates import BENDS, GATES, bent, kept
+
+
+class Recurrent:
+    """A layer in which a state goes from position to position, however it was written down."""
+
+    name = "recurrent"
+    tolerates_growth = True
+    operations = FUSED | GATES | BENDS
+
+    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
+        """One match for each recurrence; for each direction and layer where it is taken apart."""
+        for recurrence in _joined(list(_found(graph, candidates))):
+            yield _match(recurrence)
+
+
+def _found(graph: Graph, candidates: Sequence[Node]) -> Iterator[Recurrence]:
+    by: dict[str, list[Node]] = {}
+    for node in candidates:
+        by.setdefault(node.operation, []).append(node)
+    for node in _of(by, FUSED):
+        yield fused(graph, node)
+    updates = [*kept(graph, _of(by, GATES)), *bent(graph, _of(by, BENDS))]
+    if updates:
+        yield from Steps(graph, updates, Gradients(graph)).recurrences()
+
+
+def _of(by: dict[str, list[Node]], operations: frozenset[str]) -> list[Node]:
+    return [n for operation in by if operation in operations for n in by[operation]]
+
+
+def _joined(found: Sequence[Recurrence]) -> list[Recurrence]:
+    """What shares ops is one."""
+    joined: list[Recurrence] = []
+    for recurrence in sorted(found, key=lambda r: min(r.nodes)):
+        same = [r for r in joined if r.nodes & recurrence.nodes]
+        best = max([*same, recurrence], key=lambda r: (r.confidence, r.steps or 0))
+        nodes = recurrence.nodes.union(*(r.nodes for r in same))
+        joined = [r for r in joined if r not in same]
+        joined.append(_with(best, nodes))
+    return joined
+
+
+def _with(recurrence: Recurrence, nodes: frozenset[int]) -> Recurrence:
+    return attrs.evolve(recurrence, nodes=nodes)
+
+
+def _match(recurrence: Recurrence) -> PatternMatch:
+    nodes = tuple(sorted(recurrence.nodes))
+    serial = recurrence.form != "scan"
+    return PatternMatch(
+        pattern=Recurrent.name,
+        nodes=nodes,
+        confidence=recurrence.confidence,
+        reason=recurrence.reason,
+        hints={"cut": ("batch", "layers") if serial else ("batch", "heads", "layers")},
+        details={
+            "kind": recurrence.kind,
+            "form": recurrence.form,
+            "steps": recurrence.steps,
+            "layers": recurrence.layers,
+            "bidirectional": recurrence.bidirectional,
+        },
+    )
