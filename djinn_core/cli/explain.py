@@ -54,13 +54,13 @@ def _run(script: Script) -> int:
 
 
 def _print_json(results: Sequence[PipelineResult]) -> None:
-    from djinn_core.stages.explain import describe
+    from djinn_core.showing.described import describe
 
     click.echo(json.dumps([describe(result) for result in results], indent=2))
 
 
 def _print_text(results: Sequence[PipelineResult], script: Path) -> None:
-    from djinn_core.stages.explain import explain
+    from djinn_core.showing.text import explain
 
     if not results:
         click.echo(f"{script} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)")

@@ -124,6 +124,11 @@ class ProgramGraph:
         return ModuleNames(dict(self.modules)) if self.modules else module_names(self.program.modules)
 
     @property
+    def module_names(self) -> ModuleNames:
+        """Where in a model each op was issued, by node, as far as the modules are still there."""
+        return self._names
+
+    @property
     def module_classes(self) -> tuple[str, ...]:
         """Names of the classes of the modules that issued the ops, where they are still there; outermost first."""
         return self._names.classes

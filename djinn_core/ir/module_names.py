@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from djinn_core.ir.module_path import ModuleCall, module_chain, module_path
+from djinn_core.ir.module_path import ModuleCall, module_chain, module_path, outermost_call
 
 
 @attrs.define
@@ -17,43 +17,64 @@ class ModuleNames:
     Attributes:
         paths: by instruction, such as `model.layers.0.mlp`; those issued outside all modules are not listed.
         classes: names of the modules' classes, in the order in which they came.
+        runs: by instruction the number of the call of an outermost module in which it was issued, in the order of the calls.
+        called: class by number of that call and by path, for each module that was called there.
     """
 
     paths: dict[int, str] = attrs.field(factory=dict)
     classes: tuple[str, ...] = ()
+    runs: dict[int, int] = attrs.field(factory=dict)
+    called: dict[tuple[int, str], str] = attrs.field(factory=dict)
 
 
 def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:
     """The names for the calls that a program was recorded in, as the modules are named now."""
-    found: dict[int, str] = {}
-    classes: dict[str, None] = {}
-    known: dict[int, str] = {}
-    tables: dict[int, dict[int, str]] = {}
+    reader = _Reader()
     for index, call in enumerate(calls):
-        if call is None:
-            continue
-        path = known.get(id(call))
-        if path is None:
-            path = known[id(call)] = _path(call, tables, classes)
-        found[index] = path
-    return ModuleNames(found, tuple(classes))
+        if call is not None:
+            reader.read(index, call)
+    found = reader.found
+    return attrs.evolve(found, classes=tuple(dict.fromkeys(reader.classes)))
 
 
-def _path(call: ModuleCall, tables: dict[int, dict[int, str]], classes: dict[str, None]) -> str:
-    modules = module_chain(call)
-    if not modules:
-        return ""
-    classes.update(dict.fromkeys(type(m).__name__ for m in modules))
-    root, last = modules[0], modules[-1]
-    table = tables.get(id(root))
-    if table is None:
-        table = tables[id(root)] = _table(root)
-    path = table.get(id(last))
-    if path is not None:
-        return path
-    found = module_path(call)  # a module that is no part of the outermost one
-    return found.path if found is not None else ""
+@attrs.define
+class _Reader:
+    """Names each call of a module once."""
 
+    found: ModuleNames = attrs.field(factory=ModuleNames)
+    classes: dict[str, None] = attrs.field(factory=dict)
+    _known: dict[int, tuple[str, int]] = attrs.field(factory=dict)
+    _runs: dict[int, int] = attrs.field(factory=dict)
+    _tables: dict[int, dict[int, str]] = attrs.field(factory=dict)
 
-def _table(root: torch.nn.Module) -> dict[int, str]:
-    return {id(module): name for name, module in root.named_modules()}
+    def read(self, index: int, call: ModuleCall) -> None:
+        known = self._known.get(id(call))
+        if known is None:
+            known = self._known[id(call)] = self._name(call)
+        self.found.paths[index] = known[0]
+        if known[1] >= 0:
+            self.found.runs[index] = known[1]
+
+    def _name(self, call: ModuleCall) -> tuple[str, int]:
+        """The path of a call, and the number of the call of the outermost module that it is in."""
+        modules = module_chain(call)
+        if not modules:
+            return "", -1
+        run = self._runs.setdefault(id(outermost_call(call)), len(self._runs))
+        self.classes.update(dict.fromkeys(type(m).__name__ for m in modules))
+        table = self._table(modules[0])
+        for module in modules:
+            if id(module) in table:
+                self.found.called.setdefault((run, table[id(module)]), type(module).__name__)
+        path = table.get(id(modules[-1]))
+        if path is None:  # a module that is no part of the outermost one
+            found = module_path(call)
+            path = found.path if found is not None else ""
+            self.found.called.setdefault((run, path), type(modules[-1]).__name__)
+        return path, run
+
+    def _table(self, root: torch.nn.Module) -> dict[int, str]:
+        table = self._tables.get(id(root))
+        if table is None:
+            table = self._tables[id(root)] = {id(module): name for name, module in root.named_modules()}
+        return table

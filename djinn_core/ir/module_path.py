@@ -83,6 +83,15 @@ def module_chain(call: ModuleCall | None) -> list[torch.nn.Module]:
     return [module for module in map(_alive, _outwards(call)) if module is not None][::-1]
 
 
+def outermost_call(call: ModuleCall) -> ModuleCall | None:
+    """The call of the outermost module that a call is inside of and that is still there."""
+    found = None
+    for link in _outwards(call):
+        if _alive(link) is not None:
+            found = link
+    return found
+
+
 def is_backward(call: ModuleCall | None) -> bool:
     """Whether a backward pass issued it."""
     return any(isinstance(link[0], int) for link in _outwards(call))

@@ -15,12 +15,13 @@ from djinn_core.interception.recording.reissue import reissue
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult, Stage
+from djinn_core.ir.result import PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.runtime import client
 from djinn_core.runtime.planning import NOWHERE, plan_program
-from djinn_core.stages.explain import explain as describe_result
+from djinn_core.showing.text import Explanation
+from djinn_core.showing.text import explain as describe_result
 
 
 class Captured:
@@ -93,10 +94,26 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
     return plan_program(program, client.registry(), client.settings(), client.device() or NOWHERE, until)
 
 
-def explain(program: Program | ProgramGraph | Captured | PipelineResult, until: Stage = "schedule") -> str:
-    """What each stage decides about a program, and why, in words."""
-    result = program if isinstance(program, PipelineResult) else plan(program, until)
-    return describe_result(result)
+def explain(
+    program: Program | ProgramGraph | Captured | PipelineResult,
+    until: Stage = "schedule",
+    *,
+    unfold: bool = False,
+    depth: int | None = None,
+) -> Explanation:
+    """What each stage decides about a program, and why, in words, and what its modules do, as a tree.
+
+    Args:
+        program: what to explain.
+        until: the last stage to explain.
+        unfold: whether equal layers are listed one by one.
+        depth: how many levels of modules are listed; None: all.
+
+    Returns:
+        Text. Its attribute `described` has the same as values that JSON can hold.
+    """
+    result = shown_until(program, until) if isinstance(program, PipelineResult) else plan(program, until)
+    return describe_result(result, unfold=unfold, depth=depth)
 
 
 def execute(

@@ -15,7 +15,8 @@ from djinn_core.ir.result import STAGES, shown_until
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.scheduler import Scheduler
-from djinn_core.stages.explain import describe, explain
+from djinn_core.showing.described import describe
+from djinn_core.showing.text import explain
 
 FIELDS = dict(zip(STAGES, ("profile", "costs", "plan", "placement", "schedule"), strict=True))
 

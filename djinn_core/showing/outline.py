@@ -1,0 +1,253 @@
+"""The outline of a program: its ops by the modules that issued them, as a tree, with equal layers folded into one part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
+from itertools import groupby
+
+import attrs
+
+from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.module_names import ModuleNames
+from djinn_core.ir.profile import ExecutionPhase, WorkloadProfile
+from djinn_core.showing.folding import Folded, fold
+
+PROGRAM = "program"  # what the whole is called where it is more than one module
+_SECTIONS = {
+    ExecutionPhase.TRAINING_FORWARD: "forward",
+    ExecutionPhase.TRAINING_BACKWARD: "backward",
+    ExecutionPhase.TRAINING_OPTIMIZER: "optimizer",
+}
+
+
+@attrs.frozen
+class Part:
+    """A module, a section of a training step, or ops that a module issued itself between calls of others.
+
+    Attributes:
+        name: the last of its names, such as `layers.0-31` or `q_proj`; empty for ops of the module around it.
+        path: names from the outermost module on; of the first, where several are folded.
+        kind: class of the module, where it is known.
+        nodes: ids of all its ops, those of its parts and of everything that is folded in it included.
+        parts: what it consists of, in program order; of one of them where several are folded.
+        count: how many equal parts are folded into this one.
+        calls: how often it is called.
+    """
+
+    name: str
+    path: str
+    kind: str
+    nodes: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+    count: int = 1
+    calls: int = 1
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """Its ops as a set."""
+        return frozenset(self.nodes)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is ops that the module around it issued itself."""
+        return not self.name
+
+
+Grouping = Callable[[Sequence[int], Callable[[int], Hashable]], Iterable[tuple[Hashable, list[int], int]]]
+
+
+def by_name(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
+    """One group for each module, however often it is called."""
+    groups: dict[Hashable, list[int]] = {}
+    calls: dict[Hashable, int] = {}
+    for name, run in groupby(nodes, key):
+        groups.setdefault(name, []).extend(run)
+        calls[name] = calls.get(name, 0) + 1
+    return [(name, group, calls[name]) for name, group in groups.items()]
+
+
+def by_call(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
+    """One group for each run of ops of a module, so that groups follow each other."""
+    return [(name, list(run), 1) for name, run in groupby(nodes, key)]
+
+
+def outline(
+    graph: Graph, profile: WorkloadProfile | None = None, grouping: Grouping = by_name, *, unfold: bool = False
+) -> Part:
+    """The outline of a graph.
+
+    Args:
+        graph: what to outline.
+        profile: what is known of it; layers of different phases or roles are not equal.
+        grouping: `by_name` or `by_call`.
+        unfold: whether equal layers are listed one by one.
+    """
+    maker = _Maker(graph, profile, grouping, unfold)
+    whole = maker.part(PROGRAM, "", "", tuple(range(len(graph.nodes))), 0)
+    return whole.parts[0] if len(whole.parts) == 1 and not whole.parts[0].is_own else whole
+
+
+@attrs.define(slots=False)
+class _Maker:
+    graph: Graph
+    profile: WorkloadProfile | None
+    grouping: Grouping
+    unfold: bool
+
+    def part(self, name: str, path: str, kind: str, nodes: tuple[int, ...], depth: int, calls: int = 1) -> Part:
+        """The part with these nodes, whose routes agree up to `depth`."""
+        routes = self.routes
+
+        def step(node: int) -> _Step | None:
+            return routes[node][depth] if depth < len(routes[node]) else None
+
+        groups = list(self.grouping(nodes, step))
+        if not name or (len(groups) == 1 and groups[0][0] is None):
+            return Part(name, path, kind, nodes, (), 1, calls)
+        parts = [self._inner(key, group, depth, count) for key, group, count in groups]
+        return Part(name, path, kind, nodes, tuple(parts if self.unfold else self._folded(parts)), 1, calls)
+
+    def _inner(self, key: Hashable, group: list[int], depth: int, calls: int) -> Part:
+        if not isinstance(key, _Step):
+            return Part("", "", "", tuple(group), (), 1, calls)
+        return self.part(key.name, key.path, key.kind, tuple(group), depth + 1, calls)
+
+    def _folded(self, parts: list[Part]) -> list[Part]:
+        return [_merged(f) for f in fold(parts, self._signature, lambda part: part.name)]
+
+    @cached_property
+    def _known(self) -> dict[Hashable, int]:
+        return {}
+
+    @cached_property
+    def _of_part(self) -> dict[int, tuple[Part, int]]:
+        return {}
+
+    def _signature(self, part: Part) -> int:
+        """The same number for parts that do the same."""
+        known = self._of_part.get(id(part))
+        if known is None:
+            inner: tuple[Hashable, ...] = tuple([self._signature(p) for p in part.parts])
+            inner = inner or tuple([self._ops[n] for n in part.nodes])
+            key = (part.kind, part.count, inner)
+            known = self._of_part[id(part)] = part, self._known.setdefault(key, len(self._known))
+        return known[1]
+
+    @cached_property
+    def _ops(self) -> list[Hashable]:
+        """What each node does: its op, the metadata of its results, its phase and its role."""
+        profile = self.profile
+        phases = profile.phases if profile is not None else [None] * len(self.graph.nodes)
+        roles = profile.roles if profile is not None else {}
+        metas = [tuple([id(self.graph.meta(v)) for v in node.outputs]) for node in self.graph.nodes]
+        return [
+            (node.op, made, phase, roles.get(node.id))
+            for node, made, phase in zip(self.graph.nodes, metas, phases, strict=True)
+        ]
+
+    @cached_property
+    def routes(self) -> list[tuple[_Step, ...]]:
+        """For each node the names on the way to it, from the outside."""
+        router = _Router(self.graph.module_names if isinstance(self.graph, ProgramGraph) else None)
+        routes = [router.route(node.id, node.module) for node in self.graph.nodes]
+        sections = self._sections()
+        return [(section, *route) if section else route for section, route in zip(sections, routes, strict=True)]
+
+    def _sections(self) -> list[_Step | None]:
+        phases = self.profile.phases if self.profile is not None else ()
+        names = [_SECTIONS.get(phase) for phase in phases]
+        if len(set(names) - {None}) <= 1:
+            return [None] * len(self.graph.nodes)
+        return [_Step(name, name, "") if name else None for name in names]
+
+
+@attrs.frozen
+class _Step:
+    """One name on the way to a node; steps with the same `key` are the same module, in the same call of the outermost."""
+
+    name: str
+    path: str
+    kind: str = attrs.field(eq=False)
+    run: int = -1
+
+
+@attrs.define(eq=False)
+class _Router:
+    """Finds the way from the outermost module to the one that issued a node."""
+
+    names: ModuleNames | None
+    _known: dict[tuple[int, str], tuple[_Step, ...]] = attrs.field(factory=dict)
+
+    def route(self, node: int, path: str) -> tuple[_Step, ...]:
+        run = self.names.runs.get(node, -1) if self.names is not None else -1
+        if run < 0 and not path:
+            return ()
+        known = self._known.get((run, path))
+        if known is None:
+            known = self._known[run, path] = self._steps(run, path)
+        return known
+
+    def _steps(self, run: int, path: str) -> tuple[_Step, ...]:
+        called = self.names.called if self.names is not None and run >= 0 else {}
+        steps = [_Step(called.get((run, ""), "model"), "", called.get((run, ""), ""), run)]
+        names, start = path.split(".") if path else [], 0
+        for end in range(1, len(names) + 1):
+            reached = ".".join(names[:end])
+            last = end == len(names)
+            if last or ((run, reached) in called if called else not names[end].isdigit()):
+                steps.append(_Step(".".join(names[start:end]), reached, called.get((run, reached), ""), run))
+                start = end
+        return tuple(steps)
+
+
+def _merged(folded: Folded[Part]) -> Part:
+    """One part that stands for all rounds of what was folded."""
+    rounds = folded.rounds
+    if len(rounds) == 1 and len(rounds[0]) == 1:
+        return rounds[0][0]
+    members = [together([r[position] for r in rounds]) for position in range(len(rounds[0]))]
+    if len(members) == 1:
+        return attrs.evolve(members[0], count=len(rounds) * members[0].count)
+    nodes = tuple(sorted(n for member in members for n in member.nodes))
+    first, last = (next((p.name for p in r if p.name), "") for r in (rounds[0], rounds[-1][::-1]))
+    return Part(_spanned([first, last]), members[0].path, "", nodes, tuple(members), len(rounds), len(rounds))
+
+
+def together(parts: Sequence[Part]) -> Part:
+    """Equal parts as one that has the ops of all of them."""
+    first = parts[0]
+    nodes = tuple(sorted(n for part in parts for n in part.nodes))
+    inner = tuple(together(same) for same in zip(*[part.parts for part in parts], strict=True))
+    name = _spanned([part.name for part in parts])
+    return Part(name, first.path, first.kind, nodes, inner, first.count, sum(part.calls for part in parts))
+
+
+def _spanned(names: Sequence[str]) -> str:
+    """`layers.0-31` for names that differ in one number; with gaps `layers.0,2-30`."""
+    distinct = list(dict.fromkeys(names))
+    first, last = distinct[0], distinct[-1]
+    if len(distinct) == 1:
+        return first
+    head, tail = _common(first, last)
+    numbers = [name[len(head) : len(name) - len(tail)] for name in distinct]
+    if not all(number.isdigit() for number in numbers):
+        return f"{first} … {last}"
+    if abs(int(numbers[-1]) - int(numbers[0])) == len(numbers) - 1:
+        return f"{head}{numbers[0]}-{numbers[-1]}{tail}"
+    return f"{head}{numbers[0]},{numbers[1]}{f'-{numbers[-1]}' if len(numbers) > 2 else ''}{tail}"
+
+
+def _common(one: str, other: str) -> tuple[str, str]:
+    """What two names begin and end with alike, without cutting a number in two."""
+    head = 0
+    while head < min(len(one), len(other)) and one[head] == other[head]:
+        head += 1
+    while head and one[head - 1].isdigit():
+        head -= 1
+    tail = 0
+    while tail < min(len(one), len(other)) - head and one[-1 - tail] == other[-1 - tail]:
+        tail += 1
+    while tail and one[len(one) - tail].isdigit():
+        tail -= 1
+    return one[:head], one[len(one) - tail :] if tail else ""
