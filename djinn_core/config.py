@@ -126,9 +126,10 @@ class Settings:
         disable: names of plugins that are not used.
         strict: whether a plugin that does not load is an error.
         trace_plugins: whether each call into a plugin is logged.
-        servers: URLs of servers; none and no connection file: an executor on this machine.
+        servers: URLs of servers, which work as one; none and no connection file: an executor on this machine.
         token: what the servers ask for; never in a repr, a log or an error.
         connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
+        executors: how many executors to start on this machine, where no server is named.
         executor: `process`, or `inline` to debug without a second process.
         device: device to ask servers for, such as `cuda:0`; empty for their default.
         threads: torch threads of an executor that is started here; None leaves it to torch.
@@ -151,6 +152,7 @@ class Settings:
     servers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     token: str | None = attrs.field(default=None, converter=_secret, repr=False)
     connection_file: Path | None = attrs.field(default=None, converter=_path)
+    executors: int = attrs.field(default=1, converter=_count)
     executor: str = attrs.field(default="process", converter=_executor)
     device: str = attrs.field(default="", converter=_text)
     threads: int | None = attrs.field(default=None, converter=_threads)

@@ -85,7 +85,7 @@ def connect(serving):
                 djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
                 djinn.reset_stats()
                 djinn.init()
-                assert client._state.opened.url.startswith(url.partition("://")[0])
+                assert client._state.opened[0].url.startswith(url.partition("://")[0])
                 yield
             finally:
                 djinn.configure()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
+import msgspec
 
 from djinn_core.config import Settings, resolve
 from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
@@ -23,6 +24,8 @@ from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.interception.recording import recorder
 from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
@@ -30,10 +33,13 @@ from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
-from djinn_core.runtime.connect import Opened, open_connection, start_executor
+from djinn_core.runtime.connect import Opened, open_connections, start_executors
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
-from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_program
+from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_for_pool, plan_program
+from djinn_core.runtime.pool.opening import open_pool
+from djinn_core.runtime.pool.planner import Whereabouts
+from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
@@ -50,8 +56,8 @@ class _State:
     overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
     settings: Settings | None = None
     registry: Registry | None = None
-    opened: Opened | None = None
-    session: Session | None = None
+    opened: tuple[Opened, ...] = ()
+    session: Session | PoolSession | None = None
     stats: Stats = attrs.field(factory=Stats)
     baseline: tuple[int, int, int] = (0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
@@ -158,7 +164,7 @@ def init() -> None:
     _session()
 
 
-def _session() -> Session:
+def _session() -> Session | PoolSession:
     if _state.forked:
         raise ForkedProcess
     if ending.has_begun():
@@ -179,32 +185,42 @@ def _session() -> Session:
     return session
 
 
-def _open() -> Session:
+def _open() -> Session | PoolSession:
     if _state.session is not None:
         _end_session()
     opened = _connect()
-    session = Session(
-        opened.connection,
-        _planner(),
-        _state.stats,
-        opened.url,
-        _state.observers,
-        opened.attached.recalls,
-        opened.attached.codings,
-    )
+    session = _new_session(opened)
     _state.opened, _state.session = opened, session
-    log.info("connected", server=opened.url, session=opened.attached.session)
-    _state.observers.tell("connected", server=opened.url, fallbacks=opened.fallbacks)
+    if isinstance(session, PoolSession):
+        port.whole_programs += 1  # where a program runs is decided over all of it
+    log.info("connected", server=session.server, session=session_name())
+    _state.observers.tell("connected", server=session.server, fallbacks=opened[0].fallbacks)
     return session
 
 
-def _connect() -> Opened:
-    # The executor starts while plugins are loaded.
-    executor = start_executor(_state.settings or resolve(_state.overrides).settings)
+def _new_session(opened: tuple[Opened, ...]) -> Session | PoolSession:
+    if len(opened) > 1:
+        return open_pool(opened, _planner(), _plan_for_pool, _state.stats, _state.observers)
+    (only,) = opened
+    attached = only.attached
+    return Session(
+        only.connection,
+        _planner(),
+        _state.stats,
+        only.url,
+        _state.observers,
+        attached.recalls,
+        attached.codings,
+    )
+
+
+def _connect() -> tuple[Opened, ...]:
+    # The executors start while plugins are loaded.
+    executors = start_executors(_state.settings or resolve(_state.overrides).settings)
     try:
-        return open_connection(settings(), registry(), executor)
+        return open_connections(settings(), registry(), executors)
     except BaseException:
-        if executor is not None:
+        for executor in executors:
             executor.close(0.0)
         raise
 
@@ -245,20 +261,20 @@ def shut_down() -> None:
 def _end_session() -> None:
     """End the session, lost or not; what was recorded for it is dropped."""
     session, _state.session = _state.session, None
-    opened, _state.opened = _state.opened, None
+    opened, _state.opened = _state.opened, ()
     assert session is not None
+    port.whole_programs -= isinstance(session, PoolSession)
     session.close()
     recorder.drop_everything()
     forget_what_was_learnt()
     _state.observers.tell("disconnected", server=session.server)
-    if opened is None:
-        return
     _state.closed = (
-        _state.closed[0] + opened.connection.bytes_sent,
-        _state.closed[1] + opened.connection.bytes_received,
+        _state.closed[0] + sum(one.connection.bytes_sent for one in opened),
+        _state.closed[1] + sum(one.connection.bytes_received for one in opened),
     )
-    if opened.executor is not None:
-        opened.executor.close()
+    for one in opened:
+        if one.executor is not None:
+            one.executor.close()
 
 
 def synchronize() -> None:
@@ -271,13 +287,13 @@ def synchronize() -> None:
 
 
 def device() -> DeviceInfo | None:
-    """The physical device of the open session; None where there is none."""
-    return _state.opened.attached.device if _state.opened is not None else None
+    """The physical device of the open session, the first where there are several; None where there is none."""
+    return _state.opened[0].attached.device if _state.opened else None
 
 
 def session_name() -> str:
     """Name of the open session; empty where there is none."""
-    return _state.opened.attached.session if _state.opened is not None else ""
+    return _state.opened[0].attached.session if _state.opened else ""
 
 
 def queue_seconds() -> float:
@@ -286,8 +302,8 @@ def queue_seconds() -> float:
 
 
 def executor_process() -> int:
-    """Process number of the executor of the open session, on its machine; 0 where there is none."""
-    return _state.opened.attached.process if _state.opened is not None else 0
+    """Process number of the (first) executor of the open session, on its machine; 0 where there is none."""
+    return _state.opened[0].attached.process if _state.opened else 0
 
 
 @contextmanager
@@ -298,9 +314,11 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 def _described() -> tuple[str, DeviceInfo]:
-    """The open session's name, and its device."""
-    assert _state.opened is not None
-    return _state.opened.attached.session, _state.opened.attached.device
+    """The open session's name, and its device; of several the first, with the memory of all."""
+    assert _state.opened
+    infos = [one.attached.device for one in _state.opened]
+    memory, free = sum(i.memory for i in infos), sum(i.memory_free for i in infos)
+    return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
 
 
 def _planner() -> Planner:
@@ -332,6 +350,15 @@ def _plan(program: Program) -> ExecutionSchedule:
     return result.schedule
 
 
+def _plan_for_pool(graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology) -> PipelineResult:
+    started = time.monotonic()
+    result = plan_for_pool(graph, registry(), settings(), topology, where.resident, where.copies)
+    _state.observers.tell("planned", instructions=len(graph.program), duration=time.monotonic() - started)
+    for recording in _state.recordings:
+        recording.append(result)
+    return result
+
+
 @contextmanager
 def record_plans() -> Iterator[list[PipelineResult]]:
     """Collects the result of every plan that is made meanwhile, of programs as they are and not in pieces."""
@@ -359,9 +386,8 @@ def stats() -> Mapping[str, int]:
 
 def _totals() -> tuple[int, int, int]:
     sent, received = _state.closed
-    opened = _state.opened
-    if opened is not None:
-        sent, received = sent + opened.connection.bytes_sent, received + opened.connection.bytes_received
+    for one in _state.opened:
+        sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
     return port.ops_captured, sent, received
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
 
 from djinn_core.config import Settings
-from djinn_core.errors import ConfigurationError
+from djinn_core.errors import ConfigurationError, DjinnError, PluginError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.dialling import Dialled, attach, client_name, reach_executor, reach_gateway
+from djinn_core.runtime.dialling import (
+    Dialled,
+    attach,
+    client_name,
+    given_up,
+    reach_executor,
+    reach_gateway,
+    unreachable,
+)
 from djinn_core.torch_private import load_early
 from djinn_core.wire.messages import Attached
 
@@ -47,23 +55,40 @@ class Opened:
 
 @attrs.frozen
 class Servers:
-    """Where to look for a server, and the token to show it."""
+    """Where to look for servers, and the token to show them: `members` are the addresses of each."""
 
-    urls: tuple[str, ...]
+    members: tuple[tuple[str, ...], ...]
     token: str = attrs.field(repr=False)
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses."""
+        return tuple(url for urls in self.members for url in urls)
 
-def start_executor(settings: Settings) -> ExecutorProcess | None:
-    """Start the executor that `open_connection` will need; None where a server is configured, or it will be a thread.
+
+def start_executors(settings: Settings) -> tuple[ExecutorProcess, ...]:
+    """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
 
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
 
     Raises:
-        ConfigurationError: as `open_connection`.
-        StartupError: the process cannot be started.
+        ConfigurationError: as `open_connections`.
+        StartupError: a process cannot be started.
     """
     if settings.executor == "inline" or find_servers(settings) is not None:
-        return None
+        return ()
+    started: list[ExecutorProcess] = []
+    try:
+        for _ in range(settings.executors):
+            started.append(_start_executor(settings))  # noqa: PERF401 - those that have started are closed
+    except BaseException:
+        for executor in started:
+            executor.close(0.0)
+        raise
+    return tuple(started)
+
+
+def _start_executor(settings: Settings) -> ExecutorProcess:
     return ExecutorProcess(
         ExecutorOptions(
             device=settings.device,
@@ -76,13 +101,17 @@ def start_executor(settings: Settings) -> ExecutorProcess | None:
     )
 
 
-def open_connection(settings: Settings, registry: Registry, executor: ExecutorProcess | None = None) -> Opened:
-    """Begin a session with a configured server; where none is configured, with an executor that is started for it.
+def open_connections(
+    settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess] = ()
+) -> tuple[Opened, ...]:
+    """Begin a session with each configured server; where none is configured, with executors that are started for it.
+
+    Servers that cannot be reached are left out, with a warning, as long as there is one that can.
 
     Args:
         settings: what is configured.
         registry: has the transports.
-        executor: what `start_executor` started for the same settings; it is closed if this raises.
+        executors: what `start_executors` started for the same settings; they are closed if this raises.
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
@@ -93,14 +122,15 @@ def open_connection(settings: Settings, registry: Registry, executor: ExecutorPr
     """
     servers = find_servers(settings)
     if servers is not None:
-        opened = _open_remote(settings, registry, servers)
+        opened = _open_servers(settings, registry, servers)
     elif settings.executor == "inline":
-        opened = _open_inline(settings)
+        opened = (_open_inline(settings),)
     else:
-        opened = _open_embedded(settings, registry, executor or start_executor(settings))
-    for given_up in opened.fallbacks:
-        _log.warning(f"fell back from {given_up}", to=opened.url)
-    _compare_torch(opened)
+        opened = _open_embedded(settings, registry, executors or start_executors(settings))
+    for member in opened:
+        for fallback in member.fallbacks:
+            _log.warning(f"fell back from {fallback}", to=member.url)
+        _compare_torch(member)
     return opened
 
 
@@ -114,9 +144,10 @@ def find_servers(settings: Settings) -> Servers | None:
     if settings.connection_file is not None and not (settings.servers and settings.token):
         file = read_connection_file(settings.connection_file)
     if settings.servers:
-        return Servers(settings.servers, settings.token or _token_for(settings.servers, file))
+        token = settings.token or _token_for(settings.servers, file)
+        return Servers(tuple((url,) for url in settings.servers), token)
     if file is not None:
-        return Servers(file.urls, settings.token or file.token)
+        return Servers((file.urls,), settings.token or file.token)
     return None
 
 
@@ -130,8 +161,33 @@ def _token_for(urls: tuple[str, ...], file: ConnectionFile | None) -> str:
     )
 
 
-def _open_remote(settings: Settings, registry: Registry, servers: Servers) -> Opened:
-    gateway = reach_gateway(servers.urls, servers.token, settings.device, registry.transports, settings.connect_timeout)
+def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> tuple[Opened, ...]:
+    """A session with each server; one that has several addresses is one server."""
+    opened: list[Opened] = []
+    failed: list[tuple[str, DjinnError]] = []
+    try:
+        for urls in servers.members:
+            try:
+                member = _open_remote(settings, registry, urls, servers.token)
+            except (TransportError, PluginError) as error:
+                failed.append((", ".join(urls), error))
+                continue
+            if member.attached.instance in {other.attached.instance for other in opened}:
+                member.connection.close()
+            else:
+                opened.append(member)
+        if not opened:
+            raise failed[0][1] if len(failed) == 1 else unreachable([error for _, error in failed])
+    except BaseException:
+        for member in opened:
+            member.connection.close()
+        raise
+    fallbacks = tuple(given_up(*pair) for pair in failed)
+    return (attrs.evolve(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks)), *opened[1:])
+
+
+def _open_remote(settings: Settings, registry: Registry, urls: tuple[str, ...], token: str) -> Opened:
+    gateway = reach_gateway(urls, token, settings.device, registry.transports, settings.connect_timeout)
     try:
         reached = reach_executor(gateway, registry.transports, settings.connect_timeout)
     except BaseException:
@@ -142,16 +198,20 @@ def _open_remote(settings: Settings, registry: Registry, servers: Servers) -> Op
     return _opened(reached)
 
 
-def _open_embedded(settings: Settings, registry: Registry, executor: ExecutorProcess | None) -> Opened:
-    assert executor is not None
+def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess]) -> tuple[Opened, ...]:
     try:
-        load_early()  # while the executor starts
-        url = executor.wait_ready(settings.start_timeout).urls[0]
-        connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
-        attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
+        load_early()  # while the executors start
+        return tuple(_open_own(settings, registry, executor) for executor in executors)
     except BaseException:
-        executor.close(0.0)
+        for executor in executors:
+            executor.close(0.0)
         raise
+
+
+def _open_own(settings: Settings, registry: Registry, executor: ExecutorProcess) -> Opened:
+    url = executor.wait_ready(settings.start_timeout).urls[0]
+    connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
+    attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
     return Opened(connection, attached, url, executor=executor)
 
 

@@ -82,9 +82,9 @@ def reach_gateway(
         except DjinnError as error:
             errors.append((url, error))
             continue
-        fallbacks = tuple(_given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
+        fallbacks = tuple(given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
         return Gateway(connection, url, transport.capabilities.relayed, welcome, fallbacks)
-    raise _unreachable([error for _, error in errors])
+    raise unreachable([error for _, error in errors])
 
 
 def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: float) -> Dialled:
@@ -101,7 +101,7 @@ def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: f
             connection = transport.connect(url, Limits(), min(timeout, _DIRECT_SECONDS))
             attached = attach(connection, ticket, timeout, url)
         except DjinnError as error:  # somebody else may listen there, as at the end of a tunnel
-            fallbacks.append(_given_up(url, error))
+            fallbacks.append(given_up(url, error))
             continue
         return Dialled(connection, attached, url, tuple(fallbacks))
     attached = attach(gateway.connection, ticket, timeout, gateway.url)
@@ -217,11 +217,13 @@ def _passed_over(
             yield url, error
 
 
-def _given_up(url: str, error: DjinnError) -> str:
+def given_up(url: str, error: DjinnError) -> str:
+    """An address and why it was given up."""
     return f"{url} because: {error}"
 
 
-def _unreachable(errors: Sequence[DjinnError]) -> DjinnError:
+def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
+    """What to raise where no server could be reached."""
     lacking = [error for error in errors if isinstance(error, PluginError)]
     if errors and len(lacking) == len(errors):
         return lacking[0]

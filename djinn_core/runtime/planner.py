@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import attrs
 
@@ -17,46 +18,29 @@ VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that the
 STRUCTURES_LIMIT = 16  # structures of programs with the same calls; the least recently used goes first
 
 PlanProgram = Callable[[Program], ExecutionSchedule]
+P = TypeVar("P")
 
 
 @attrs.define
-class _Planned:
+class _Planned(Generic[P]):
     """Programs of one structure, and the plans for them."""
 
     structure: Structure
-    variants: list[Prepared] = attrs.field(factory=list)
+    variants: list[P] = attrs.field(factory=list)
 
 
-class Planner:
-    """From programs to prepared templates. Not thread-safe: the session's lock is held around it.
+class PlansByStructure(Generic[P]):
+    """Plans of programs, found by structure.
 
     Programs have the same structure when their calls have the same signatures, values flow and die alike, and the same
     values share memory: what a plan left out may matter where two inputs look into one storage.
     """
 
-    def __init__(self, plan: PlanProgram, stats: Stats, made: Callable[[Prepared], None] = lambda _: None) -> None:
-        """`made` is told of each new plan; `latest` is the plan that was asked for last."""
-        self.latest: Prepared | None = None
-        self._plan = plan
-        self._made = made
-        self._stats = stats
-        self._planned: TemplateCache[list[_Planned]] = TemplateCache()
+    def __init__(self) -> None:
+        self._planned: TemplateCache[list[_Planned[P]]] = TemplateCache()
 
-    def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
-        """The plan of a program, and its values by first appearance."""
-        planned, values = self._find(program)
-        for prepared in planned.variants:
-            if prepared.holds_for(program):
-                self._stats.plans_reused += 1
-                self.latest = prepared
-                return prepared, list(values)
-        prepared = self.latest = self._make(program)
-        self._made(prepared)
-        planned.variants.append(prepared)
-        del planned.variants[:-VARIANTS_LIMIT]
-        return prepared, list(values)
-
-    def _find(self, program: Program) -> tuple[_Planned, tuple[int, ...]]:
+    def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
+        """The plans of the program's structure, to which new ones are added, and its values by first appearance."""
         calls = calls_of(program)
         alike = self._planned.get(calls)
         if alike is None:
@@ -67,11 +51,37 @@ class Planner:
             if found is not None:
                 if index:
                     alike.insert(0, alike.pop(index))
-                return planned, found
+                return planned.variants, found
         structure, values = structure_of(program)
         alike.insert(0, _Planned(structure))
         del alike[STRUCTURES_LIMIT:]
-        return alike[0], values
+        return alike[0].variants, values
+
+
+class Planner:
+    """From programs to prepared templates. Not thread-safe: the session's lock is held around it."""
+
+    def __init__(self, plan: PlanProgram, stats: Stats, made: Callable[[Prepared], None] = lambda _: None) -> None:
+        """`made` is told of each new plan; `latest` is the plan that was asked for last."""
+        self.latest: Prepared | None = None
+        self._plan = plan
+        self._made = made
+        self._stats = stats
+        self._planned: PlansByStructure[Prepared] = PlansByStructure()
+
+    def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
+        """The plan of a program, and its values by first appearance."""
+        variants, values = self._planned.find(program)
+        for prepared in variants:
+            if prepared.holds_for(program):
+                self._stats.plans_reused += 1
+                self.latest = prepared
+                return prepared, list(values)
+        prepared = self.latest = self._make(program)
+        self._made(prepared)
+        variants.append(prepared)
+        del variants[:-VARIANTS_LIMIT]
+        return prepared, list(values)
 
     def _make(self, program: Program) -> Prepared:
         self._stats.plans_made += 1

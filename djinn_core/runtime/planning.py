@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
@@ -30,10 +32,14 @@ def load_plugins(settings: Settings) -> Registry:
 
 def topology_of(device: DeviceInfo) -> NetworkTopology:
     """The topology of a single device."""
-    capabilities = DeviceCapabilities(
+    return NetworkTopology((capabilities_of(device),))
+
+
+def capabilities_of(device: DeviceInfo) -> DeviceCapabilities:
+    """What an executor says of its device, and what was measured of it."""
+    return DeviceCapabilities(
         device.id, device.kind, device.name, device.memory, device.memory_free, calibration=calibration_of(device)
     )
-    return NetworkTopology((capabilities,))
 
 
 def plan_program(
@@ -54,3 +60,22 @@ def plan_program(
         scheduler=settings.scheduler,
     )
     return plan(graph, registry, request, profile=profile)
+
+
+def plan_for_pool(
+    graph: ProgramGraph,
+    registry: Registry,
+    settings: Settings,
+    topology: NetworkTopology,
+    resident: Mapping[int, str],
+    copies: Mapping[int, tuple[str, ...]],
+) -> PipelineResult:
+    """Plan a program for several devices, with its inputs where they are."""
+    request = Request(
+        topology,
+        resident=resident,
+        copies=copies,
+        placement_policy=settings.placement_policy,
+        scheduler=settings.scheduler,
+    )
+    return plan(graph, registry, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 import attrs
 import msgspec
@@ -28,7 +29,7 @@ from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
 from djinn_core.wire.bindings import changed_slots, pack_handles, rebind
-from djinn_core.wire.message import Failure
+from djinn_core.wire.message import Failure, Message
 from djinn_core.wire.messages import (
     AnyMessage,
     Broken,
@@ -46,10 +47,12 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_core.wire.peer_messages import Invited, Met
 from djinn_core.wire.templates import TemplateCache
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
 log = get_logger("djinn.session")
+R = TypeVar("R", Figures, Invited, Met)
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
 PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that collections and other threads have a chance
@@ -105,7 +108,7 @@ class Session:
         self._known: TemplateCache[Bound] = TemplateCache()
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
-        self._figures: list[Figures] = []
+        self._replies: list[Figures | Invited | Met] = []
         self.lost: str = ""
 
     # --- out ---------------------------------------------------------------------------------------------------
@@ -350,8 +353,8 @@ class Session:
             self._define(message)
         elif isinstance(message, Want | Recalled | Had):
             self._uploads.answered(message)
-        elif isinstance(message, Figures):
-            self._figures.append(message)
+        elif isinstance(message, Figures | Invited | Met):
+            self._replies.append(message)
         elif isinstance(message, Broken):
             self._lose(ProtocolError(message.reason))
         else:
@@ -419,18 +422,48 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
+        return dict(self.ask(Query(reset_peak), Figures).values)
+
+    def ask(self, question: Message, kind: type[R]) -> R:
+        """The executor's reply to a question of its own kind; one round trip. Whoever calls holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
         self._stats.round_trips += 1
         with collect_later, self._receiving:
-            self.send(Frame(encode(Query(reset_peak))))
-            while not self._figures:
+            self.tell(question)
+            while not self._replies:
                 self._receive_one(PATIENCE)
-            return dict(self._figures.pop().values)
+            reply = self._replies.pop()
+        if not isinstance(reply, kind):
+            self._lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
+        return reply
+
+    def tell(self, message: Message) -> None:
+        """Send a message between submissions. Whoever calls holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        frame = Frame(encode(message))
+        self._make_room(len(frame.head))
+        self.send(frame)
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last submission."""
+        return self._sequence
+
+    def abandon(self, number: int) -> None:
+        """Nobody waits for the answer to submission `number` any more."""
+        self._abandoned.add(number)
 
     def _check(self) -> None:
         if self.lost:
             raise SessionLost(self.lost)
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: Exception) -> NoReturn:
         self.lost = (
             f"the session with {self.server} is lost: {error}. Its tensors are gone; "
             "call djinn.init() to begin a new session, and make or load them again"

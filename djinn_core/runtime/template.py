@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import attrs
 
@@ -45,9 +45,13 @@ def make_template(
     nodes: Sequence[int],
     replace: Mapping[int, int],
     equal_slots: tuple[tuple[int, int], ...],
+    dead: Container[int] | None = None,
 ) -> Prepared:
-    """The template that runs `nodes` of `program`, with values replaced as the plan says."""
-    builder = _Builder(program, replace)
+    """The template that runs `nodes` of `program`, with values replaced as the plan says.
+
+    `dead`: values that are forgotten when it has run; None: those that die with the program.
+    """
+    builder = _Builder(program, replace, program.dead if dead is None else dead)
     instructions = list(program.instructions())
     for index in nodes:
         builder.add(instructions[index])
@@ -66,8 +70,9 @@ def _slot_positions(instructions: Sequence[Instruction], nodes: Sequence[int]) -
 
 
 class _Builder:
-    def __init__(self, program: Program, replace: Mapping[int, int]) -> None:
+    def __init__(self, program: Program, replace: Mapping[int, int], dead: Container[int]) -> None:
         self.program = program
+        self.dead = dead
         self.replace = replace
         self.forms: dict[Form, int] = {}
         self.code: list[int] = []
@@ -91,7 +96,7 @@ class _Builder:
     def finish(
         self, nodes: tuple[int, ...], slots: tuple[int, ...] | None, equal_slots: tuple[tuple[int, int], ...]
     ) -> Prepared:
-        dead = self.program.dead
+        dead = self.dead
         outputs = [h for h in self.made if h not in dead]
         template = Template(
             forms=tuple(self.forms),

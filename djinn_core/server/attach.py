@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import attrs
 import torch
 
@@ -57,6 +59,9 @@ def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> A
     return Admitted(grant, message.operators)
 
 
+_INSTANCE = secrets.token_urlsafe(8)  # of this process
+
+
 def attached(session: str, process: int, device: DeviceInfo, client_operators: str, *, recalls: bool) -> Attached:
     """The answer to an admitted client; the whole allow-list goes along where the client has another.
 
@@ -71,4 +76,5 @@ def attached(session: str, process: int, device: DeviceInfo, client_operators: s
         operators=tuple(sorted(allowed_operators())) if differs else None,
         recalls=recalls,
         codings=codings(),
+        instance=_INSTANCE,
     )

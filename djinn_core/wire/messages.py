@@ -97,7 +97,7 @@ class Attached(Message, frozen=True):
     """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None.
 
     `recalls` says whether it keeps weights, so that offering them makes sense, `codings` in which forms it can read uploads
-    beside the plain one.
+    beside the plain one, `instance` tells executor processes apart, on whatever machine they are.
     """
 
     session: Name
@@ -107,6 +107,7 @@ class Attached(Message, frozen=True):
     operators: tuple[str, ...] | None = None
     recalls: bool = False
     codings: tuple[Name, ...] = ()
+    instance: Name = ""
 
 
 # --- work -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, Operand, SlotArg
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime import client
-from djinn_core.runtime.connect import open_connection
+from djinn_core.runtime.connect import open_connections
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (
@@ -79,7 +79,7 @@ def registry():
 @pytest.fixture(params=["tcp", "http"])
 def session(request, serving, url_of, registry, healthy):
     """A connection that was let in; afterwards the healthy client must have gone on."""
-    opened = open_connection(Settings(servers=(url_of(request.param),), token=serving.token), registry)
+    (opened,) = open_connections(Settings(servers=(url_of(request.param),), token=serving.token), registry)
     assert opened.url.startswith(request.param)
     yield opened.connection
     opened.connection.close()

@@ -18,7 +18,7 @@ from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, St
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime import connect
-from djinn_core.runtime.connect import find_servers, open_connection
+from djinn_core.runtime.connect import find_servers, open_connections
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.relay import relay
 from djinn_core.wire.messages import Figures, Goodbye, Query, encode
@@ -32,7 +32,7 @@ def begin(registry, ask):
     begun = []
 
     def open_one(settings, registry=registry):
-        opened = open_connection(settings, registry)
+        (opened,) = open_connections(settings, registry)
         begun.append(opened)
         assert isinstance(ask(opened.connection, Query()), Figures)
         return opened
@@ -108,7 +108,7 @@ def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
     server, registry, ask, proxy, wait_for, caplog
 ):
     caplog.set_level("INFO", "djinn")
-    opened = open_connection(Settings(servers=(proxy.url,), token=server.token), registry)
+    (opened,) = open_connections(Settings(servers=(proxy.url,), token=server.token), registry)
     assert opened.url == proxy.url
     assert "tunnel or a proxy" in caplog.text
     assert isinstance(ask(opened.connection, Query()), Figures)
@@ -126,7 +126,7 @@ def test_a_relayed_session_ends_with_its_client(server, registry, proxy, wait_fo
         status = ask_status(server.url("tcp"), server.token, registry.transports, SECONDS)
         return {s.session for executor in status.executors for s in executor.sessions}
 
-    opened = open_connection(Settings(servers=(proxy.url,), token=server.token), registry)
+    (opened,) = open_connections(Settings(servers=(proxy.url,), token=server.token), registry)
     assert opened.attached.session in sessions()
     opened.connection.close()
     wait_for(lambda: opened.attached.session not in sessions(), "the end of the session")
@@ -160,7 +160,7 @@ def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, 
 
 def test_nobody_there(registry):
     with pytest.raises(TransportError, match="Is `djinn serve` running there"):
-        open_connection(Settings(servers=("tcp://127.0.0.1:1",), token="t"), registry)
+        open_connections(Settings(servers=("tcp://127.0.0.1:1",), token="t"), registry)
 
 
 def test_a_stranger_there(registry):
@@ -176,7 +176,7 @@ def test_a_stranger_there(registry):
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(TransportError, match="no server of Djinn's"):
-            open_connection(Settings(servers=(url,), token="t"), registry)
+            open_connections(Settings(servers=(url,), token="t"), registry)
         thread.join()
 
 
@@ -184,24 +184,24 @@ def test_a_silent_one_there(registry):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(TransportError, match=r"did not answer within 0\.2 s"):
-            open_connection(Settings(servers=(url,), token="t", connect_timeout=0.2), registry)
+            open_connections(Settings(servers=(url,), token="t", connect_timeout=0.2), registry)
 
 
 def test_a_wrong_token(server, registry):
     with pytest.raises(AccessRefused, match="the token is not the one") as caught:
-        open_connection(server.settings(token="not-the-token"), registry)
+        open_connections(server.settings(token="not-the-token"), registry)
     assert "not-the-token" not in str(caught.value)
 
 
 def test_a_scheme_without_a_transport_names_the_package(registry):
     with pytest.raises(PluginError, match="djinn-quic"):
-        open_connection(Settings(servers=("quic://host:1",), token="t"), registry)
+        open_connections(Settings(servers=("quic://host:1",), token="t"), registry)
 
 
 @pytest.mark.parametrize("url", ["host:5556", "host", "tcp://host:port"])
 def test_what_is_no_url(registry, url):
     with pytest.raises((ConfigurationError, TransportError), match="no URL"):
-        open_connection(Settings(servers=(url,), token="t"), registry)
+        open_connections(Settings(servers=(url,), token="t"), registry)
 
 
 def test_the_token_of_a_file_is_for_its_servers_only(server):
@@ -221,11 +221,11 @@ def test_nothing_configured_starts_an_executor_and_ends_it(begin):
 
 def test_an_executor_that_does_not_start(registry):
     with pytest.raises(StartupError, match="no device 'abacus'"):
-        open_connection(Settings(device="abacus"), registry)
+        open_connections(Settings(device="abacus"), registry)
 
 
 def test_inline_is_a_thread_that_ends_with_the_connection(registry, ask):
-    opened = open_connection(Settings(executor="inline"), registry)
+    (opened,) = open_connections(Settings(executor="inline"), registry)
     assert isinstance(ask(opened.connection, Query()), Figures)
     assert opened.attached.process == os.getpid()
     assert opened.executor is None

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from djinn_core.cli.status import command as status_command
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.runtime.connect import open_connection
+from djinn_core.runtime.connect import open_connections
 from djinn_core.runtime.dialling import ask_status
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
@@ -44,7 +44,7 @@ def hello(token: str, protocol: int = PROTOCOL_VERSION, device: str = "") -> Hel
 @pytest.fixture
 def healthy(server, registry, ask):
     """A client that must not notice what others do."""
-    opened = open_connection(server.settings(), registry)
+    (opened,) = open_connections(server.settings(), registry)
     yield opened
     assert isinstance(ask(opened.connection, Query()), Figures), "the healthy client was harmed"
     opened.connection.send(Frame(encode(Goodbye())))
@@ -173,12 +173,12 @@ def test_status_for_people(server, healthy):
 
 def test_an_executor_that_dies_is_replaced(own_server, registry, wait_for, exists):
     server = own_server()
-    opened = open_connection(server.settings(), registry)
+    (opened,) = open_connections(server.settings(), registry)
     os.kill(opened.attached.process, signal.SIGKILL)
     with pytest.raises(TransportError):
         opened.connection.receive(SECONDS)
     wait_for(lambda: "started again" in server.log.read_text(), "a new executor")
-    again = open_connection(server.settings(), registry)
+    (again,) = open_connections(server.settings(), registry)
     assert again.attached.process != opened.attached.process
     assert "died" in server.log.read_text()
     again.connection.close()
@@ -189,7 +189,7 @@ def test_an_executor_that_dies_is_replaced(own_server, registry, wait_for, exist
 
 def test_sigterm_lets_sessions_end_first(own_server, registry, ask, wait_for, exists):
     server = own_server()
-    opened = open_connection(server.settings(), registry)
+    (opened,) = open_connections(server.settings(), registry)
     url = server.url("tcp")
     server.process.send_signal(signal.SIGTERM)
     wait_for(lambda: not server.file.exists(), "the removal of the connection file")
@@ -206,7 +206,7 @@ def test_sigterm_lets_sessions_end_first(own_server, registry, ask, wait_for, ex
 
 def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
     server = own_server("--drain-seconds", "0.2")
-    opened = open_connection(server.settings(), registry)
+    (opened,) = open_connections(server.settings(), registry)
     assert server.stop(signal.SIGINT) == 0
     assert not exists(opened.attached.process)
     with pytest.raises(TransportError):

@@ -1,0 +1,1 @@
+"""Several executors behind one device: where values are, which of them runs what, and what travels between them."""

@@ -1,0 +1,218 @@
+"""From a schedule for several executors to the parts that the client has them do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.program import Program
+from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.values import RANDOM_STATE, storage_of
+from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, Part, PooledPlan, RunPart
+from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.template import make_template
+
+
+@attrs.frozen
+class Planned:
+    """What the pipeline decided: which node and value is on which executor, and the schedule."""
+
+    graph: Graph
+    homes: Mapping[int, int]
+    executors: Mapping[str, int]
+    schedule: ExecutionSchedule
+
+
+def build_plan(planned: Planned, residency: Residency, random: int | None) -> PooledPlan:
+    """The parts of a program.
+
+    Args:
+        planned: what was decided.
+        residency: where things are.
+        random: the executor that has the random state; None where no random op has run yet.
+    """
+    program, graph = planned.schedule.program, planned.graph
+    positions = {value: i for i, value in enumerate(dict.fromkeys(program.operands))}
+    writer = _Writer(planned, residency)
+    parts = _interleaved({e: writer.write(e, steps) for e, steps in writer.steps.items()})
+    inputs = tuple(positions[v] for v in graph.inputs)
+    drawing = {n.id for n in graph.nodes if n.random}
+    draws = {e for e, steps in writer.steps.items() for s in steps if isinstance(s, Run) and drawing & set(s.nodes)}
+    ledger = _Ledger(planned, residency)
+    ledger.follow(parts)
+    parts += ledger.leftovers()
+    return PooledPlan(
+        parts=tuple(_by_position(part, positions) for part in parts),
+        inputs=inputs,
+        where=residency.of(graph.inputs),
+        random=next(iter(draws), None),
+        drew_from=random,
+        equal_slots=planned.schedule.equal_slots,
+        made=tuple((positions[v], e) for v, e in ledger.made.items()),
+        moved=tuple((positions[v], e) for v, e in ledger.moved.items()),
+        copied=tuple((positions[v], e) for v, e in sorted(ledger.copied)),
+        dropped=tuple((positions[v], e) for v, e in sorted(ledger.dropped)),
+        written=tuple(positions[v] for v in ledger.written),
+        dead=tuple(positions[v] for v in graph.inputs if v in program.dead),
+    )
+
+
+class _Writer:
+    """Writes the parts of one executor after the other."""
+
+    def __init__(self, planned: Planned, residency: Residency) -> None:
+        self.planned = planned
+        self.program = planned.schedule.program
+        self.residency = residency
+        self.steps = {planned.executors[device]: steps for device, steps in planned.schedule.steps.items()}
+        self.moved: set[tuple[int, int]] = set()
+
+    def write(self, executor: int, steps: Sequence[Step]) -> list[Part]:
+        self.parts: list[Part] = []
+        self.nodes: list[int] = []
+        self.freed: list[int] = []
+        self.executor = executor
+        for step in steps:
+            self._take(step)
+        self._flush()
+        return self.parts
+
+    def _take(self, step: Step) -> None:
+        if isinstance(step, Run):
+            self.nodes += step.nodes
+        elif isinstance(step, Free):
+            self.freed += step.values
+        elif isinstance(step, Upload):
+            self.parts.append(Give(self.executor, step.value))
+        elif isinstance(step, Send):
+            self._flush()
+            carry = self._carry(self.executor, self.planned.executors[step.target], step.value)
+            if carry is not None:
+                self.parts.append(carry)
+        elif isinstance(step, Receive):
+            self._flush()
+            carry = self._carry(self.planned.executors[step.source], self.executor, step.value)
+            if carry is not None:
+                self.parts.append(Await(self.executor, carry))
+        else:
+            assert isinstance(step, Fetch)
+
+    def _carry(self, source: int, target: int, value: int) -> Carry | None:
+        """How a value travels; None where it goes along with what shares its memory."""
+        before = self.residency.homes.get(storage_of(value))
+        move = before == source and self.planned.homes[value] == target
+        if move:
+            key = (storage_of(value), self.executor)
+            if key in self.moved:
+                return None
+            self.moved.add(key)
+        return Carry(source, target, value, move)
+
+    def _flush(self) -> None:
+        """Run what has gathered; what is freed dies with it where it occurs in it, and is dropped otherwise."""
+        freed, nodes = frozenset(self.freed), self.nodes
+        self.freed, self.nodes = [], []
+        if nodes:
+            schedule = self.planned.schedule
+            prepared = make_template(self.program, nodes, schedule.replace, (), freed)
+            graph, replace = self.planned.graph, schedule.replace
+            used = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}
+            used.update(v for n in nodes for v in graph.nodes[n].outputs)
+            self.parts.append(RunPart(self.executor, prepared, tuple(freed & used)))
+            freed -= used
+        if freed:
+            self.parts.append(Drop(self.executor, tuple(sorted(freed))))
+
+
+def _interleaved(parts: Mapping[int, Sequence[Part]]) -> list[Part]:
+    """The parts of all executors in one order: nobody is told to wait for what nobody was told to send before."""
+    order: list[Part] = []
+    at = dict.fromkeys(parts, 0)
+    sent: dict[Carry, int] = defaultdict(int)
+    while any(at[e] < len(parts[e]) for e in parts):
+        before = len(order)
+        for executor, own in parts.items():
+            while at[executor] < len(own):
+                part = own[at[executor]]
+                if isinstance(part, Await):
+                    if not sent[part.carry]:
+                        break
+                    sent[part.carry] -= 1
+                elif isinstance(part, Carry):
+                    sent[part] += 1
+                order.append(part)
+                at[executor] += 1
+        assert len(order) > before, "the schedule was verified, so somebody can always go on"
+    return order
+
+
+class _Ledger:
+    """What is where when the parts have been done."""
+
+    def __init__(self, planned: Planned, residency: Residency) -> None:
+        self.planned = planned
+        self.graph = planned.graph
+        self.dead = planned.schedule.program.dead
+        nodes = [n for steps in planned.schedule.steps.values() for s in steps if isinstance(s, Run) for n in s.nodes]
+        self.nodes = [self.graph.nodes[n] for n in sorted(nodes)]
+        self.written = list(dict.fromkeys(v for n in self.nodes for v in n.writes))
+        self.made = {v: planned.homes[v] for n in self.nodes for v in n.outputs if v not in self.dead}
+        self.moved: dict[int, int] = {}
+        self.before = {(v, e) for v in self.graph.inputs for e in residency.copies(v) or ()}
+        self.held = {(v, planned.homes[v]) for v in self.graph.inputs} | self.before
+        self.copied: set[tuple[int, int]] = set()
+        self.dropped: set[tuple[int, int]] = set()
+
+    def follow(self, parts: Sequence[Part]) -> None:
+        stale = {storage_of(v) for v in self.written}
+        for part in parts:
+            if isinstance(part, Give):
+                self.made[part.value] = part.executor
+            elif isinstance(part, Carry) and part.move:
+                self.moved[part.value] = part.target
+            elif isinstance(part, Carry):
+                self.copied.add((part.value, part.target))
+            elif isinstance(part, Drop):
+                self._forget(part.values, part.executor)
+            elif isinstance(part, RunPart):
+                self._forget(part.dead, part.executor)
+        self.out_of_date = {(v, e) for v, e in self.copied if storage_of(v) in stale}
+        self.copied -= self.out_of_date
+
+    def leftovers(self) -> list[Drop]:
+        """Copies of what was written since, and dead inputs that nobody has forgotten while they were used."""
+        left = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
+        self.copied -= left
+        by_executor: dict[int, list[int]] = defaultdict(list)
+        for value, executor in sorted(left):
+            by_executor[executor].append(value)
+        return [Drop(executor, tuple(values)) for executor, values in by_executor.items()]
+
+    def _forget(self, values: Sequence[int], executor: int) -> None:
+        for value in values:
+            self.copied.discard((value, executor))
+            self.held.discard((value, executor))
+            if (value, executor) in self.before:
+                self.dropped.add((value, executor))
+
+
+def _by_position(part: Part, positions: Mapping[int, int]) -> Part:
+    """The same part with positions in place of values."""
+    if isinstance(part, Give | Carry):
+        return attrs.evolve(part, value=positions[part.value])
+    if isinstance(part, Await):
+        return attrs.evolve(part, carry=attrs.evolve(part.carry, value=positions[part.carry.value]))
+    if isinstance(part, Drop):
+        return attrs.evolve(part, values=tuple(positions[v] for v in part.values))
+    return attrs.evolve(part, dead=())
+
+
+def resident(program: Program, graph: Graph, residency: Residency, random: int | None) -> dict[int, int]:
+    """By value the executor that has its memory, random state included."""
+    homes = {v: residency.homes.get(storage_of(v)) for v in graph.inputs}
+    if random is not None and any(call.random for call in program.calls):
+        homes[RANDOM_STATE] = random
+    return {value: home for value, home in homes.items() if home is not None}

@@ -1,0 +1,57 @@
+"""Uploads that wait until it is known where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from djinn_core.runtime.session import Session
+
+HELD_LIMIT = 2 << 30  # bytes that may wait; beyond them, the oldest go to where there is room
+_FILL = 0.8  # of an executor's free memory, after which the next one is filled
+
+
+class HeldUploads:
+    """Copies of tensors that programs have not used yet, by handle."""
+
+    def __init__(self, members: Sequence[Session], memory_free: Sequence[int]) -> None:
+        """`memory_free`: bytes that each executor had at the beginning; 0 where that is not known."""
+        self._members = members
+        self._room = [int(free * _FILL) for free in memory_free]
+        self._held: dict[int, torch.Tensor] = {}
+        self._bytes = 0
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._held
+
+    def hold(self, handle: int, source: torch.Tensor) -> list[int]:
+        """Keep a copy of `source`; the handles that have waited longest and cannot wait any more."""
+        copy = source.detach().clone()
+        self._held[handle] = copy
+        self._bytes += copy.nbytes
+        over: list[int] = []
+        left = self._bytes
+        for oldest, tensor in self._held.items():
+            if left <= HELD_LIMIT:
+                break
+            over.append(oldest)
+            left -= tensor.nbytes
+        return over
+
+    def give(self, handle: int, executor: int) -> None:
+        """Send what waits as `handle` to an executor."""
+        tensor = self._held.pop(handle)
+        self._bytes -= tensor.nbytes
+        self._room[executor] -= tensor.nbytes
+        self._members[executor].upload(handle, tensor)
+
+    def drop(self, handle: int) -> None:
+        """Nobody holds it any more."""
+        self._bytes -= self._held.pop(handle).nbytes
+
+    def roomy(self, handle: int) -> int:
+        """The first executor that has room for what waits, so that what is loaded in order stays together."""
+        needed = self._held[handle].nbytes
+        fitting = (e for e, room in enumerate(self._room) if room >= needed)
+        return next(fitting, max(range(len(self._room)), key=self._room.__getitem__))

@@ -1,0 +1,106 @@
+"""What a plan for several executors has each of them do, in the order in which the client says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from djinn_core.ir.plan import conditions_hold
+from djinn_core.ir.program import Program
+from djinn_core.runtime.pool.residency import Residency, Where
+from djinn_core.runtime.template import Prepared
+
+
+@attrs.frozen
+class Give:
+    """An upload that waits goes to an executor."""
+
+    executor: int
+    value: int
+
+
+@attrs.frozen
+class RunPart:
+    """An executor runs a part of the program, after which it has forgotten what is `dead`."""
+
+    executor: int
+    prepared: Prepared
+    dead: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class Carry:
+    """A value, or the memory that it looks into, goes from one executor to another."""
+
+    source: int
+    target: int
+    value: int
+    move: bool
+
+
+@attrs.frozen
+class Await:
+    """An executor waits for what `carry` brings."""
+
+    executor: int
+    carry: Carry
+
+
+@attrs.frozen
+class Drop:
+    """An executor forgets values."""
+
+    executor: int
+    values: tuple[int, ...]
+
+
+Part = Give | RunPart | Carry | Await | Drop
+
+
+@attrs.define(eq=False)
+class PooledPlan:
+    """A program planned for several executors, good for every program of its structure whose inputs are where they were.
+
+    Values are positions among the program's values by first appearance.
+
+    Attributes:
+        parts: what to do, in order.
+        inputs: the values that the program does not make. where: where they were.
+        random: where random ops run; None where there are none. drew_from: where the random state was before.
+        equal_slots: pairs of slots that have to be equal.
+        made: new values that outlive the program, and where. moved: values whose memory is elsewhere now, and where.
+        copied: values of which there are copies, and where. dropped: copies that are gone.
+        written: values whose memory is written. dead: inputs that nobody holds afterwards.
+    """
+
+    parts: tuple[Part, ...]
+    inputs: tuple[int, ...]
+    where: Where
+    random: int | None
+    drew_from: int | None
+    equal_slots: tuple[tuple[int, int], ...]
+    made: tuple[tuple[int, int], ...]
+    moved: tuple[tuple[int, int], ...]
+    copied: tuple[tuple[int, int], ...]
+    dropped: tuple[tuple[int, int], ...]
+    written: tuple[int, ...]
+    dead: tuple[int, ...]
+    last_runs: Mapping[int, int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # By executor the last part, where it runs something: what is asked for can be asked for there.
+        last = {part.executor: i for i, part in enumerate(self.parts) if not isinstance(part, Carry)}
+        last |= {p.source: i for i, p in enumerate(self.parts) if isinstance(p, Carry) and i > last.get(p.source, -1)}
+        self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
+
+    def holds_for(self, program: Program, values: Sequence[int], residency: Residency, random: int | None) -> bool:
+        """Whether things are where the plan found them, and scalars as it relies on."""
+        if self.random is not None and self.drew_from != random:
+            return False
+        where = residency.of([values[i] for i in self.inputs])
+        return where == self.where and conditions_hold(self.equal_slots, program.slots)
+
+    def runs(self) -> Iterator[RunPart]:
+        """The parts of the program."""
+        return (part for part in self.parts if isinstance(part, RunPart))

@@ -1,0 +1,82 @@
+"""Where the memory of values is, and which executors hold copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from djinn_core.ir.values import storage_of
+
+Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
+
+
+@attrs.define
+class Residency:
+    """What the client knows of where things are; executors are numbered from 0.
+
+    Attributes:
+        homes: by storage the executor that has its memory, and where writes to it happen.
+    """
+
+    homes: dict[int, int] = attrs.field(factory=dict)
+    _values: dict[int, int] = attrs.field(factory=dict)  # by storage, how many values look into it
+    _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
+
+    def of(self, values: Sequence[int]) -> Where:
+        """Homes and copies of values, to compare with; None where there are none."""
+        homes = tuple([self.homes.get(storage_of(value)) for value in values])
+        return homes, tuple([self.copies(value) for value in values]) if self._copies else ()
+
+    def copies(self, value: int) -> frozenset[int] | None:
+        """The executors that hold a copy of a value."""
+        alike = self._copies.get(storage_of(value))
+        return alike.get(value) if alike is not None else None
+
+    def add(self, value: int, executor: int) -> None:
+        """There is a new value, whose memory is there."""
+        storage = storage_of(value)
+        self.homes[storage] = executor
+        self._values[storage] = self._values.get(storage, 0) + 1
+
+    def move(self, value: int, executor: int) -> None:
+        """The memory of a value is there now; a copy of it that was there is a copy no more."""
+        storage = storage_of(value)
+        self.homes[storage] = executor
+        for handle, holders in list(self._copies.get(storage, {}).items()):
+            self._keep(handle, holders - {executor})
+
+    def copy(self, value: int, executors: Iterable[int]) -> None:
+        """These executors hold a copy of a value, too."""
+        self._keep(value, (self.copies(value) or frozenset()) | frozenset(executors))
+
+    def drop(self, value: int, executor: int) -> None:
+        """That executor's copy is gone."""
+        self._keep(value, (self.copies(value) or frozenset()) - {executor})
+
+    def end_copies(self, storage: int) -> list[tuple[int, int]]:
+        """The storage was written: its copies, as value and executor, are out of date and forgotten."""
+        return [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
+
+    def forget(self, value: int) -> list[int]:
+        """Nobody holds a value any more: the executors that do. Other values may look into the same memory."""
+        holders = self.copies(value) or frozenset()
+        self._keep(value, frozenset())
+        storage = storage_of(value)
+        home = self.homes.get(storage)
+        left = self._values.get(storage, 0) - 1
+        if left > 0:
+            self._values[storage] = left
+        else:
+            self._values.pop(storage, None)
+            self.homes.pop(storage, None)
+        return sorted(holders | {home}) if home is not None else sorted(holders)
+
+    def _keep(self, value: int, holders: frozenset[int]) -> None:
+        storage = storage_of(value)
+        if holders:
+            self._copies.setdefault(storage, {})[value] = holders
+        elif (alike := self._copies.get(storage)) is not None:
+            alike.pop(value, None)
+            if not alike:
+                del self._copies[storage]

@@ -1,0 +1,63 @@
+"""Ways between the executors of a pool: opened when they are first needed, and measured then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from djinn_core.ir.costs import Link
+from djinn_core.launch.addresses import parse_url, with_host
+from djinn_core.logs import get_logger
+from djinn_core.runtime.pool.parts import Carry
+from djinn_core.runtime.session import Session
+from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.peer_messages import Expect, Invite, Invited, Meet, Met, Ship
+
+log = get_logger("djinn.pool")
+
+
+class Routes:
+    """Which executor reaches which, and what is under way."""
+
+    def __init__(self, members: Sequence[Session]) -> None:
+        self._members = members
+        self._met: dict[tuple[int, int], Met] = {}
+        self._shipments = itertools.count(1)
+        self._under_way: dict[Carry, list[int]] = {}
+
+    def meet(self, source: int, target: int) -> Met:
+        """Have one executor connect to another; what it found. Once for each pair."""
+        met = self._met.get((source, target))
+        if met is None:
+            there = self._members[target]
+            invited = there.ask(Invite(source + 1), Invited)
+            host = parse_url(there.server).hostname or "" if "://" in there.server else ""
+            urls = tuple(with_host(url, host) for url in invited.urls)
+            met = self._members[source].ask(Meet(target + 1, source + 1, invited.ticket, urls), Met)
+            self._met[source, target] = met
+            if met.error:
+                log.warning("an executor does not reach another one", source=source, target=target, error=met.error)
+            else:
+                log.info("executors have met", source=source, target=target, url=met.url, bandwidth=met.bandwidth)
+        return met
+
+    def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
+        """The measured links between all of them."""
+        pairs = itertools.permutations(range(len(self._members)), 2)
+        found = [(a, b, self.meet(a, b)) for a, b in pairs]
+        return tuple(Link(devices[a], devices[b], met.bandwidth, met.latency) for a, b, met in found if not met.error)
+
+    def ship(self, carry: Carry, value: int) -> None:
+        """Have a value sent."""
+        shipment = next(self._shipments)
+        self.meet(carry.source, carry.target)
+        self._under_way.setdefault(carry, []).append(shipment)
+        self._members[carry.source].tell(Ship(shipment, carry.target + 1, pack_handles([value]), carry.move))
+
+    def expect(self, carry: Carry, value: int) -> None:
+        """Have the receiver wait for what `ship` sent."""
+        waiting = self._under_way[carry]
+        shipment = waiting.pop(0)
+        if not waiting:
+            del self._under_way[carry]
+        self._members[carry.target].tell(Expect(shipment, carry.source + 1, pack_handles([value])))

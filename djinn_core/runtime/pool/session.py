@@ -1,0 +1,295 @@
+"""The client's end of several sessions that work as one: each submission goes to the executors that have a part in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import attrs
+import torch
+
+from djinn_core.errors import DjinnError, SessionLost
+from djinn_core.interception.port import Answer, DescribedValue, Submission
+from djinn_core.ir.program import Program
+from djinn_core.ir.values import storage_of
+from djinn_core.runtime.pool.held_uploads import HeldUploads
+from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, PooledPlan, RunPart
+from djinn_core.runtime.pool.planner import PoolPlanner
+from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.pool.routes import Routes
+from djinn_core.runtime.session import Session
+
+NOTHING = Program((), (), ())
+
+
+@attrs.define
+class _Wish:
+    """What one executor has to do beside its parts: by position what to fetch and to describe, and what to forget."""
+
+    fetch: dict[int, int] = attrs.field(factory=dict)
+    describe: dict[int, int] = attrs.field(factory=dict)
+    free: list[int] = attrs.field(factory=list)
+    synchronize: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.fetch or self.describe or self.free or self.synchronize)
+
+    @property
+    def answered(self) -> bool:
+        """Whether somebody waits for what it brings."""
+        return bool(self.fetch or self.describe or self.synchronize)
+
+    def submission(self, program: Program) -> Submission:
+        return Submission(
+            program, tuple(self.free), tuple(self.fetch.values()), tuple(self.describe.values()), self.synchronize
+        )
+
+
+@attrs.frozen
+class _Question:
+    """What one executor was asked, and where its answers belong among those of the submission."""
+
+    executor: int
+    number: int
+    fetched: tuple[int, ...]
+    described: tuple[int, ...]
+
+
+@attrs.frozen
+class _Asked:
+    """A submission that somebody waits for; `sent`: by executor the number of its last submission then."""
+
+    questions: tuple[_Question, ...]
+    sent: tuple[int, ...]
+    fetched: int
+    described: int
+
+
+class PoolSession:
+    """Implements `interception.port.Runtime` over several executors."""
+
+    def __init__(
+        self,
+        members: Sequence[Session],
+        planner: PoolPlanner,
+        residency: Residency,
+        routes: Routes,
+        uploads: HeldUploads,
+    ) -> None:
+        self.members = tuple(members)
+        self.server = ", ".join(member.server for member in members)
+        self._planner = planner
+        self._residency = residency
+        self._routes = routes
+        self._uploads = uploads
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, _Asked] = {}
+
+    @property
+    def lost(self) -> str:
+        """Why the session is lost; empty while it is not. It is lost with the first executor."""
+        return next((member.lost for member in self.members if member.lost), "")
+
+    # --- out ---------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission) -> int:
+        """As `Runtime.submit`. Whoever calls holds the recorders' lock.
+
+        Raises:
+            SessionLost: an executor is gone.
+        """
+        if self.lost:
+            raise SessionLost(self.lost)
+        number, questions = next(self._numbers), []
+        if submission.program.calls:
+            plan, values = self._planner.prepare(submission.program)
+            wishes = self._wishes(submission, self._account(plan, values))
+            questions = self._do(plan, values, submission.program, wishes)
+        else:
+            wishes = self._wishes(submission, [])
+        for executor, wish in enumerate(wishes):
+            if wish:
+                questions += self._questions(executor, wish, self._tell(executor, wish))
+        if submission.fetch or submission.describe or submission.synchronize:
+            sent = tuple(member.last_number for member in self.members)
+            self._asked[number] = _Asked(tuple(questions), sent, len(submission.fetch), len(submission.describe))
+        return number
+
+    def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
+        """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
+        residency = self._residency
+        stale = [copy for i in plan.written for copy in residency.end_copies(storage_of(values[i]))]
+        for i, executor in plan.made:
+            residency.add(values[i], executor)
+        for i, executor in plan.moved:
+            residency.move(values[i], executor)
+        for i, executor in plan.dropped:
+            residency.drop(values[i], executor)
+        for i, executor in plan.copied:
+            residency.copy(values[i], (executor,))
+        for i in plan.dead:
+            residency.forget(values[i])
+        if plan.random is not None:
+            self._planner.random = plan.random
+        return stale
+
+    def _wishes(self, submission: Submission, stale: Sequence[tuple[int, int]]) -> list[_Wish]:
+        wishes = [_Wish(synchronize=submission.synchronize) for _ in self.members]
+        for position, value in enumerate(submission.fetch):
+            wishes[self._home(value)].fetch[position] = value
+        for position, value in enumerate(submission.describe):
+            wishes[self._home(value)].describe[position] = value
+        for value, executor in stale:
+            wishes[executor].free.append(value)
+        for value in submission.free:
+            if value in self._uploads:
+                self._uploads.drop(value)
+            for executor in self._residency.forget(value):
+                wishes[executor].free.append(value)
+        return wishes
+
+    def _home(self, value: int) -> int:
+        """The executor that has a value's memory; an upload that waits goes to one now."""
+        if value in self._uploads:
+            self._place(value)
+        home = self._planner.home(value)
+        return home if home is not None else 0  # which says that it has no such value
+
+    def _place(self, value: int) -> None:
+        executor = self._uploads.roomy(value)
+        self._uploads.give(value, executor)
+        self._residency.add(value, executor)
+
+    def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_Wish]) -> list[_Question]:
+        """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
+        questions: list[_Question] = []
+        for index, part in enumerate(plan.parts):
+            if not isinstance(part, RunPart):
+                self._do_between(part, values)
+                continue
+            executor = part.executor
+            last = plan.last_runs.get(executor) == index
+            wish = wishes[executor] if last else _Wish()
+            number = self.members[executor].run(wish.submission(program), part.prepared, values)
+            if last:
+                questions += self._questions(executor, wish, number)
+                wishes[executor] = _Wish()
+        return questions
+
+    def _do_between(self, part: Give | Carry | Await | Drop, values: Sequence[int]) -> None:
+        """What happens between the runs of the parts of a program."""
+        if isinstance(part, Give):
+            self._uploads.give(values[part.value], part.executor)
+        elif isinstance(part, Carry):
+            self._routes.ship(part, values[part.value])
+        elif isinstance(part, Await):
+            self._routes.expect(part.carry, values[part.carry.value])
+        else:
+            self._tell(part.executor, _Wish(free=[values[i] for i in part.values]))
+
+    def _tell(self, executor: int, wish: _Wish) -> int:
+        return self.members[executor].run(wish.submission(NOTHING))
+
+    @staticmethod
+    def _questions(executor: int, wish: _Wish, number: int) -> list[_Question]:
+        """What was asked with a submission, if anything was."""
+        return [_Question(executor, number, tuple(wish.fetch), tuple(wish.describe))] if wish.answered else []
+
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """As `Runtime.upload`: it is sent to where it is first used, when that is known."""
+        if self.lost:
+            raise SessionLost(self.lost)
+        for waiting in self._uploads.hold(handle, source):
+            self._place(waiting)
+
+    def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
+        """As `Runtime.expect_uploads`. Uploads are copied as they come, so that nothing is gained by knowing of them."""
+
+    # --- in ----------------------------------------------------------------------------------------------------
+
+    def wait(self, number: int) -> Answer:
+        """As `Runtime.wait`.
+
+        Raises:
+            RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
+            SessionLost: an executor is gone.
+        """
+        asked = self._asked[number]
+        tensors: dict[int, torch.Tensor] = {}
+        described: dict[int, DescribedValue] = {}
+        errors: list[DjinnError] = []
+        seconds = 0.0
+        waiting = list(asked.questions)
+        try:
+            while waiting:
+                question = waiting[0]
+                try:
+                    answer = self.members[question.executor].wait(question.number)
+                except DjinnError as error:
+                    errors.append(error)
+                else:
+                    tensors.update(zip(question.fetched, answer.tensors, strict=True))
+                    described.update(zip(question.described, answer.described, strict=True))
+                    seconds = max(seconds, answer.server_seconds)
+                waiting.pop(0)
+        except BaseException:
+            for question in waiting[1:]:
+                self.members[question.executor].abandon(question.number)
+            raise
+        del self._asked[number]
+        if errors:
+            raise _joined(errors)
+        return Answer(
+            tuple([tensors[i] for i in range(asked.fetched)]),
+            tuple([described[i] for i in range(asked.described)]),
+            seconds,
+        )
+
+    def leave(self, number: int, nbytes: int) -> None:
+        """As `Runtime.leave`."""
+        for question in self._asked[number].questions:
+            self.members[question.executor].leave(question.number, nbytes)
+
+    def has_come(self, number: int) -> bool:
+        """As `Runtime.has_come`."""
+        return all(self.members[q.executor].has_come(q.number) for q in self._asked[number].questions)
+
+    def forget(self, number: int) -> None:
+        """As `Runtime.forget`."""
+        asked = self._asked.pop(number, None)
+        for question in asked.questions if asked is not None else ():
+            self.members[question.executor].forget(question.number)
+
+    def excuse(self, number: int) -> None:
+        """As `Runtime.excuse`."""
+        asked = self._asked.get(number)
+        for member, sent in zip(self.members, asked.sent if asked is not None else (), strict=False):
+            member.excuse(sent)
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """As `Runtime.round_trip_seconds`: that of the farthest executor."""
+        known = [s for member in self.members if (s := member.round_trip_seconds) is not None]
+        return max(known, default=None)
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def figures(self, *, reset_peak: bool = False) -> Mapping[str, int]:
+        """The sums of the executors' counts and bytes."""
+        total: dict[str, int] = {}
+        for member in self.members:
+            for name, value in member.figures(reset_peak=reset_peak).items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def close(self) -> None:
+        """End all sessions."""
+        for member in self.members:
+            member.close()
+
+
+def _joined(errors: Sequence[DjinnError]) -> DjinnError:
+    error, *others = errors
+    for other in others:
+        error.add_note(f"also: {other}")
+    return error
