@@ -19,7 +19,7 @@ def test_a_killed_executor_says_what_is_lost_and_a_new_session_works() -> None:
     try:
         kept = torch.ones(3, device=DEVICE)
         assert kept.sum().item() == 3
-        os.kill(client._state.opened.attached.process, signal.SIGKILL)
+        os.kill(client._state.opened[0].attached.process, signal.SIGKILL)
         with pytest.raises(djinn.SessionLost, match=r"djinn\.init\(\)"):
             (kept + 1).cpu()
         with pytest.raises(djinn.SessionLost):
