@@ -2,21 +2,23 @@
 
 `Structure` takes a directed graph whose nodes have an attribute `operations`, a set of ops. One node is the anchor: each op
 of its set is a candidate, and only what lies within reach of it is searched, so the time grows with the graph and not with
-its square.
+its square. networkx is imported by who uses it: it takes a quarter of a second, and every process loads plugins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import networkx as nx
 
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import PatternMatch
 from djinn_core.matching.terms import names_of
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Roles = Mapping[Hashable, Node]
 _NEIGHBOURS = 256  # nodes around a candidate that are searched
@@ -61,6 +63,8 @@ class Structure:
     @cached_property
     def _reach(self) -> int:
         """How many steps any part is from the anchor."""
+        import networkx as nx
+
         steps = nx.single_source_shortest_path_length(self.shape.to_undirected(as_view=True), self.anchor)
         return int(max(steps.values()))
 
@@ -72,6 +76,8 @@ class Structure:
                 yield self._match(graph, roles)
 
     def _places(self, graph: Graph, node: Node) -> Iterator[Roles]:
+        import networkx as nx
+
         around = self._neighbourhood(graph, node)
         fits = nx.algorithms.isomorphism.DiGraphMatcher(around, self._anchored(), node_match=_may_play)
         for mapping in fits.subgraph_monomorphisms_iter():
@@ -80,6 +86,8 @@ class Structure:
                 yield roles
 
     def _anchored(self) -> nx.DiGraph:
+        import networkx as nx
+
         shape = nx.DiGraph(self.shape.edges)
         for part, names in self._operations.items():
             shape.add_node(part, names=names, anchor=part == self.anchor)
@@ -87,6 +95,8 @@ class Structure:
 
     def _neighbourhood(self, graph: Graph, node: Node) -> nx.DiGraph:
         """What lies within reach of `node` and may take part."""
+        import networkx as nx
+
         flow, wanted = graph.flow, frozenset().union(*self._operations.values())
         near, edge = {node.id}, [node.id]
         for _ in range(self._reach):
@@ -120,6 +130,8 @@ def structure(
     name: str, parts: Mapping[Hashable, Iterable[str]], edges: Iterable[tuple[Hashable, Hashable]], **rest: Any
 ) -> Structure:
     """A `Structure` of these parts, each with its ops, and edges between them; the first part is the anchor by default."""
+    import networkx as nx
+
     shape = nx.DiGraph()
     for part, operations in parts.items():
         shape.add_node(part, operations=frozenset(operations))
