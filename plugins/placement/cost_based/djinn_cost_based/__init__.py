@@ -1,0 +1,18 @@
+"""The placement policy `cost_based`: where work is done soonest, and one device where more do not pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import PlacementPolicy, hookimpl
+from djinn_cost_based.policy import CostBased
+
+__all__ = ["CostBased", "djinn_api_version", "djinn_register_placement_policies"]
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
+    """The policy `cost_based`."""
+    return [CostBased()]

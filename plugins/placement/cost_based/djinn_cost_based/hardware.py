@@ -1,0 +1,62 @@
+"""Devices and links, as tables that are quick to look into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from djinn.hooks import CostEstimate, DeviceCapabilities, NetworkTopology, PlacementContext
+
+# What a message between devices takes at least, where links were not measured or claim to take nothing.
+HOP = 5e-5  # seconds
+
+
+@attrs.define(eq=False)
+class Hardware:
+    """What placing needs of the devices.
+
+    Attributes:
+        devices: in the order of the topology.
+        rows: costs of the nodes on devices of each make; devices that are alike share a row.
+        row_of: index of the row by device id.
+        hop: seconds in which nothing moves between two devices.
+        rate: bytes a second on the fastest link between two devices; infinite where none was measured.
+    """
+
+    devices: tuple[DeviceCapabilities, ...]
+    rows: list[Sequence[CostEstimate]]
+    row_of: dict[str, int]
+    hop: float
+    rate: float
+    _topology: NetworkTopology
+    _links: dict[tuple[str, str], tuple[float, float]] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, context: PlacementContext) -> Hardware:
+        """The devices of a context."""
+        rows: list[Sequence[CostEstimate]] = []
+        known: dict[int, int] = {}
+        row_of: dict[str, int] = {}
+        for device in context.topology.devices:
+            row = context.costs.by_device[device.id]
+            if id(row) not in known:
+                known[id(row)] = len(rows)
+                rows.append(row)
+            row_of[device.id] = known[id(row)]
+        between = [k for k in context.topology.links if "client" not in {k.source, k.target}]
+        hop = max(HOP, min((k.latency for k in between), default=0.0))
+        rate = max((k.bandwidth for k in between), default=0.0) or math.inf
+        return cls(context.topology.devices, rows, row_of, hop, rate, context.topology)
+
+    def seconds(self, source: str, target: str, size: int) -> float:
+        """Time to move `size` bytes from one device to another."""
+        if source == target:
+            return 0.0
+        link = self._links.get((source, target))
+        if link is None:
+            found = self._topology.link(source, target)
+            link = (max(HOP, found.latency), 1 / found.bandwidth if found.bandwidth else 0.0)
+            self._links[source, target] = link
+        return link[0] + size * link[1]

@@ -1,0 +1,218 @@
+"""List scheduling: units in order of how much depends on them, each on the device that is done with it first (HEFT)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_cost_based.hardware import Hardware
+from djinn_cost_based.units import Unit, Work
+
+# A weight that comes to a device stays there, so its way counts as shared by this many runs of the program.
+RUNS: Final = 8
+_CANDIDATES: Final = 8  # devices in use that are asked for each unit
+
+
+@attrs.define(eq=False)
+class Listed:
+    """Units on devices.
+
+    Attributes:
+        where: device by unit.
+        done: predicted time by unit at which it is through, in seconds.
+        second: by unit the next best device and when it would have been done there, where there was a choice.
+        seconds: predicted time of the whole program.
+        homes: device by block.
+        copies: by storage the devices that keep a copy.
+    """
+
+    where: list[str]
+    done: list[float]
+    second: dict[int, tuple[str, float]]
+    homes: dict[int, str]
+    copies: dict[int, list[str]] = attrs.field(factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the whole program."""
+        return max(self.done, default=0.0)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that are used, in order of first use."""
+        return tuple(dict.fromkeys(self.where))
+
+
+Choose = Callable[[int, Unit, "Listing"], Sequence[str]]
+
+
+def ranked(work: Work, hardware: Hardware) -> list[int]:
+    """Units by how long the program still takes from their start, longest first: an order in which they may run."""
+    units = work.units
+    followers: list[list[int]] = [[] for _ in units]
+    for index, unit in enumerate(units):
+        for maker in unit.needs:
+            followers[maker].append(index)
+    ranks = [0.0] * len(units)
+    waiting = [len(f) for f in followers]
+    ready = [index for index, count in enumerate(waiting) if not count]
+    inverse = 1 / hardware.rate
+    while ready:
+        index = ready.pop()
+        after = max((ranks[f] + units[f].needs[index] * inverse for f in followers[index]), default=0.0)
+        ranks[index] = min(units[index].seconds, default=0.0) + hardware.hop + after
+        for maker in units[index].needs:
+            waiting[maker] -= 1
+            if not waiting[maker]:
+                ready.append(maker)
+    return sorted(range(len(units)), key=lambda i: (-ranks[i], i))
+
+
+class Listing:
+    """Places units one after the other and keeps time."""
+
+    def __init__(
+        self,
+        work: Work,
+        hardware: Hardware,
+        homes: Mapping[int, str],
+        copies: Mapping[int, Sequence[str]],
+        room: Mapping[str, float],
+    ) -> None:
+        self.work, self.hardware = work, hardware
+        self.room, self.resident = dict(room), frozenset(homes)
+        self.kept = {storage: {*devices} for storage, devices in copies.items()}
+        self.free: dict[str, float] = {}  # by device in use: when it is idle
+        self.tokens: str | None = None  # where a language model generates
+        self.result = Listed([""] * len(work.units), [0.0] * len(work.units), {}, dict(homes))
+        self._groups()
+
+    def _groups(self) -> None:
+        """Idle devices by make and group, the first ones last."""
+        self.pools: dict[tuple[int, str], list[str]] = {}
+        self.group_of: dict[str, str] = {}
+        for device in reversed(self.hardware.devices):
+            self.group_of[device.id] = device.group
+            self.pools.setdefault((self.hardware.row_of[device.id], device.group), []).append(device.id)
+        self.first_idle: dict[int, list[str]] = {}
+        for device in reversed(self.hardware.devices):
+            self.first_idle.setdefault(self.hardware.row_of[device.id], []).append(device.id)
+
+    def run(self, order: Sequence[int], choose: Choose) -> Listed | None:
+        """All units placed, on one of the devices that `choose` names; None where memory does not suffice."""
+        units, result = self.work.units, self.result
+        for index in order:
+            unit = units[index]
+            if unit.light and unit.storage is not None and self._home(unit) is None:
+                continue  # where the first that needs it is
+            offered = self._offered(index, unit, choose)
+            if not offered:
+                return None
+            bound = unit.storage is not None and self.work.blocks.leader(unit.storage) in self.resident
+            rated = sorted((self._done(unit, device, bound), turn) for turn, device in enumerate(offered))
+            done, turn = rated[0]
+            if math.isinf(done):
+                return None
+            if len(rated) > 1:
+                result.second[index] = (offered[rated[1][1]], rated[1][0])
+            self._take(index, unit, offered[turn], done)
+        self._leave_no_light_unit(order)
+        return result
+
+    def _offered(self, index: int, unit: Unit, choose: Choose) -> Sequence[str]:
+        home = self._home(unit)
+        return [home] if home is not None else list(dict.fromkeys(choose(index, unit, self)))
+
+    def _home(self, unit: Unit) -> str | None:
+        if unit.storage is None:
+            return None
+        return self.result.homes.get(self.work.blocks.leader(unit.storage))
+
+    def idle(self, near: str | None) -> list[str]:
+        """Devices in use that are idle first, and unused ones: one of each make, and one beside `near`."""
+        busy = heapq.nsmallest(_CANDIDATES, self.free, key=self.free.__getitem__)
+        found = []
+        for row, pool in self.first_idle.items():
+            if near is not None:
+                beside = self.pools.get((row, self.group_of.get(near, "")), [])
+                while beside and beside[-1] in self.free:
+                    beside.pop()
+                found += beside[-1:]
+            while pool and pool[-1] in self.free:
+                pool.pop()
+            found += pool[-1:]
+        return [*busy, *found]
+
+    def _done(self, unit: Unit, device: str, bound: bool) -> float:
+        """When `device` would be through with `unit`; infinite where its memory does not suffice, unless it is bound to it."""
+        result, hardware = self.result, self.hardware
+        ready, moved = self.free.get(device, 0.0), 0.0
+        for maker, size in unit.needs.items():
+            source = result.where[maker]
+            if source:
+                ready = max(ready, result.done[maker] + hardware.seconds(source, device, size))
+        fresh = unit.kept
+        for storage in unit.reads:
+            home = result.homes.get(self.work.blocks.leader(storage))
+            size = self.work.sizes[storage]
+            if home is None:
+                fresh += size
+            elif home != device and device not in self.kept.get(storage, ()):
+                seconds = hardware.seconds(home, device, size)
+                if storage in self.work.weights:
+                    moved += seconds / RUNS
+                    fresh += size
+                else:
+                    ready = max(ready, seconds)
+        if not bound and fresh > self.room.get(device, math.inf):
+            return math.inf
+        return ready + moved + unit.seconds[hardware.row_of[device]]
+
+    def _take(self, index: int, unit: Unit, device: str, done: float) -> None:
+        result, blocks = self.result, self.work.blocks
+        result.where[index], result.done[index] = device, done
+        self.free[device] = done
+        if unit.tokens and self.tokens is None:
+            self.tokens = device
+        left = self.room.get(device, math.inf) - unit.kept
+        for storage in unit.reads:
+            leader = blocks.leader(storage)
+            home = result.homes.get(leader)
+            if home is None:
+                result.homes[leader] = device
+                left -= self.work.sizes[storage]
+            elif home != device and storage in self.work.weights and device not in self.kept.setdefault(storage, set()):
+                self.kept[storage].add(device)
+                result.copies.setdefault(storage, []).append(device)
+                left -= self.work.sizes[storage]
+        self.room[device] = left
+        if unit.storage is not None:
+            result.homes.setdefault(blocks.leader(unit.storage), device)
+        for maker in unit.needs:  # light ones come along
+            if not result.where[maker]:
+                self._bring(maker, device, done)
+
+    def _bring(self, index: int, device: str, done: float) -> None:
+        """Place a light unit, and the light ones that it needs, where the first that needs it is."""
+        unit, result = self.work.units[index], self.result
+        home = self._home(unit) or device
+        result.where[index], result.done[index] = home, 0.0
+        self._settle(unit, home)
+        for maker in unit.needs:
+            if not result.where[maker]:
+                self._bring(maker, device, done)
+
+    def _settle(self, unit: Unit, device: str) -> None:
+        for storage in (*unit.reads, *(() if unit.storage is None else (unit.storage,))):
+            self.result.homes.setdefault(self.work.blocks.leader(storage), device)
+
+    def _leave_no_light_unit(self, order: Sequence[int]) -> None:
+        """Light units that no other needs."""
+        main = next((d for d in self.result.where if d), self.hardware.devices[0].id)
+        for index in reversed(order):
+            if not self.result.where[index]:
+                self._bring(index, main, 0.0)

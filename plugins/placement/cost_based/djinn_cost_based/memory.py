@@ -1,0 +1,70 @@
+"""What a program needs of the memory of devices, and what they have."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from djinn.hooks import DeviceCapabilities, Graph, PlacementContext
+from djinn_cost_based.units import Work
+
+# Of a device's memory, this share is left to what grows later (caches) and to what ops need while they run.
+SPARE = 0.1
+
+
+def room(
+    devices: Sequence[DeviceCapabilities], work: Work, copies: Mapping[int, Sequence[str]], transient: int
+) -> dict[str, float]:
+    """Bytes by device for inputs that are not there yet; devices of which nothing is known are not listed."""
+    there: Counter[str] = Counter()
+    for storage, home in work.homes.items():
+        there[home] += work.sizes[storage]
+    for storage, holders in copies.items():
+        for holder in holders:
+            there[holder] += work.sizes.get(storage, 0)
+    found: dict[str, float] = {}
+    for device in devices:
+        whole = device.memory * (1 - SPARE) - there[device.id] if device.memory else math.inf
+        free = device.memory_free or math.inf
+        if min(whole, free) < math.inf:
+            found[device.id] = max(0.0, min(whole, free) - transient)
+    return found
+
+
+def transient_bytes(context: PlacementContext, kept: frozenset[int]) -> int:
+    """The most bytes of results, beside those in `kept`, that are needed at once when nodes run in program order."""
+    graph, replace = context.graph, context.plan.replace
+    inputs = {v >> 32 for v in graph.inputs}
+    last: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for node_id in context.plan.nodes:
+        node = graph.nodes[node_id]
+        for value in (*node.inputs, *node.outputs):
+            last[replace.get(value, value) >> 32] = node_id
+        for value in node.outputs:
+            if value >> 32 not in inputs and value >> 32 not in kept:
+                sizes.setdefault(value >> 32, graph.meta(value).nbytes)
+    ending: dict[int, list[int]] = {}
+    for storage in sizes:
+        ending.setdefault(last[storage], []).append(storage)
+    most = now = 0
+    made: set[int] = set()
+    for node_id in context.plan.nodes:
+        for value in graph.nodes[node_id].outputs:
+            storage = value >> 32
+            if storage in sizes and storage not in made:
+                made.add(storage)
+                now += sizes[storage]
+        most = max(most, now)
+        now -= sum(sizes[s] for s in ending.get(node_id, ()))
+    return most
+
+
+def missing_dtypes(graph: Graph, device: DeviceCapabilities) -> str:
+    """Dtypes of the program that a device does not compute with, or an empty string."""
+    if not device.dtypes:
+        return ""
+    values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
+    dtypes = {graph.meta(v).dtype for v in values}
+    return ", ".join(sorted({str(d).removeprefix("torch.") for d in dtypes} - device.dtypes))

@@ -1,0 +1,217 @@
+"""The placements that are thought through for one program, each with a reason for every unit."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn.hooks import DeviceCapabilities, InvalidStage, PlacementContext
+from djinn.scheduling import resident_blocks, together
+from djinn_cost_based.hardware import Hardware
+from djinn_cost_based.listing import Choose, Listed, Listing, ranked
+from djinn_cost_based.memory import missing_dtypes, room, transient_bytes
+from djinn_cost_based.parts import cuts
+from djinn_cost_based.units import Unit, work_of
+
+_PIECES: Final = 16  # a unit may gather a sixteenth of what a device holds
+_TRIED: Final = 4  # devices that are thought of as the only one; numbers of parts
+
+
+@attrs.frozen(eq=False)
+class Option:
+    """A placement that was thought through.
+
+    Attributes:
+        why: the reason by unit.
+        instead: the option that was not taken.
+    """
+
+    listed: Listed
+    why: Callable[[int], str]
+    instead: Option | None = None
+
+    def reason(self, index: int) -> str:
+        """Why unit `index` is where it is, and what the other option would have taken."""
+        other = self.instead
+        if other is None:
+            return self.why(index)
+        devices = len(other.listed.devices)
+        apart = f"over {devices} devices" if devices > 1 else "in one place"
+        return f"{self.why(index)}; {_time(self.listed.seconds)} in all, {apart} {_time(other.listed.seconds)}"
+
+
+class Options:
+    """What can be done with one program."""
+
+    def __init__(self, context: PlacementContext) -> None:
+        self.context = context
+        self._refused = {d.id: m for d in context.topology.devices if (m := missing_dtypes(context.graph, d))}
+        self.devices = [d for d in context.topology.devices if d.id not in self._refused]
+        if not self.devices:
+            refusals = "; ".join(f"{device} lacks {what}" for device, what in self._refused.items())
+            raise InvalidStage(f"no device can run this program ({refusals or 'there are no devices'})")
+        self.hardware = attrs.evolve(Hardware.of(context), devices=tuple(self.devices))
+        heavy = min((d.memory for d in self.devices if d.memory), default=0) / _PIECES or math.inf
+        blocks = together(context.graph, context.plan.nodes, context.plan.replace)
+        _colocate(context, blocks.unite)
+        self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf)
+        self.copies = {v >> 32: holders for v, holders in context.copies.items()}
+        kept = frozenset(v >> 32 for v in context.graph.outputs)
+        self.room = room(self.devices, self.work, self.copies, transient_bytes(context, kept))
+        self._homes = resident_blocks(blocks, context.graph.inputs, context.resident)
+        self._order = ranked(self.work, self.hardware)
+        self._held = Counter[str]()
+        for storage, home in self.work.homes.items():
+            self._held[home] += self.work.sizes[storage]
+
+    def _listed(self, choose: Choose) -> Listed | None:
+        listing = Listing(self.work, self.hardware, self._homes, self.copies, self.room)
+        return listing.run(self._order, choose)
+
+    def in_place(self) -> Option | None:
+        """Where the inputs live; where they live nowhere, on the quickest device that holds everything."""
+        if self._held:
+            main = self._held.most_common(1)[0][0]
+            listed = self._listed(lambda _, unit, listing: [_followed(unit, listing) or main])
+            if listed is not None:
+                return Option(listed, lambda index: self._why_there(self.work.units[index], listed.where[index]))
+        options = [
+            (listed, d.id) for d in self._alone() if (listed := self._listed(lambda *_, d=d: [d.id])) is not None
+        ]
+        if not options:
+            return None
+        best, device = min(options, key=lambda o: o[0].seconds)
+        reason = self._why_alone(device)
+        return Option(best, lambda _: reason)
+
+    def _alone(self) -> list[DeviceCapabilities]:
+        """A device of each make with room for all inputs, quickest makes first."""
+        total = sum(self.work.sizes.values())
+        found: dict[int, DeviceCapabilities] = {}
+        for device in self.devices:
+            row = self.hardware.row_of[device.id]
+            if row not in found and self.room.get(device.id, math.inf) >= total - self._held[device.id]:
+                found[row] = device
+        quick = {row: sum(unit.seconds[row] for unit in self.work.units) for row in found}
+        return [found[row] for row in sorted(found, key=quick.__getitem__)[:_TRIED]]
+
+    def spread(self) -> Option | None:
+        """Each unit on the device that is done with it first; None where there is no choice."""
+        if len(self.devices) == 1:
+            return None
+        listed = self._listed(_soonest)
+        if listed is None or len(listed.devices) == 1:
+            return None
+        return Option(listed, lambda index: self._why_soonest(listed, index))
+
+    def in_parts(self) -> Option | None:
+        """Stretches of the program on as few devices as hold it."""
+        for turn, where in enumerate(cuts(self.work, self.devices, self.room)):
+            if turn >= _TRIED:
+                break
+            listed = self._listed(_by_parts(where))
+            if listed is not None:
+                return self._part_option(listed, list(dict.fromkeys(where.values())))
+        return None
+
+    def _part_option(self, listed: Listed, devices: Sequence[str]) -> Option:
+        reasons = {device: self._why_part(number, len(devices)) for number, device in enumerate(devices, 1)}
+        return Option(listed, lambda index: reasons.get(listed.where[index], "what it writes lives there"))
+
+    def why_nothing_fits(self) -> str:
+        """What is missing, for the error."""
+        total = sum(self.work.sizes.values())
+        rooms = ", ".join(f"{d.id} {self.room.get(d.id, math.inf):,.0f}" for d in self.devices[:8])
+        return (
+            f"the {total:,} bytes of the inputs fit into no device and cannot be cut into parts (bytes free: {rooms}); "
+            "connect more devices or larger ones"
+        )
+
+    # --- reasons ------------------------------------------------------------------------------------------------
+
+    def _why_there(self, unit: Unit, device: str) -> str:
+        if len(self._held) == 1:
+            return f"{self._held[device]:,} of {sum(self.work.sizes.values()):,} bytes of the inputs are there"
+        if unit.home == device:
+            return "it writes what lives there" if unit.bound else "most of what it reads lives there"
+        return "its operands are there"
+
+    def _why_alone(self, device: str) -> str:
+        refused = "".join(f" (not {other}: it lacks {what})" for other, what in self._refused.items())
+        return f"the only device{refused}" if len(self.devices) == 1 else f"all of it fits on {device}{refused}"
+
+    def _why_soonest(self, listed: Listed, index: int) -> str:
+        if index in listed.second:
+            other, when = listed.second[index]
+            late = "not enough memory" if math.isinf(when) else _time(when)
+            return f"done there after {_time(listed.done[index])}, on {other} after {late}"
+        return "what it writes, or works with, is there"
+
+    def _why_part(self, number: int, count: int) -> str:
+        total = sum(self.work.sizes.values())
+        return f"part {number} of {count} in program order: {total:,} bytes of inputs fit into no device"
+
+
+def _followed(unit: Unit, listing: Listing) -> str | None:
+    """The home of a unit or of most of the inputs that it reads, or where most of what it needs was made."""
+    if unit.home is not None:
+        return unit.home
+    return _settled(unit, listing) or _made(unit, listing)
+
+
+def _settled(unit: Unit, listing: Listing, fresh: int = 0) -> str | None:
+    """Where most of the inputs live that a unit reads, if these are more than `fresh` bytes."""
+    work, homes = listing.work, listing.result.homes
+    there: dict[str, int] = {}
+    for storage in unit.reads:
+        home = homes.get(work.blocks.leader(storage))
+        if home is not None:
+            there[home] = there.get(home, 0) + work.sizes[storage]
+    best = max(there, key=there.__getitem__, default=None)
+    return best if best is not None and there[best] > fresh else None
+
+
+def _made(unit: Unit, listing: Listing) -> str | None:
+    """Where most of what a unit needs was made."""
+    where = listing.result.where
+    makers = {m: size for m, size in unit.needs.items() if where[m]}
+    return where[max(makers, key=makers.__getitem__)] if makers else None
+
+
+def _by_parts(where: Mapping[int, str]) -> Choose:
+    return lambda index, unit, listing: [_next_part(unit, listing, where[index])]
+
+
+def _next_part(unit: Unit, listing: Listing, part: str) -> str:
+    """`part` for what brings inputs along; the rest follows its inputs and operands."""
+    homes, leader = listing.result.homes, listing.work.blocks.leader
+    fresh = unit.kept + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
+    return unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing)) or part
+
+
+def _soonest(index: int, unit: Unit, listing: Listing) -> Sequence[str]:
+    """Devices that have what the unit needs, and idle ones. What generates tokens stays together: decoding follows."""
+    del index
+    if unit.tokens and listing.tokens is not None:
+        return [listing.tokens]
+    near = _followed(unit, listing)
+    return ([] if near is None else [near]) + listing.idle(near)
+
+
+def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> None:
+    """What patterns and optimizations want in one place is one block, unless it lives apart already."""
+    graph, resident = context.graph, context.resident
+    inputs = frozenset(graph.inputs)
+    for group in context.plan.hints.get("colocate", ()):
+        values = [v for v in group if v in inputs or graph.producer(v) is not None]
+        if len({resident[v] for v in values if v in resident}) <= 1:
+            for value in values[1:]:
+                unite(values[0] >> 32, value >> 32)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

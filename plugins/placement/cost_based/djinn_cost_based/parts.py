@@ -1,0 +1,54 @@
+"""A program that no device holds, cut into stretches in program order: one a device, on as few devices as hold it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from djinn.hooks import DeviceCapabilities
+from djinn_cost_based.units import Work
+
+
+def cuts(work: Work, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]) -> Iterator[dict[int, str]]:
+    """Device by unit, for growing numbers of devices; neighbours in the topology hold neighbouring stretches.
+
+    What lives somewhere stays there. Devices hold shares in proportion to their room.
+    """
+    fresh = _fresh_bytes(work)
+    total = sum(fresh)
+    roomy = sorted(range(len(devices)), key=lambda n: -room.get(devices[n].id, math.inf))
+    rooms = [room.get(devices[n].id, float(total)) for n in roomy]
+    held = 0.0
+    for count, one in enumerate(rooms, 1):
+        held += one
+        if held < total:
+            continue
+        chosen = [devices[n].id for n in sorted(roomy[:count])]
+        yield _shared_out(work, fresh, chosen, [room.get(d, float(total)) for d in chosen])
+
+
+def _shared_out(work: Work, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float]) -> dict[int, str]:
+    total, capacity = sum(fresh), sum(rooms)
+    ends, end = [], 0.0
+    for one in rooms:
+        end += total * one / capacity
+        ends.append(end)
+    where: dict[int, str] = {}
+    at, turn = 0.0, 0
+    for index, unit in enumerate(work.units):
+        while turn + 1 < len(chosen) and at + fresh[index] / 2 > ends[turn]:
+            turn += 1
+        at += fresh[index]
+        where[index] = unit.home or chosen[turn]
+    return where
+
+
+def _fresh_bytes(work: Work) -> list[int]:
+    """Bytes by unit of inputs that are nowhere yet and that no unit before reads, and of results that stay."""
+    seen = set(work.homes)
+    found = []
+    for unit in work.units:
+        new = unit.reads - seen
+        seen |= new
+        found.append(unit.kept + sum(work.sizes[s] for s in new))
+    return found

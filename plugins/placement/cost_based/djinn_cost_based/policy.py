@@ -1,0 +1,74 @@
+"""Several placements are thought through, and the best is taken: all in one place, where it lives, spread, or cut in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision
+from djinn.scheduling import homes_of_values
+from djinn_cost_based.listing import Listed
+from djinn_cost_based.options import Option, Options
+
+# What is spread has to be predicted to take less than this share of the time without: predictions are not exact.
+PAYS: Final = 0.9
+
+
+class CostBased:
+    """Where work is done soonest: on one device, unless several pay or one does not hold it."""
+
+    name = "cost_based"
+    tolerates_growth = True
+
+    def place(self, context: PlacementContext) -> Placement:
+        """A device and a reason for every node, by predicted times, sizes and what lives where.
+
+        Raises:
+            InvalidStage: no device can run the program, or their memory does not suffice together.
+        """
+        options = Options(context)
+        return _placement(context, options, _best(options), self.name)
+
+
+def _best(options: Options) -> Option:
+    """The first of the plain options; a more costly one only where it pays."""
+    stay, spread = options.in_place(), options.spread()
+    if stay is None:
+        stay = options.in_parts()
+    if stay is None and spread is None:
+        raise InvalidStage(options.why_nothing_fits())
+    if stay is None or (spread is not None and spread.listed.seconds < PAYS * stay.listed.seconds):
+        assert spread is not None
+        return attrs.evolve(spread, instead=stay)
+    return attrs.evolve(stay, instead=spread)
+
+
+def _placement(context: PlacementContext, options: Options, best: Option, policy: str) -> Placement:
+    graph, work, listed = context.graph, options.work, best.listed
+    homes = dict(listed.homes)
+    main = listed.where[0] if listed.where else options.devices[0].id
+    for value in graph.inputs:
+        homes.setdefault(work.blocks.block(value), main)
+    placed: dict[int, tuple[str, str]] = {}
+    for index, unit in enumerate(work.units):
+        placed.update(dict.fromkeys(unit.nodes, (listed.where[index], best.reason(index))))
+    for node in work.loose:
+        block = work.blocks.node(node)
+        placed[node] = (main if block is None else homes[block], "what it looks at lives there")
+    nodes = context.plan.nodes
+    decisions = tuple([PlacementDecision(node, *placed[node]) for node in nodes])
+    values = homes_of_values(graph, nodes, work.blocks, homes)
+    return Placement(decisions, values, policy, _copies(context, listed, values))
+
+
+def _copies(context: PlacementContext, listed: Listed, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
+    """Weights of which other devices keep a copy, by value: those that came for this program, and those from before."""
+    found: dict[int, tuple[str, ...]] = {}
+    for value in context.graph.inputs if listed.copies or context.copies else ():
+        holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(value >> 32, ()))
+        others: Sequence[str] = [d for d in dict.fromkeys(holders) if d != homes[value]]
+        if others:
+            found[value] = tuple(others)
+    return found

@@ -1,0 +1,229 @@
+"""Units: stretches of a program that no placement would divide, because moving data costs more than doing the work.
+
+A node joins the unit of what it is computed from where all of that is in one unit, and either nobody else computes with it or
+the work is lighter than a message. So edges lead into a unit at its first node only, and units never wait for each other
+in a circle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn.hooks import DataResidency, ExecutionPhase, Node, PlacementContext
+from djinn.scheduling import Together, storage_sizes
+from djinn_cost_based.hardware import Hardware
+
+_TOKENS: Final = frozenset({ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE})
+
+
+@attrs.define(eq=False)
+class Unit:
+    """Nodes that run on one device.
+
+    Attributes:
+        nodes: ids in order.
+        seconds: time on devices of each make, as in `Hardware.rows`.
+        storage: a storage that lives where the unit runs, or None where it makes and writes nothing.
+        needs: bytes by the unit that makes them, that are not of this one.
+        reads: storages of inputs that it reads.
+        kept: bytes that it makes and that outlive the program.
+        home: device where most of what it reads lives already, or what it writes; None where nothing does.
+        bound: whether it writes what lives at `home`.
+        tokens: whether it belongs to a language model that generates.
+        light: whether it and all that it needs are lighter than a message: it is done where the first that needs it is.
+    """
+
+    nodes: list[int]
+    seconds: list[float]
+    storage: int | None = None
+    needs: dict[int, int] = attrs.field(factory=dict)
+    reads: set[int] = attrs.field(factory=set)
+    kept: int = 0
+    home: str | None = None
+    bound: bool = False
+    tokens: bool = False
+    light: bool = False
+
+
+@attrs.define(eq=False)
+class Work:
+    """A program in units.
+
+    Attributes:
+        loose: nodes that only look at inputs; they run where these live, and belong to no unit.
+        sizes: bytes of the inputs by storage.
+        homes: device by storage, for inputs that live somewhere.
+        weights: storages of inputs that are weights, are not written, and of which a device can keep a copy for reading.
+    """
+
+    units: list[Unit]
+    loose: list[int]
+    blocks: Together
+    sizes: Mapping[int, int]
+    homes: Mapping[int, str]
+    weights: set[int]
+
+
+def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, heavy: float) -> Work:
+    """The running part of a program in units; `heavy` is how many bytes of inputs a unit may gather as it pleases."""
+    graph = context.graph
+    sizes = storage_sizes(graph, graph.inputs)
+    homes = {v >> 32: home for v, home in context.resident.items() if v >> 32 in sizes}
+    written = {v >> 32 for n in context.plan.nodes for v in graph.nodes[n].writes}
+    residency, weight = context.profile.residency, DataResidency.PERSISTENT_WEIGHT
+    weights = {v >> 32 for v in graph.inputs if residency.get(v) is weight and v >> 32 not in written}
+    work = Work([], [], blocks, sizes, homes, weights)
+    _Gathering(context, hardware, work, heavy).run()
+    return work
+
+
+class _Gathering:
+    """One walk over the nodes in program order."""
+
+    def __init__(self, context: PlacementContext, hardware: Hardware, work: Work, heavy: float) -> None:
+        self.graph, self.replace = context.graph, context.plan.replace
+        self.nodes: Sequence[Node] = [context.graph.nodes[n] for n in context.plan.nodes]
+        self.tokens = {n for n, phase in enumerate(context.profile.phases) if phase in _TOKENS}
+        self.work, self.heavy = work, heavy
+        self.rows = [[e.seconds for e in row] for row in hardware.rows]
+        self.quickest = min(self.rows, key=math.fsum) if self.rows else []
+        self.hop = hardware.hop if len(hardware.devices) > 1 else math.inf
+        self.rate = hardware.rate
+        self.outlives = frozenset(context.graph.outputs)
+        self.unit_of: dict[int, int] = {}  # by value: the unit that made it
+        self.written: dict[int, int] = {}  # by storage: the unit that last wrote into it
+        self.bytes: dict[int, int] = {}  # by unit: of the inputs that it gathered
+        self.uses = Counter(v for node in self.nodes for v in dict.fromkeys(self._used(node)))
+        self.branch = self._branches()
+
+    def _used(self, node: Node) -> tuple[int, ...]:
+        replace = self.replace
+        return tuple([replace.get(v, v) for v in node.inputs]) if replace else node.inputs
+
+    def _branches(self) -> dict[int, float]:
+        """By node: seconds of the chain that begins there, in which each computes with the one before and nobody else."""
+        maker = {v: node.id for node in self.nodes for v in node.outputs}
+        follower: dict[int, int] = {}
+        for node in self.nodes:
+            makers = {maker[v] for v in self._used(node) if v in maker}
+            if len(makers) == 1:
+                (before,) = makers
+                follower[before] = node.id if before not in follower else -1
+        branch: dict[int, float] = {}
+        for node in reversed(self.nodes):
+            after = follower.get(node.id, -1)
+            alone = after >= 0 and sum(self.uses[v] for v in node.outputs) == 1
+            branch[node.id] = self.quickest[node.id] + (branch[after] if alone else 0.0)
+        return branch
+
+    def run(self) -> None:
+        units = self.work.units
+        for node in self.nodes:
+            used = self._used(node)
+            makers = {self.unit_of[v] for v in used if v in self.unit_of}
+            if self.written:
+                makers |= {self.written[s] for v in used if (s := v >> 32) in self.written}
+            if not makers and self._only_looks(node):
+                self.work.loose.append(node.id)
+                self.work.weights.difference_update([v >> 32 for v in node.outputs])
+                continue
+            home, bound = self._home(node, used)
+            index = self._joined(node, used, makers, home)
+            if index is None:
+                light = home is None and all(units[m].light for m in makers) and self._is_light(node, used, makers)
+                index = len(units)
+                units.append(Unit([], [0.0] * len(self.rows), light=light))
+            self._add(units[index], index, node, used)
+            if home is not None and (units[index].home is None or bound):
+                units[index].home = home
+                units[index].bound |= bound
+
+    def _only_looks(self, node: Node) -> bool:
+        """Whether a node makes nothing but views of inputs."""
+        return bool(node.outputs) and not node.writes and all(v >> 32 in self.work.sizes for v in node.outputs)
+
+    def _joined(self, node: Node, used: tuple[int, ...], makers: set[int], home: str | None) -> int | None:
+        """The unit that a node joins, if any."""
+        units = self.work.units
+        serious = [m for m in makers if not units[m].light] if len(makers) > 1 else list(makers)
+        if len(serious) != 1:
+            return None
+        index = serious[0]
+        unit = units[index]
+        if unit.light and (home is not None or not self._is_light(node, used, {index})):
+            return None
+        if home is not None and unit.home is not None and home != unit.home:
+            return None
+        fresh = self._fresh(unit, used)
+        if fresh and self.bytes.get(index, 0) + fresh > self.heavy:
+            return None
+        if self.branch[node.id] > self.hop:
+            made_here = [v for v in used if self.unit_of.get(v) == index]
+            if any(self.uses[v] > 1 for v in made_here):
+                return None
+        return index
+
+    def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
+        """Whether a node, and all that it needs, takes less than a message and reads less than one carries."""
+        before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
+        size = sum(self.work.sizes.get(v >> 32, 0) for v in used)
+        return before + self.branch[node.id] + size / self.rate <= self.hop
+
+    def _fresh(self, unit: Unit, used: tuple[int, ...]) -> int:
+        sizes = self.work.sizes
+        return sum(sizes[s] for v in used if (s := v >> 32) in sizes and s not in unit.reads)
+
+    def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
+        """Where what a node writes or reads lives already, and whether it is written."""
+        homes, sizes = self.work.homes, self.work.sizes
+        if not homes:
+            return None, False
+        for value in node.writes:
+            home = homes.get(self.replace.get(value, value) >> 32)
+            if home is not None:
+                return home, True
+        there = [s for v in used if (s := v >> 32) in homes]
+        if not there:
+            return None, False
+        views = {v >> 32 for v in node.outputs}
+        bound = [s for s in there if s in views]
+        return homes[max(bound or there, key=lambda s: sizes[s])], bool(bound)
+
+    def _add(self, unit: Unit, index: int, node: Node, used: tuple[int, ...]) -> None:
+        unit.nodes.append(node.id)
+        for row, seconds in enumerate(self.rows):
+            unit.seconds[row] += seconds[node.id]
+        self._take(unit, index, used)
+        blocks = self.work.blocks
+        block = blocks.node(node.id)
+        if block is not None:
+            if unit.storage is None:
+                unit.storage = block
+            elif unit.storage != block:
+                blocks.unite(unit.storage, block)
+        for value in node.outputs:
+            self.unit_of[value] = index
+            if value in self.outlives and value >> 32 not in self.work.sizes:
+                unit.kept += self.graph.meta(value).nbytes
+        for value in node.writes:
+            self.written[self.replace.get(value, value) >> 32] = index
+        unit.tokens = unit.tokens or node.id in self.tokens
+
+    def _take(self, unit: Unit, index: int, used: tuple[int, ...]) -> None:
+        """Note what the unit reads: inputs, and what other units made."""
+        for value in used:
+            storage = value >> 32
+            if storage in self.work.sizes and storage not in unit.reads:
+                unit.reads.add(storage)
+                self.bytes[index] = self.bytes.get(index, 0) + self.work.sizes[storage]
+            maker = self.unit_of.get(value)
+            if maker is not None and maker != index:
+                unit.needs[maker] = unit.needs.get(maker, 0) + self.graph.meta(value).nbytes
+            writer = self.written.get(storage)
+            if writer is not None and writer != index:
+                unit.needs.setdefault(writer, 0)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import attrs
+import djinn_cost_based
+import pytest
+from djinn_cost_based import CostBased
+
+from djinn.hooks import (
+    CostEstimate,
+    Costs,
+    DataResidency,
+    DeviceCapabilities,
+    ExecutionPhase,
+    InvalidStage,
+    Link,
+    NetworkTopology,
+)
+from djinn.testing import PlacementPolicyConformance, PluginConformance, ProgramBuilder, placement_context
+
+MS = 1e-3
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_cost_based
+
+
+class TestPolicy(PlacementPolicyConformance):
+    @pytest.fixture
+    def policy(self):
+        return CostBased()
+
+
+def devices(*memory, **fields):
+    return tuple(
+        DeviceCapabilities(f"s/cpu:{n}", "cpu", memory=m, memory_free=m, **fields) for n, m in enumerate(memory)
+    )
+
+
+def context(graph, there, seconds=MS, latency=1e-4, bandwidth=1e9):
+    """Each product takes `seconds`, everything else a microsecond."""
+    row = tuple(CostEstimate(0, 0, 0, seconds if node.operation == "mm" else 1e-6) for node in graph.nodes)
+    topology = NetworkTopology(there, (Link("*", "*", bandwidth, latency),))
+    costs = Costs(dict.fromkeys([d.id for d in there], row))
+    return attrs.evolve(placement_context(graph), topology=topology, costs=costs)
+
+
+def layers(builder, x, count, width=64):
+    """`count` products one after the other; the weights and the last result."""
+    weights = [builder.input(width, width) for _ in range(count)]
+    for weight in weights:
+        x = builder.op("aten::relu", builder.op("aten::mm", x, weight, shape=(8, width)), shape=(8, width))
+    return weights, x
+
+
+def branches(count=8):
+    builder = ProgramBuilder()
+    left, a = layers(builder, builder.input(8, 64), count)
+    right, b = layers(builder, builder.input(8, 64), count)
+    builder.op("aten::cat", a, b, shape=(16, 64))
+    return builder.graph(), left, right
+
+
+def chain(count=8):
+    builder = ProgramBuilder()
+    weights, _ = layers(builder, builder.input(8, 64), count)
+    return builder.graph(), weights
+
+
+def used(placement):
+    return {d.device for d in placement.decisions}
+
+
+def test_a_chain_stays_in_one_place_and_the_reason_says_so():
+    placement = CostBased().place(context(chain()[0], devices(1 << 30, 1 << 30)))
+    assert used(placement) == {"s/cpu:0"}
+    assert {d.reason for d in placement.decisions} == {"all of it fits on s/cpu:0"}
+
+
+def test_branches_run_beside_each_other_where_that_pays():
+    graph, left, right = branches()
+    placement = CostBased().place(context(graph, devices(1 << 30, 1 << 30)))
+    homes = [{placement.values[w] for w in side} for side in (left, right)]
+    assert sorted(map(len, homes)) == [1, 1]
+    assert homes[0] != homes[1]
+    assert all("ms in all, in one place 16 ms" in d.reason for d in placement.decisions)
+
+
+@pytest.mark.parametrize("circumstance", [{"seconds": 1e-5}, {"bandwidth": 1e5}], ids=["light work", "a slow link"])
+def test_branches_stay_together_where_a_message_takes_longer_than_the_work(circumstance):
+    graph, *_ = branches()
+    assert len(used(CostBased().place(context(graph, devices(1 << 30, 1 << 30), **circumstance)))) == 1
+
+
+def test_what_generates_tokens_is_not_spread():
+    graph, *_ = branches()
+    given = context(graph, devices(1 << 30, 1 << 30))
+    phases = (ExecutionPhase.LLM_PREFILL,) * len(graph.nodes)
+    assert len(used(CostBased().place(attrs.evolve(given, profile=attrs.evolve(given.profile, phases=phases))))) == 1
+
+
+def test_a_model_too_large_for_one_device_is_cut_into_stretches():
+    graph, weights = chain(12)
+    one = graph.meta(weights[0]).nbytes
+    placement = CostBased().place(context(graph, devices(*[6 * one] * 4)))
+    homes = [placement.values[w] for w in weights]
+    assert sorted(homes) == homes  # contiguous, in the order of the devices
+    assert max(homes.count(d) for d in set(homes)) * one < 6 * one
+    assert len(set(homes)) == 3  # a tenth of each is spared, and four weights are a third
+    assert {d.reason.split(" in program")[0] for d in placement.decisions} == {f"part {n} of 3" for n in (1, 2, 3)}
+    again = CostBased().place(attrs.evolve(context(graph, devices(*[6 * one] * 4)), resident=placement.values))
+    assert [d.device for d in again.decisions] == [d.device for d in placement.decisions]
+
+
+def test_a_model_too_large_for_all_devices_is_refused_with_figures():
+    graph, weights = chain(12)
+    with pytest.raises(InvalidStage, match=r"bytes of the inputs fit into no device .*connect more devices"):
+        CostBased().place(context(graph, devices(*[2 * graph.meta(weights[0]).nbytes] * 2)))
+
+
+def test_work_follows_its_weights_and_caches():
+    graph, weights = chain(4)
+    given = context(graph, devices(1 << 30, 1 << 30))
+    resident = dict(zip(weights, ["s/cpu:1", "s/cpu:1", "s/cpu:0", "s/cpu:0"], strict=True))
+    placement = CostBased().place(attrs.evolve(given, resident=resident))
+    products = [d.device for d in placement.decisions if graph.nodes[d.node].operation == "mm"]
+    assert products == ["s/cpu:1", "s/cpu:1", "s/cpu:0", "s/cpu:0"]
+    assert {v: placement.values[v] for v in weights} == resident
+
+
+def test_a_branch_whose_weights_live_elsewhere_gets_a_copy_of_them_that_stays():
+    graph, left, right = branches()
+    given = context(graph, devices(1 << 30, 1 << 30))
+    profile = attrs.evolve(given.profile, residency=dict.fromkeys(left + right, DataResidency.PERSISTENT_WEIGHT))
+    resident = dict.fromkeys(left + right, "s/cpu:0")
+    given = attrs.evolve(given, profile=profile, resident=resident)
+    placement = CostBased().place(given)
+    assert used(placement) == {"s/cpu:0", "s/cpu:1"}
+    assert {placement.values[v] for v in left + right} == {"s/cpu:0"}
+    assert len(placement.copies) == 8
+    assert set(placement.copies.values()) == {("s/cpu:1",)}
+    again = CostBased().place(attrs.evolve(given, copies=placement.copies))
+    assert [d.device for d in again.decisions[:-1]] == [d.device for d in placement.decisions[:-1]]
+    assert again.copies == placement.copies
+
+
+def test_keys_and_values_that_a_pattern_wants_together_are_together():
+    graph, left, right = branches()
+    given = context(graph, devices(1 << 30, 1 << 30))
+    last = [graph.nodes[n].outputs[0] for n in (15, 31)]
+    plan = attrs.evolve(given.plan, hints={"colocate": (tuple(last),)})
+    placement = CostBased().place(attrs.evolve(given, plan=plan))
+    assert placement.values[last[0]] == placement.values[last[1]]
+
+
+def test_devices_that_lack_a_dtype_are_passed_over():
+    first, second = devices(1 << 30, 1 << 30)
+    there = (attrs.evolve(first, dtypes=frozenset({"float16"})), second)
+    placement = CostBased().place(context(chain()[0], there))
+    assert {d.reason for d in placement.decisions} == {"the only device (not s/cpu:0: it lacks float32)"}
+
+
+def test_the_quicker_device_is_taken_for_everything():
+    graph, _ = chain()
+    given = context(graph, devices(1 << 30, 1 << 30))
+    quick = tuple(attrs.evolve(e, seconds=e.seconds / 4) for e in given.costs.by_device["s/cpu:1"])
+    given = attrs.evolve(given, costs=Costs({**given.costs.by_device, "s/cpu:1": quick}))
+    assert used(CostBased().place(given)) == {"s/cpu:1"}
