@@ -15,10 +15,22 @@ _CROSS = ("cross", "encoder_attn", "EncDecAttention", "encoder_decoder", "encode
 _PROJECTING = frozenset({"addmm", "bmm", "convolution", "linear", "matmul", "mm"})
 # The last parts of paths of modules that project, by what for. A layer for several of them has all their names.
 _ROLES = {
-    "query": ("q_proj", "query", "q_lin", "to_q", "q", "q_b_proj", "query_proj", "in_proj", "wq", "q_attn"),
-    "key": ("k_proj", "key", "k_lin", "to_k", "k", "kv_b_proj", "key_proj", "kv", "in_proj", "wk"),
-    "value": ("v_proj", "value", "v_lin", "to_v", "v", "kv_b_proj", "value_proj", "kv", "in_proj", "wv"),
-    "output": ("o_proj", "out_proj", "out_lin", "o", "output.dense", "to_out.0", "wo", "attn_out"),
+    "query": (
+        "q_proj",
+        "query",
+        "q_lin",
+        "to_q",
+        "q",
+        "q_b_proj",
+        "query_proj",
+        "in_proj",
+        "wq",
+        "q_attn",
+        "add_q_proj",
+    ),
+    "key": ("k_proj", "key", "k_lin", "to_k", "k", "kv_b_proj", "key_proj", "kv", "in_proj", "wk", "add_k_proj"),
+    "value": ("v_proj", "value", "v_lin", "to_v", "v", "kv_b_proj", "value_proj", "kv", "in_proj", "wv", "add_v_proj"),
+    "output": ("o_proj", "out_proj", "out_lin", "o", "output.dense", "to_out.0", "wo", "attn_out", "to_add_out"),
 }
 _FOR_ALL = ("query_key_value", "qkv_proj", "qkv", "Wqkv", "to_qkv", "in_proj", "attn.c_attn", "attention.c_attn")
 

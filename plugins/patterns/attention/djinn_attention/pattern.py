@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, origin
-from djinn.hooks import Graph, Node, PatternMatch
-from djinn_attention import facts
+from djinn.hooks import Graph, Node, Nodes, PatternMatch
+from djinn_attention import heads
+from djinn_attention.masks import Masks
+from djinn_attention.projections import Feeding, feeding, kind, latent
 from djinn_attention.sites import Site, find
 
 
@@ -19,33 +21,52 @@ class Attention:
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each attention. Names of modules and parts of names play no role."""
+        masks = Masks(graph)
         for node in candidates:
             site = find(graph, node)
             if site is not None:
-                yield _match(graph, site, node)
+                yield _match(graph, site, node, masks)
 
 
-def _match(graph: Graph, site: Site, node: Node) -> PatternMatch:
-    count = facts.heads(graph, site)
-    shape = graph.meta(site.key).shape
-    details = {
-        "fused": site.fused,
-        "heads": count,
-        "kv_heads": facts.kv_heads(graph, site, count),
-        "queries": facts.queries(graph, site),
-        "keys": shape[-2] if site.fused else site.scores[-1],
-        "causal": facts.causal(graph, site),
-        "kind": facts.kind(graph, site),
-        "masked": bool(site.masks) or site.flagged_causal,
-    }
+def _match(graph: Graph, site: Site, node: Node, masks: Masks) -> PatternMatch:
+    feeds = feeding(graph, site)
     return PatternMatch(
         pattern=Attention.name,
         nodes=site.nodes,
         confidence=_confidence(graph, site),
         reason=_reason(site, node),
-        hints={"colocate": ((site.key, site.value),)},
-        details=details,
+        hints={"colocate": ((site.key, site.value),), "fuse": _alike(feeds)},
+        details=_facts(graph, site, feeds, masks),
     )
+
+
+def _facts(graph: Graph, site: Site, feeds: Feeding, masks: Masks) -> dict[str, object]:
+    count = heads.heads(graph, site)
+    key_heads = heads.kv_heads(graph, site, count)
+    queries, keys = heads.lengths(graph, site)
+    reach = masks.reach(site.masks, site.flagged_causal, queries, keys)
+    return {
+        "fused": site.fused,
+        "heads": count,
+        "kv_heads": key_heads,
+        "sharing": heads.sharing(count, key_heads, latent(graph, feeds)),
+        "head_size": heads.head_size(graph, site),
+        "queries": queries,
+        "keys": keys,
+        "causal": reach.causal,
+        "reach": reach.name,
+        "window": reach.window,
+        "kind": kind(graph, site, feeds),
+        "masked": bool(site.masks) or site.flagged_causal,
+        "projections": {role: Nodes(nodes) for role, nodes in feeds.nodes().items()},
+    }
+
+
+def _alike(feeds: Feeding) -> tuple[Nodes, ...]:
+    """Layers for queries, keys and values that project the same: one product could do for all of them."""
+    firsts = [layers[0] for layers in (feeds.query, feeds.key, feeds.value) if layers]
+    nodes = sorted({p.node for p in firsts})
+    return (Nodes(nodes),) if len(nodes) > 1 and len({p.data for p in firsts}) == 1 else ()
 
 
 def _confidence(graph: Graph, site: Site) -> float:

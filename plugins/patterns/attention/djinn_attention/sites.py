@@ -7,16 +7,18 @@ from collections import deque
 
 import attrs
 
-from djinn.dataflow import COPIES, FUSED_ATTENTION, is_view, origin, users
+from djinn.dataflow import COPIES, FUSED_ATTENTION, origin
 from djinn.hooks import Graph, Node, arguments
 
 _PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
-# What may stand between the scores and the softmax: scale, mask, soft cap, casts.
+# What may stand between the scores and the softmax: scale, mask, soft cap, casts; in place as well.
 _SCORE_OPS = frozenset({
-    *COPIES, "add", "baddbmm", "clamp", "div", "masked_fill", "mul", "nan_to_num", "sub", "tanh", "where",
+    *COPIES, "add", "baddbmm", "clamp", "clamp_min", "div", "masked_fill", "maximum", "minimum", "mul", "nan_to_num",
+    "sub", "tanh", "where",
 })  # fmt: skip
 # What may stand between the softmax and the product with the values: dropout in all its shapes, casts.
 _WEIGHT_OPS = frozenset({*COPIES, "div", "dropout", "masked_fill", "mul", "nan_to_num", "native_dropout", "where"})
+_REACH = 64  # ops between a softmax and the products before and after it, those on wrong tracks included
 
 
 @attrs.frozen
@@ -27,7 +29,7 @@ class Site:
         nodes: ids of the ops that take part, in order.
         query, key, value: what goes into the two products; the key may be transposed.
         masks: what is added to or selects among the scores.
-        scores: shape of the scores, where an op makes them.
+        scores: shape of the scores, where an op makes them; without sinks.
         fused: whether it is one op.
         flagged_causal: whether the op itself was told to be causal.
     """
@@ -40,6 +42,15 @@ class Site:
     scores: tuple[int, ...]
     fused: bool
     flagged_causal: bool = False
+
+
+@attrs.frozen
+class _Scored:
+    """The product that makes the scores, the ops on the way to the softmax, and the shape before sinks were put beside."""
+
+    product: Node
+    path: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 def find(graph: Graph, node: Node) -> Site | None:
@@ -60,56 +71,83 @@ def _unfused(graph: Graph, softmax: Node) -> Site | None:
     if len(shape) < 2 or arguments(softmax).get("dim", -1) not in {-1, len(shape) - 1}:
         return None
     scored = _scores(graph, softmax, shape)
-    weighed = _weighed(graph, softmax, shape[-1])
+    weighed = _weighed(graph, softmax, scored.shape[-1]) if scored is not None else None
     if scored is None or weighed is None:
         return None
-    product, between, masks = scored
     mixture, value = weighed
-    query, key = product.inputs[-2:]
+    query, key = scored.product.inputs[-2:]
     if _is_layer(graph, query, key, value):
         return None
-    nodes = {product.id, *between, softmax.id, mixture.id}
-    return Site(tuple(sorted(nodes)), query, key, value, masks, shape, fused=False)
+    nodes = {scored.product.id, *scored.path, softmax.id, mixture.id}
+    masks = _masks(graph, scored)
+    return Site(tuple(sorted(nodes)), query, key, value, masks, scored.shape, fused=False)
 
 
-def _scores(graph: Graph, softmax: Node, shape: tuple[int, ...]) -> tuple[Node, frozenset[int], tuple[int, ...]] | None:
-    """The product that makes the scores, the ops between it and the softmax, and the masks that they bring in."""
-    queue = deque([softmax.inputs[0]])
-    paths: dict[int, tuple[int, ...]] = {softmax.inputs[0]: ()}
-    while queue:
-        value = queue.popleft()
-        node, path = graph.producer(value), paths[value]
-        if node is None:
+def _scores(graph: Graph, softmax: Node, shape: tuple[int, ...]) -> _Scored | None:
+    """Go back from the softmax, past ops that change scores one by one, to the nearest product of as many."""
+    flow, limit = graph.flow, _REACH
+    start = flow.sources[softmax.id][0]
+    ways: dict[int, tuple[int, ...]] = {start: ()}
+    queue = deque([start])
+    while queue and limit:
+        limit -= 1
+        source = queue.popleft()
+        if source < 0:
             continue
-        if node.operation in _PRODUCTS and graph.meta(value).numel == math.prod(shape) and node.id not in path:
-            return node, frozenset(path), _masks(graph, node, path)
-        if is_view(node) or node.operation in _SCORE_OPS:
-            for used in node.inputs:
-                if used not in paths:
-                    paths[used] = (*path, node.id)
-                    queue.append(used)
+        node, path = graph.nodes[source], ways[source]
+        operation = node.operation.removesuffix("_")
+        count = math.prod(shape)
+        if operation in _PRODUCTS and node.outputs and graph.meta(node.outputs[0]).numel == count:
+            return _Scored(node, path, shape)
+        operands = flow.sources[source]
+        if operation == "cat" and (narrow := _without_sinks(graph, node)) is not None:
+            shape, operands = narrow, operands[:1]
+        elif not flow.looks[source] and operation not in _SCORE_OPS:
+            continue
+        for used, value in zip(operands, node.inputs, strict=False):
+            if used not in ways and graph.meta(value).numel >= math.prod(shape):
+                ways[used] = (*path, source)
+                queue.append(used)
     return None
 
 
-def _masks(graph: Graph, product: Node, path: tuple[int, ...]) -> tuple[int, ...]:
-    """Operands of the ops on the way that do not come from the product."""
-    on_the_way = {product.id, *path}
-    brought = [v for i in path for v in graph.nodes[i].inputs if not is_view(graph.nodes[i])]
-    brought += product.inputs[:-2]  # baddbmm adds its first operand
-    makers = {v: graph.producer(v) for v in dict.fromkeys(brought)}
-    return tuple(v for v, maker in makers.items() if maker is None or maker.id not in on_the_way)
+def _without_sinks(graph: Graph, node: Node) -> tuple[int, ...] | None:
+    """The shape of scores to which a `cat` adds one more for each query, which attends to nothing."""
+    shapes = [graph.meta(v).shape for v in node.inputs]
+    if len(shapes) != 2 or len(shapes[0]) < 2 or shapes[0][:-1] != shapes[1][:-1] or shapes[1][-1] != 1:
+        return None
+    return shapes[0]
+
+
+def _masks(graph: Graph, scored: _Scored) -> tuple[int, ...]:
+    """Operands of the ops on the way that do not come from the product, but for single numbers."""
+    on_the_way, flow = {scored.product.id, *scored.path}, graph.flow
+    found = []
+    for i in scored.path:
+        node = graph.nodes[i]
+        if not flow.looks[i] and node.operation != "cat":
+            found += [v for v, s in zip(node.inputs, flow.sources[i], strict=True) if s not in on_the_way]
+    found += scored.product.inputs[:-2]  # baddbmm adds its first operand
+    return tuple(v for v in dict.fromkeys(found) if graph.meta(v).numel > 1)
 
 
 def _weighed(graph: Graph, softmax: Node, keys: int) -> tuple[Node, int] | None:
     """The first product of the softmax's result with something that has a row for each key, and that something."""
-    for node, weights in users(graph, softmax.outputs[0], _WEIGHT_OPS):
-        if node.operation not in _PRODUCTS or len(node.inputs) < 2:
-            continue
-        left, right = node.inputs[-2:]
-        if left == weights and keys in graph.meta(right).shape:
-            return node, right
-        if right == weights and keys in graph.meta(left).shape:
-            return node, left
+    flow, limit = graph.flow, _REACH
+    queue, seen = deque([softmax.id]), {softmax.id}
+    while queue and limit:
+        weights = queue.popleft()
+        for user in flow.users(weights):
+            limit -= 1
+            node = graph.nodes[user]
+            if node.operation in _PRODUCTS and len(node.inputs) >= 2:
+                operands = [flow.beyond(s) for s in flow.sources[user][-2:]]
+                other = node.inputs[-1] if operands[0] == weights else node.inputs[-2]
+                if operands[0] != operands[1] and keys in graph.meta(other).shape:
+                    return node, other
+            elif user not in seen and node.operation.removesuffix("_") in _WEIGHT_OPS:
+                seen.add(user)
+                queue.append(user)
     return None
 
 
