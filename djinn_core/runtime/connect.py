@@ -170,14 +170,15 @@ def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> t
             try:
                 member = _open_remote(settings, registry, urls, servers.token)
             except (TransportError, PluginError) as error:
-                failed.append((", ".join(urls), error))
+                reason = error.__cause__
+                failed.append((", ".join(urls), reason if isinstance(reason, DjinnError) else error))
                 continue
             if member.attached.instance in {other.attached.instance for other in opened}:
                 member.connection.close()
             else:
                 opened.append(member)
         if not opened:
-            raise failed[0][1] if len(failed) == 1 else unreachable([error for _, error in failed])
+            raise unreachable([error for _, error in failed])
     except BaseException:
         for member in opened:
             member.connection.close()

@@ -84,7 +84,8 @@ def reach_gateway(
             continue
         fallbacks = tuple(given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
         return Gateway(connection, url, transport.capabilities.relayed, welcome, fallbacks)
-    raise unreachable([error for _, error in errors])
+    reason = unreachable([error for _, error in errors])
+    raise reason from next((error for _, error in errors if error is not reason), None)
 
 
 def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: float) -> Dialled:
