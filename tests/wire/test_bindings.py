@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn_core.errors import ProtocolError
+from djinn_core.ir.values import make_handle
 from djinn_core.wire.bindings import change_slots, changed_slots, pack_handles, rebind, rebound, unpack_handles
 
 handles = st.builds(lambda s, v: s << 32 | v, st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 32) - 1))
@@ -46,7 +47,7 @@ def test_one_value_for_many_slots_travels_once():
 
 
 def test_neighbours_take_two_small_numbers_each():
-    packed = pack_handles([(1000 + i) << 32 | 1 for i in range(50)])
+    packed = pack_handles([make_handle(1000 + i, 1) for i in range(50)])
     assert max(packed[2:]) == 1
 
 

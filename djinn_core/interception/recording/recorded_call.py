@@ -23,7 +23,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.program import Call, Slot
-from djinn_core.ir.values import VIEW_BITS, TensorMeta, new_storages, storage_of
+from djinn_core.ir.values import HANDLE_STEP, TensorMeta, new_storages, storage_of
 
 Handles = Callable[[Sequence[int]], tuple[int, ...]]
 CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
@@ -85,7 +85,7 @@ class RecordedCall:
         for which, nbytes, views in self.kept:
             storages[which] = storage = Storage(nbytes, recorder)
             storage.views, numbers[which] = views, storage.id
-        places += [numbers[which] << VIEW_BITS | view for which, view in self.made]
+        places += [numbers[which] * HANDLE_STEP + view for which, view in self.made]
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
         site, module = user_site(), recorder.module
