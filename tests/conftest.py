@@ -12,6 +12,9 @@ import pytest
 
 # As many threads here as the executors of the tests have: sums are then taken in the same order.
 os.environ["OMP_NUM_THREADS"] = "1"
+# The tests start several hundred processes. Each would compile all of Djinn again where this is set, as in containers.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 START_SECONDS = 60.0
 
