@@ -1,0 +1,180 @@
+"""Several executors as one device: whatever runs where, results are those of one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import signal
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.runtime import client
+
+REMOTE = "remote_accelerator:0"
+
+
+def values_held(session):
+    """How many values each executor holds, once everything that is gone was forgotten."""
+    gc.collect()
+    djinn.synchronize()
+    return [member.figures()["values"] for member in session.members]
+
+
+def test_work_is_on_both(blind):
+    given = torch.arange(12.0).reshape(3, 4)
+    before = [member.last_number for member in blind.members]
+    ours = given.to(REMOTE)
+    assert torch.equal((ours @ ours.T + 1).relu().cpu(), (given @ given.T + 1).relu())
+    assert all(member.last_number > number for member, number in zip(blind.members, before, strict=True))
+
+
+def test_writes_are_seen_by_views_and_copies(blind):
+    def run(device):
+        base = torch.arange(24.0, device=device).reshape(4, 6)
+        view, column = base[1:], base[:, ::5]
+        total = base.sum() + column.sum()
+        view.mul_(2)
+        column.add_(total)
+        again = column.sum(0)
+        base[0] = 7
+        return [t.cpu() for t in (base, view, column, again, column[1:].t() @ view)]
+
+    for ours, theirs in zip(run(REMOTE), run("cpu"), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_writes_of_one_program_are_seen_by_the_next(blind):
+    ours, theirs = torch.ones(5, device=REMOTE), torch.ones(5)
+    for step in range(6):
+        for state in (ours, theirs):
+            state.mul_(1.5).add_(step)
+        assert torch.equal((ours * 2 + ours.sum()).cpu(), theirs * 2 + theirs.sum())
+
+
+def test_training(blind):
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    )
+    ours = copy.deepcopy(theirs).to(REMOTE)
+    optimizers = [torch.optim.AdamW(model.parameters(), 0.1) for model in (ours, theirs)]
+    for _ in range(4):
+        batch = torch.randn(6, 8)
+        losses = []
+        for model, optimizer, given in zip((ours, theirs), optimizers, (batch.to(REMOTE), batch), strict=True):
+            optimizer.zero_grad()
+            loss = model(given).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[0] == losses[1]
+    for mine, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        assert torch.equal(mine.cpu(), other)
+
+
+def test_random_numbers_are_those_of_one_executor(blind):
+    def draw():
+        torch.manual_seed(7)
+        first = torch.randn(5, device=REMOTE).cpu()
+        dropped = torch.nn.functional.dropout(torch.ones(20, device=REMOTE)) + 1
+        return first, dropped.cpu(), torch.rand(3, device=REMOTE).cpu()
+
+    for one, other in zip(draw(), draw(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_shapes_that_depend_on_data(blind):
+    given = torch.tensor([3.0, -1.0, 2.0, -5.0])
+    ours = given.to(REMOTE)
+    assert torch.equal(torch.nonzero(ours > 0).cpu(), torch.nonzero(given > 0))
+    assert torch.equal((ours[ours > 0] * 2).cpu(), given[given > 0] * 2)
+
+
+def test_dtypes_and_layouts_travel(blind):
+    for given in (
+        torch.randn(3, 4, dtype=torch.complex64).conj(),
+        torch.arange(6, dtype=torch.int16).reshape(2, 3).t(),
+        torch.randn(4, 5).bfloat16()[:, 1:3],
+        torch.randn(3, 1).expand(3, 4),
+        torch.zeros(0, 3),
+        torch.tensor(True),
+    ):
+        ours = given.to(REMOTE)
+        together = torch.stack([ours, ours])
+        assert torch.equal(together.cpu(), torch.stack([given, given]))
+        assert together.stride() == torch.stack([given, given]).stride()
+
+
+def test_nothing_stays_behind(blind):
+    before = values_held(blind)
+    kept = torch.arange(100.0).to(REMOTE)
+    for _ in range(5):
+        other = (kept * 2 + 1) @ (kept - 3)
+        other.item()
+    del other
+    assert sum(values_held(blind)) == sum(before) + 1
+    del kept
+    assert values_held(blind) == before
+
+
+def test_a_failure_travels_with_what_depends_on_it(blind):
+    table = torch.ones(3, 2, device=REMOTE)
+    found = torch.nn.functional.embedding(torch.tensor([99], device=REMOTE), table)
+    fine = table * 2
+    later = (found @ fine.t() + 1).relu().sum()
+    with pytest.raises(IndexError, match="out of range") as caught:
+        later.item()
+    assert "test_pool.py" in str(caught.value)
+    assert torch.equal(fine.cpu(), 2 * torch.ones(3, 2))
+    djinn.synchronize()  # the failure was seen
+
+
+def test_a_failure_that_nobody_has_seen_is_raised_once(blind):
+    found = torch.nn.functional.embedding(torch.tensor([99], device=REMOTE), torch.ones(3, 2, device=REMOTE))
+    with pytest.raises(IndexError):
+        djinn.synchronize()
+    djinn.synchronize()
+    del found
+
+
+def test_uploads_wait_for_their_first_use(blind):
+    unused = torch.ones(1000).to(REMOTE)
+    djinn.synchronize()
+    assert sum(member.figures()["memory"] for member in blind.members) < 4000
+    assert unused.sum().item() == 1000
+
+
+def test_copies_that_wait_are_their_own(blind):
+    source = torch.zeros(4)
+    ours = source.to(REMOTE)
+    source.fill_(5)
+    assert ours.tolist() == [0, 0, 0, 0]
+
+
+def test_plans_are_found_again(blind):
+    state = torch.zeros(3, device=REMOTE)
+    for _ in range(3):
+        state = (state + 1) * 2
+        state.tolist()
+    djinn.reset_stats()
+    for _ in range(5):
+        state = (state + 1) * 2
+        state.tolist()
+    assert djinn.stats()["plans_made"] == 0
+    assert djinn.stats()["templates_sent"] == 0
+
+
+def test_one_executor_lost_is_the_session_lost(pooled):
+    with pooled("round_robin"):
+        value = torch.ones(3, device=REMOTE) + 1
+        djinn.synchronize()
+        os.kill(client._state.opened[1].attached.process, signal.SIGKILL)
+        with pytest.raises(djinn.SessionLost, match=r"djinn\.init"):
+            for _ in range(20):
+                value = (value * 2 + value.sum()).relu()
+                value.tolist()
+        djinn.init()
+        assert (torch.ones(3, device=REMOTE) + 1).tolist() == [2, 2, 2]
