@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
 from djinn.hooks import Graph, Node, PatternMatch
-from djinn_transformer.mixtures import CHOICES, routers
-from djinn_transformer.networks import PRODUCTS, networks
+from djinn.patterns import NORMALISATION
+from djinn_transformer.mixtures import routers_of
+from djinn_transformer.networks import MIXING, networks_of
 
-_MIXING = frozenset({"baddbmm", "bmm", "einsum", "matmul"})
+_ATTENTION = FUSED_ATTENTION | SOFTMAX
 _REACH = 96  # sources between a feed-forward network and the attention before it
 _SUMS = frozenset({"add", "add_"})
 
 
 @attrs.frozen
 class _Half:
-    """The half of a block that is no attention: its data, its ops and where its result is."""
+    """The half of a block that is no attention.
+
+    Attributes:
+        data: source of what goes in. nodes: its ops. ends: ids of the ops that give results. kind: what it is.
+        beside: attentions whose results it takes together with its own.
+    """
 
     data: int
     nodes: tuple[int, ...]
-    end: int | None
+    ends: tuple[int, ...]
     kind: str
+    beside: tuple[int, ...] = ()
 
 
 class TransformerBlock:
@@ -31,83 +39,133 @@ class TransformerBlock:
 
     name = "block"
     tolerates_growth = True
-    operations = FUSED_ATTENTION | SOFTMAX
+    operations = _ATTENTION
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each block: each attention belongs to the first network that its result leads to."""
         free = {node.id for node in candidates if node.operation in FUSED_ATTENTION or _weighs(graph, node)}
-        halves = list(_halves(graph))
-        ends = frozenset(half.end for half in halves if half.end is not None)
+        if not free:
+            return
+        halves = _halves(graph)
+        ends = {end for half in halves for end in half.ends}
         for half in halves:
-            mine = {*_before(graph, half, free, ends), *_beside(graph, half, free, ends)}
-            if mine:
-                free -= mine
-                yield _match(half, mine)
+            before = _reached(graph, half.data, free, ends.difference(half.ends))
+            beside = {*free.intersection(half.beside), *_beside(graph, half, free - before, ends)}
+            if before or beside:
+                free -= before | beside
+                yield _match(half, before, beside)
 
 
-def _match(half: _Half, attentions: set[int]) -> PatternMatch:
-    nodes = ", ".join(map(str, sorted(attentions)))
+def _match(half: _Half, before: set[int], beside: set[int]) -> PatternMatch:
+    nodes = tuple(sorted({*half.nodes, *before, *beside}))
+    attentions = len(before) + len(beside)
     return PatternMatch(
         pattern=TransformerBlock.name,
-        nodes=tuple(sorted({*half.nodes, *attentions})),
-        confidence=0.92,
-        reason=f"attention in node {nodes}, and the {half.kind} from node {half.nodes[0]} that its result leads to",
-        hints={"stage": tuple(sorted({*half.nodes, *attentions}))},
-        details={"attentions": len(attentions), "feed_forward": half.kind},
+        nodes=nodes,
+        confidence=0.96,
+        reason=_reason(half, before, beside),
+        hints={"stage": nodes},
+        details={"attentions": attentions, "feed_forward": half.kind, "parallel": bool(beside)},
     )
 
 
-def _halves(graph: Graph) -> Iterator[_Half]:
-    """Feed-forward networks and mixtures of experts, in order."""
-    found = [_Half(n.data, n.nodes, n.last.node.id, "mlp") for n in networks(graph, _nodes(graph, PRODUCTS))]
-    for router in routers(graph, _nodes(graph, CHOICES)):
-        ids = (router.layer.node.id, *router.between, router.choice.id)
-        found.append(_Half(graph.flow.beyond(router.layer.data), tuple(sorted(ids)), None, "mixture_of_experts"))
-    mixed = {half.data for half in found if half.end is None}
-    kept = (half for half in found if half.end is None or half.data not in mixed)
-    return iter(sorted(kept, key=lambda half: half.nodes))
+def _reason(half: _Half, before: set[int], beside: set[int]) -> str:
+    kind = "mixture of experts" if half.kind == "mixture_of_experts" else "feed-forward network"
+    where = f"the {kind} that begins in node {half.nodes[0]}"
+    after = f"what the attention in {_named(before)} gives goes, past no other network, into {where}" if before else ""
+    aside = f"the attention in {_named(beside)} stands beside {where}: both read the same, and their results are joined"
+    return "; ".join(part for part in (after, aside if beside else "") if part)
 
 
-def _nodes(graph: Graph, operations: frozenset[str]) -> list[Node]:
-    return [graph.nodes[i] for i in sorted(i for o in operations for i in graph.by_op.get(o, ()))]
+def _named(nodes: set[int]) -> str:
+    ids = " and ".join(map(str, sorted(nodes)))
+    return f"node {ids}" if len(nodes) == 1 else f"nodes {ids}"
+
+
+def _halves(graph: Graph) -> list[_Half]:
+    """Feed-forward networks and mixtures of experts, in order; networks that read what a router reads belong to its experts."""
+    networks = [_Half(n.data, n.nodes, (n.last.node.id,), "mlp", n.beside) for n in networks_of(graph)]
+    mixtures: dict[int, _Half] = {}
+    for router in routers_of(graph):
+        data = graph.flow.beyond(router.layer.data)
+        mixtures[data] = _Half(data, router.nodes, (), "mixture_of_experts")
+    alone: list[_Half] = []
+    for half in networks:
+        mixture = mixtures.get(half.data)
+        if mixture is None:
+            alone.append(half)
+        else:
+            nodes = tuple(sorted({*mixture.nodes, *half.nodes}))
+            mixtures[half.data] = attrs.evolve(mixture, nodes=nodes, ends=(*mixture.ends, *half.ends))
+    return sorted((*alone, *mixtures.values()), key=lambda half: half.nodes)
 
 
 def _weighs(graph: Graph, softmax: Node) -> bool:
     """Whether the weights of a softmax go into a product: attention that is written out."""
-    return any(graph.nodes[i].operation in _MIXING for i in graph.flow.descendants(softmax.id, _MIXING, limit=8))
+    return any(graph.nodes[i].operation in MIXING for i in graph.flow.descendants(softmax.id, MIXING, limit=8))
 
 
-def _before(graph: Graph, half: _Half, free: set[int], ends: frozenset[int]) -> set[int]:
-    """Attentions whose result leads to the network's data, past no other network."""
-    return _reached(graph, half.data, free, ends - {half.end})
-
-
-def _beside(graph: Graph, half: _Half, free: set[int], ends: frozenset[int]) -> set[int]:
-    """Attentions whose result is added to the network's."""
-    if half.end is None:
-        return set()
+def _beside(graph: Graph, half: _Half, free: set[int], ends: set[int]) -> set[int]:
+    """Attentions whose result is added to the network's, and that read what it reads."""
     found: set[int] = set()
-    for user in graph.flow.users(half.end):
-        node = graph.nodes[user]
-        if node.operation in _SUMS:
-            others = [s for s in graph.flow.operands(node) if s != half.end]
-            found |= {i for other in others for i in _reached(graph, other, free, ends)}
-    return found
+    for end in half.ends:
+        for user in graph.flow.users(end) if free else ():
+            node = graph.nodes[user]
+            if node.operation in _SUMS:
+                others = (s for s in graph.flow.operands(node) if s != end)
+                found.update(i for other in others for i in _reached(graph, other, free, ends))
+    return {i for i in found if _reads_same(graph, i, half.data)}
 
 
-def _reached(graph: Graph, source: int, free: set[int], ends: frozenset[int]) -> set[int]:
+def _reads_same(graph: Graph, attention: int, data: int) -> bool:
+    """Whether the attention reads `data`, or what `data` is the norm of: each branch may have a norm of its own."""
+    read = graph.flow.node(data)
+    normed = read is not None and read.operation in NORMALISATION
+    wanted = {data, graph.flow.operands(read)[0]} if read is not None and normed else {data}
+    return any(source in wanted for source in _backwards(graph, attention, min(wanted)))
+
+
+def _reached(graph: Graph, source: int, free: set[int], ends: set[int]) -> set[int]:
+    """The attentions of `free` that `source` comes from, past no other attention and no op of `ends`."""
     found: set[int] = set()
-    todo, seen = [graph.flow.beyond(source)], {graph.flow.beyond(source)}
-    while todo and len(seen) < _REACH:
-        current = todo.pop(0)
-        if current in free:
+    lowest = min(free, default=0)
+    walk = _Backwards(graph, source)
+    for current in walk:
+        if current < lowest:
+            break
+        if current in ends:
+            lowest = max(lowest, current)  # what was there before belongs to blocks before
+        elif current in free:
             found.add(current)
-        if current < 0 or current in free or current in ends:
-            continue
-        node = graph.nodes[current]
-        if node.operation in FUSED_ATTENTION or node.operation in SOFTMAX:
-            continue
-        fresh = [s for s in dict.fromkeys(graph.flow.operands(node)) if s not in seen]
-        seen.update(fresh)
-        todo += fresh
+        elif graph.nodes[current].operation not in _ATTENTION:
+            walk.go_on(current)
     return found
+
+
+def _backwards(graph: Graph, source: int, lowest: int) -> Iterator[int]:
+    """Sources that `source` comes from, the latest first, down to `lowest`."""
+    walk = _Backwards(graph, source)
+    for current in walk:
+        yield current
+        if current >= 0 and current > lowest:
+            walk.go_on(current)
+
+
+class _Backwards:
+    """A walk from a source to those that it comes from, the latest first; `go_on` says past which of them it goes."""
+
+    def __init__(self, graph: Graph, source: int) -> None:
+        self._graph = graph
+        start = graph.flow.beyond(source)
+        self._todo, self._seen = [-start], {start}
+
+    def __iter__(self) -> Iterator[int]:
+        while self._todo and len(self._seen) < _REACH:
+            yield -heapq.heappop(self._todo)
+
+    def go_on(self, source: int) -> None:
+        """Walk on to the operands of the node `source`."""
+        for operand in self._graph.flow.operands(self._graph.nodes[source]):
+            if operand not in self._seen:
+                self._seen.add(operand)
+                heapq.heappush(self._todo, -operand)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Graph, Node, PatternMatch
-from djinn_transformer.networks import PRODUCTS, Network, activations, networks
+from djinn_transformer.layers import PRODUCTS
+from djinn_transformer.networks import Network, activations, networks_of
 
 
 class FeedForward:
@@ -16,21 +17,36 @@ class FeedForward:
     operations = PRODUCTS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each network."""
-        for network in networks(graph, candidates):
-            yield _match(graph, network)
+        """One match for each network whose last product is a candidate."""
+        ends = {node.id for node in candidates}
+        for network in networks_of(graph):
+            if network.last.product.id in ends:
+                yield _match(graph, network)
 
 
 def _match(graph: Graph, network: Network) -> PatternMatch:
     bends = tuple(dict.fromkeys(activations(network)))
-    width = graph.meta(graph.flow.value(network.first[0].node.id)).shape[-1]
-    first, last = network.first[0].node.id, network.last.node.id
-    kind = "gated, " if network.gated else ""
+    widths = tuple(graph.meta(graph.flow.value(layer.node.id)).shape[-1] for layer in (network.first[0], network.last))
     return PatternMatch(
         pattern=FeedForward.name,
         nodes=network.nodes,
-        confidence=0.95,
-        reason=f"{kind}from the linear layer in node {first} through {', '.join(bends)} to that in node {last}",
+        confidence=0.98,
+        reason=_reason(network, bends, widths),
         hints={"fuse": tuple(layer.product.id for layer in network.first)} if len(network.first) > 1 else {},
-        details={"gated": network.gated, "layers": len(network.layers), "hidden": width, "activation": bends[0]},
+        details={"gated": network.gated, "layers": len(network.layers), "hidden": widths[0], "activation": bends[0]},
+    )
+
+
+def _reason(network: Network, bends: tuple[str, ...], widths: tuple[int, ...]) -> str:
+    first, last = (layer.node.id for layer in (network.first[0], network.last))
+    if len(network.first) > 1:
+        start = (
+            f"the linear layers in nodes {' and '.join(str(layer.node.id) for layer in network.first)} read the same, "
+        )
+        gate = "one gates the other" if network.gated else "their results are joined"
+        return f"{start}{gate} ({', '.join(bends)}), and the linear layer in node {last} takes the result, {widths[0]} wide"
+    halves = ", one half gating the other," if network.gated else ""
+    return (
+        f"the linear layer in node {first} is {widths[0]} wide, and its result{halves} goes through nothing but element-wise "
+        f"ops ({', '.join(bends)}) into that in node {last}, {widths[1]} wide"
     )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from weakref import WeakKeyDictionary
 
 import attrs
 
 from djinn.hooks import Graph, Node, PatternMatch, arguments
-from djinn.patterns import Layer, layer_at
+from djinn.patterns import Flow, Layer
+from djinn_transformer.layers import Layers, layers_of
 
-CHOICES = frozenset({"argmax", "max", "topk"})
-_SOFTENED = frozenset({"_softmax", "add", "div", "masked_fill", "mul", "sigmoid", "softmax", "sqrt", "softplus"})
+_CHOICES = frozenset({"argmax", "max", "topk"})
+_SOFTENED = frozenset({
+    "_log_softmax", "_softmax", "add", "clamp", "div", "exp", "log_softmax", "masked_fill", "mul", "neg", "pow", "scatter",
+    "sigmoid", "softmax", "softplus", "sqrt", "sub", "tanh", "where",
+})  # fmt: skip
 _MOST = 1024  # experts
-_LIMIT = 8  # ops between the router and the choice
+_LIMIT = 10  # ops between the router and the choice
 
 
 @attrs.frozen
@@ -20,15 +25,22 @@ class Router:
     """Where experts are chosen.
 
     Attributes:
-        layer: the linear layer that scores them. between: ids of the ops from there to the choice. choice: the op.
+        layer: the linear layer that scores them. between: ids of the ops from there to the choices.
+        choices: the ops that choose, the one that has the last word last.
         experts: how many there are. chosen: how many each token goes to.
     """
 
     layer: Layer
     between: tuple[int, ...]
-    choice: Node
+    choices: tuple[Node, ...]
     experts: int
     chosen: int
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ids of its ops, in order."""
+        layer = {self.layer.product.id, self.layer.node.id}
+        return tuple(sorted({*layer, *self.between, *(choice.id for choice in self.choices)}))
 
 
 class MixtureOfExperts:
@@ -36,65 +48,93 @@ class MixtureOfExperts:
 
     name = "mixture_of_experts"
     tolerates_growth = True
-    operations = CHOICES
+    operations = _CHOICES
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each router, which covers it and the choice."""
-        for router in routers(graph, candidates):
-            yield _match(router)
+        """One match for each router, which covers it and its choices."""
+        given = {node.id for node in candidates}
+        for router in routers_of(graph):
+            if router.choices[-1].id in given:
+                yield _match(router)
 
 
 def _match(router: Router) -> PatternMatch:
-    nodes = {router.layer.product.id, router.layer.node.id, *router.between, router.choice.id}
+    choice, layer, experts = router.choices[-1], router.layer.node.id, router.experts
+    few = router.chosen < experts
+    reason = (
+        f"the linear layer in node {layer} gives each token {experts} scores, node {choice.id} ({choice.op}) takes the best "
+        f"{router.chosen} of them, and what was scored is computed with further: those experts get it"
+    )
     return PatternMatch(
         pattern=MixtureOfExperts.name,
-        nodes=tuple(sorted(nodes)),
-        confidence=0.95,
-        reason=f"node {router.choice.id} ({router.choice.op}) chooses {router.chosen} of the {router.experts} scores that "
-        f"the linear layer in node {router.layer.node.id} gives each token",
-        hints={"experts": router.experts},
-        details={"experts": router.experts, "chosen": router.chosen},
+        nodes=router.nodes,
+        confidence=0.97 if few else 0.9,
+        reason=reason if few else f"{reason}; that all are taken speaks against it",
+        hints={"experts": experts, "share": router.chosen / experts},
+        details={"experts": experts, "chosen": router.chosen},
     )
 
 
-def routers(graph: Graph, candidates: Sequence[Node]) -> Iterable[Router]:
-    """The routers whose choice is one of `candidates`."""
-    seen: set[int] = set()
-    for node in candidates:
-        router = _router(graph, node)
-        if router is not None and router.layer.node.id not in seen:
-            seen.add(router.layer.node.id)
-            yield router
+def routers_of(graph: Graph) -> tuple[Router, ...]:
+    """The routers of a graph, in order."""
+    found = _known.get(graph.flow)
+    if found is None:
+        found = _known[graph.flow] = tuple(_found_in(graph))
+    return found
 
 
-def _router(graph: Graph, choice: Node) -> Router | None:
+_known: WeakKeyDictionary[Flow, tuple[Router, ...]] = WeakKeyDictionary()
+
+
+def _found_in(graph: Graph) -> Iterable[Router]:
+    """A layer's choices are one router: groups of experts may be chosen before the experts, or one after the other."""
+    layers = layers_of(graph)
+    routers: dict[int, Router] = {}
+    for index in sorted(i for operation in _CHOICES for i in graph.by_op.get(operation, ())):
+        router = _router(graph, layers, graph.nodes[index])
+        if router is None:
+            continue
+        before = routers.get(router.layer.node.id)
+        routers[router.layer.node.id] = router if before is None else _together(before, router)
+    return routers.values()
+
+
+def _together(one: Router, other: Router) -> Router:
+    """The choice among more of the scores has the last word; of two alike each chooses, and the first counts first."""
+    first, last = sorted((one, other), key=lambda r: r.experts)
+    chosen = one.chosen + other.chosen if one.experts == other.experts else last.chosen
+    between = (*first.between, *last.between)
+    return Router(last.layer, between, (*first.choices, *last.choices), last.experts, min(chosen, last.experts))
+
+
+def _router(graph: Graph, layers: Layers, choice: Node) -> Router | None:
     shape = graph.meta(choice.inputs[0]).shape
     given = arguments(choice)
     if len(shape) < 2 or given.get("dim", -1) not in {-1, len(shape) - 1}:
         return None
     chosen = given.get("k", 1)
-    experts = shape[-1]
-    if not isinstance(chosen, int) or not 1 <= chosen < experts <= _MOST:
+    if not isinstance(chosen, int) or not 1 <= chosen <= shape[-1] or not 1 < shape[-1] <= _MOST:
         return None
-    found = _scored(graph, graph.flow.operands(choice)[0])
+    found = _scored(graph, layers, graph.flow.operands(choice)[0])
     if found is None or not _mixes(graph, found[0]):
         return None
     layer, between = found
-    return Router(layer, between, choice, experts, chosen)
+    return Router(layer, between, (choice,), shape[-1], chosen)
 
 
-def _scored(graph: Graph, source: int) -> tuple[Layer, tuple[int, ...]] | None:
+def _scored(graph: Graph, layers: Layers, source: int) -> tuple[Layer, tuple[int, ...]] | None:
     """The linear layer that gives the scores, and the ops after it."""
     between: list[int] = []
     while source >= 0 and len(between) < _LIMIT:
-        node = graph.nodes[source]
-        layer = layer_at(graph, node)
+        layer = layers.whole.get(source)
         if layer is not None:
             return layer, tuple(between)
+        node = graph.nodes[source]
         if node.operation not in _SOFTENED:
             return None
         between.append(node.id)
-        source = graph.flow.operands(node)[0]
+        operands = graph.flow.operands(node)
+        source = operands[1] if node.operation == "where" and len(operands) > 1 else operands[0]
     return None
 
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import attrs
 
+from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
 from djinn.hooks import Graph, Node
-from djinn.patterns import ACTIVATION, NORMALISATION, Layer, is_given, layer_at
+from djinn.patterns import ACTIVATION, CONVOLUTION, NORMALISATION, Flow, Layer, is_given
+from djinn_transformer.layers import Layers, layers_of
 
-PRODUCTS = frozenset({"add", "addmm", "linear", "matmul", "mm"})  # `add`: of a bias, after a product
 _BENDS = frozenset({*ACTIVATION, "clamp", "erf", "exp", "gelu", "pow", "selu", "square", "tanh_"})
+_PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
+_JOINS = frozenset({"cat", "concat"})
 _BETWEEN = frozenset({
-    *_BENDS, *NORMALISATION, "abs", "add", "add_", "alpha_dropout", "div", "div_", "dropout", "log1p", "minimum", "mul",
-    "mul_", "native_dropout", "neg", "reciprocal", "sub",
+    *_BENDS, *NORMALISATION, *CONVOLUTION, *_JOINS, "abs", "add", "add_", "alpha_dropout", "div", "div_", "dropout", "log1p",
+    "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "sub",
 })  # fmt: skip
 _PARTS = frozenset({
     "chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split",
 })  # fmt: skip
-_LIMIT = 24  # ops between two layers: a written-out activation takes some ten
+MIXING = frozenset({"baddbmm", "bmm", "einsum", "matmul"})  # what takes values together by the weights of a softmax
+_LIMIT = 24  # ops between two layers, one after the other: a written-out activation takes some ten
+_MOST = 8  # layers that one result comes from
 
 
 @attrs.frozen
@@ -29,6 +37,7 @@ class Network:
         data: source of what goes in. first: the layers that it goes into, two where one gates the other.
         layers: all of them, in order. between: the ops between them.
         gated: whether what two layers (or two halves of one) give is multiplied.
+        beside: ids of attentions whose results the last layer takes as well.
     """
 
     data: int
@@ -36,6 +45,7 @@ class Network:
     layers: tuple[Layer, ...]
     between: tuple[Node, ...]
     gated: bool
+    beside: tuple[int, ...] = ()
 
     @property
     def last(self) -> Layer:
@@ -49,95 +59,158 @@ class Network:
         return tuple(sorted(products | {n.id for n in self.between}))
 
 
-def networks(graph: Graph, candidates: Sequence[Node]) -> tuple[Network, ...]:
-    """All feed-forward networks that end in one of `candidates`; one that goes on where another ends is one with it."""
-    found: dict[int, Network] = {}  # by the id of its last op
-    for node in candidates:
-        layer = layer_at(graph, node)
-        if layer is None or _is_biased(graph, layer):
-            continue
-        network = _ending_in(graph, layer)
-        if network is not None:
-            found[node.id] = _joined(network, found)
-    return tuple(found.values())
+def networks_of(graph: Graph) -> tuple[Network, ...]:
+    """All feed-forward networks of a graph, in order; one that goes on where another ends is one with it."""
+    found = _known.get(graph.flow)
+    if found is None:
+        found = _known[graph.flow] = tuple(_Search(graph).networks())
+    return found
 
 
-def _is_biased(graph: Graph, layer: Layer) -> bool:
-    """Whether a bias is still to be added: the layer ends there."""
-    if layer.bias is not None or layer.product.operation not in {"matmul", "mm"}:
-        return False
-    users = [graph.nodes[u] for u in graph.flow.users(layer.node.id)]
-    ended = layer_at(graph, users[0]) if len(users) == 1 else None
-    return ended is not None and ended.product is layer.product
+_known: WeakKeyDictionary[Flow, tuple[Network, ...]] = WeakKeyDictionary()
 
 
-def _joined(network: Network, found: dict[int, Network]) -> Network:
-    """With the network before it, where the only layer that it begins with is the last of that one."""
-    if len(network.first) > 1:
-        return network
-    before = found.pop(network.first[0].node.id, None)
-    if before is None:
-        return network
-    return Network(
-        before.data,
-        before.first,
-        (*before.layers, *network.layers[1:]),
-        (*before.between, *network.between),
-        before.gated or network.gated,
-    )
+class _Way(NamedTuple):
+    """How a result comes from linear layers through element-wise ops only: from which, past how many ops, which kinds."""
+
+    layers: frozenset[int]
+    length: int = 0
+    bends: bool = False
+    multiplies: bool = False
+    beside: tuple[int, ...] = ()
 
 
-def _ending_in(graph: Graph, last: Layer) -> Network | None:
-    walked = _Walk(graph)
-    if not walked.go_back(last.data) or not walked.bends:
-        return None
-    first = sorted(walked.layers.values(), key=lambda layer: layer.node.id)
-    data = {graph.flow.beyond(layer.data) for layer in first}
-    if len(data) != 1:
-        return None
-    gated = walked.multiplies and (len(first) > 1 or _is_halved(graph, first[0]))
-    return Network(data.pop(), tuple(first), (*first, last), tuple(walked.between.values()), gated)
-
-
-def _is_halved(graph: Graph, layer: Layer) -> bool:
-    """Whether parts of the layer's result go different ways."""
-    return any(graph.nodes[i].operation in _PARTS for i in graph.flow.readers(layer.node.id))
-
-
-class _Walk:
-    """Goes back from what a layer reads to the layers that it comes from, through element-wise ops only."""
+class _Search:
+    """Goes over a graph once, in order, and knows of each result by which way it comes from linear layers, if by any."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self.layers: dict[int, Layer] = {}
-        self.between: dict[int, Node] = {}
-        self.bends = False
-        self.multiplies = False
+        self._layers: Layers = layers_of(graph)
+        self._ways: dict[int, _Way] = {}
 
-    def go_back(self, source: int) -> bool:
-        """Whether every way back ends in a layer, or in something given."""
-        flow = self._graph.flow
-        todo = [flow.beyond(source)]
+    def networks(self) -> list[Network]:
+        """All of them."""
+        whole, ways, by_op = self._layers.whole, self._ways, self._graph.by_op
+        found: list[Network] = []
+        between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}
+        for index in sorted(between.union(whole)):
+            layer = whole.get(index)
+            if layer is None:
+                way = self._through(self._graph.nodes[index])
+                if way is not None:
+                    ways[index] = way
+                continue
+            network = self._ending_in(layer)
+            if network is not None:
+                found.append(network)
+            ways[index] = _Way(frozenset((index,)))
+        return _joined(found)
+
+    def _through(self, node: Node) -> _Way | None:
+        """The way past one more op; None where something else than layers and given values leads to it."""
+        operation = node.operation
+        if operation in CONVOLUTION and not self._is_by_channel(node):
+            return None
+        flow, ways = self._graph.flow, self._ways
+        before: list[_Way] = []
+        beside: tuple[int, ...] = ()
+        for source in flow.operands(node):
+            way = ways.get(source)
+            if way is not None:
+                before.append(way)
+            elif operation in _JOINS and (attention := self._attention(source)) is not None:
+                beside = (*beside, attention)
+            elif source >= 0 and not is_given(flow, source):
+                return None
+        if not before or (operation in _JOINS and not beside):
+            return None
+        return self._longer(node, before, beside)
+
+    def _longer(self, node: Node, before: list[_Way], beside: tuple[int, ...]) -> _Way | None:
+        operation = node.operation
+        way = before[0]
+        if len(before) == 1 or all(other.layers == way.layers for other in before):
+            layers = way.layers
+        else:
+            layers = frozenset().union(*(other.layers for other in before))
+        length = 1 + max(other.length for other in before)
+        if length > _LIMIT or len(layers) > _MOST:
+            return None
+        bends = operation in _BENDS or any(other.bends for other in before)
+        multiplies = (operation in _PRODUCTS_OF_TWO and len(node.inputs) > 1) or any(w.multiplies for w in before)
+        return _Way(layers, length, bends, multiplies, (*beside, *(i for other in before for i in other.beside)))
+
+    def _is_by_channel(self, node: Node) -> bool:
+        """Whether it is a convolution of pictures with one filter a channel: places mix, features do not."""
+        weight = self._graph.meta(node.inputs[1]).shape
+        return len(weight) == 4 and weight[1] == 1 < weight[0]
+
+    def _attention(self, source: int) -> int | None:
+        """The attention whose result `source` is: a fused one, or the softmax of one that is written out."""
+        return None if source < 0 else attention_in(self._graph, self._graph.nodes[source])
+
+    def _ending_in(self, last: Layer) -> Network | None:
+        way = self._ways.get(self._graph.flow.beyond(last.data))
+        if way is None or not way.bends:
+            return None
+        first = tuple(self._layers.whole[i] for i in sorted(way.layers))
+        data = {self._graph.flow.beyond(layer.data) for layer in first}
+        if len(data) != 1:
+            return None
+        gated = way.multiplies and (len(first) > 1 or self._is_halved(first[0]))
+        between = tuple(self._between(last, way.layers))
+        return Network(data.pop(), first, (*first, last), between, gated, way.beside)
+
+    def _is_halved(self, layer: Layer) -> bool:
+        """Whether parts of the layer's result go different ways."""
+        return any(self._graph.nodes[i].operation in _PARTS for i in self._graph.flow.readers(layer.node.id))
+
+    def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
+        """The ops on the ways from the first layers to the last."""
+        flow, ways = self._graph.flow, self._ways
+        todo, seen = [flow.beyond(last.data)], set(first)
         while todo:
             source = todo.pop()
-            if source in self.layers or source in self.between or is_given(flow, source):
-                continue
-            node = self._graph.nodes[source]
-            layer = layer_at(self._graph, node)
-            if layer is not None:
-                self.layers[source] = layer
-                continue
-            if node.operation not in _BETWEEN or len(self.between) >= _LIMIT:
-                return False
-            self._pass(node)
-            todo += flow.operands(node)
-        return bool(self.layers)
+            if source not in seen and source in ways:
+                seen.add(source)
+                node = self._graph.nodes[source]
+                yield node
+                todo += flow.operands(node)
 
-    def _pass(self, node: Node) -> None:
-        self.between[node.id] = node
-        self.bends = self.bends or node.operation in _BENDS
-        if node.operation in {"mul", "mul_"} and len(node.inputs) > 1:
-            self.multiplies = True
+
+def attention_in(graph: Graph, node: Node) -> int | None:
+    """The id of the attention that `node` gives the result of: itself, or the softmax whose weights it takes values by."""
+    if node.operation in FUSED_ATTENTION:
+        return node.id
+    if node.operation in MIXING:
+        weights = graph.flow.node(graph.flow.operands(node)[0])
+        if weights is not None and weights.operation in SOFTMAX:
+            return weights.id
+    return None
+
+
+def _joined(found: list[Network]) -> list[Network]:
+    """Networks that go on where one ends are one with it; where several go on there, it feeds them and they are none."""
+    going_on = Counter(n.first[0].node.id for n in found if len(n.first) == 1)
+    joined: dict[int, Network] = {}  # by the id of the last op
+    for network in found:
+        start = network.first[0].node.id
+        if len(network.first) > 1 or start not in joined:
+            joined[network.last.node.id] = network
+        elif going_on[start] == 1:
+            joined[network.last.node.id] = _one(joined.pop(start), network)
+    return list(joined.values())
+
+
+def _one(before: Network, after: Network) -> Network:
+    return Network(
+        before.data,
+        before.first,
+        (*before.layers, *after.layers[1:]),
+        (*before.between, *after.between),
+        before.gated or after.gated,
+        (*before.beside, *after.beside),
+    )
 
 
 def activations(network: Network) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Norms: one of PyTorch's ops, or written out as a division by the root of a mean square."""
+"""Norms: one of PyTorch's ops, or written out: data is divided by how far it spreads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from djinn.hooks import Graph, Node, PatternMatch, arguments
-from djinn.patterns import NORMALISATION, is_given
+from djinn.patterns import CONVOLUTION, NORMALISATION, is_given
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
+_POWERS = frozenset({"pow"})  # of -0.5 and 0.5
+_LENGTHS = frozenset({"linalg_vector_norm", "norm"})  # the root of a sum of squares
+_DEVIATIONS = frozenset({"std", "std_mean"})  # the root of a variance
 _SQUARES = frozenset({"mul", "pow", "square"})
-_SPREADS = frozenset({"std", "var", "var_mean"})
+_VARIANCES = frozenset({"var", "var_mean"})
 _SUMS = frozenset({"add", "add_"})
-_SCALES = frozenset({"div", "mul"})
+_BOUNDS = frozenset({*_SUMS, "clamp", "clamp_min", "clamp_min_", "maximum"})
+_SCALES = frozenset({"div", "div_", "mul", "mul_"})
 
 
 @attrs.frozen
@@ -21,13 +25,14 @@ class _Written:
     """A norm that is written out.
 
     Attributes:
-        nodes: the ops, from the square to the last scaling. spread: the op that gives the variance or mean square.
-        centred: whether the mean was taken away.
+        nodes: the ops, from the square to the last scaling. root: the op that gives how far the data spreads.
+        centred: whether the mean was taken away. weighted: whether weights follow.
     """
 
     nodes: tuple[int, ...]
-    spread: Node
+    root: Node
     centred: bool
+    weighted: bool
 
 
 class Norm:
@@ -35,62 +40,81 @@ class Norm:
 
     name = "norm"
     tolerates_growth = True
-    operations = NORMALISATION | _ROOTS
+    operations = NORMALISATION | _ROOTS | _POWERS | _LENGTHS | _DEVIATIONS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each norm."""
+        """One match for each norm of data; what makes the kernel of a convolution from a weight is none."""
         for node in candidates:
             if node.operation in NORMALISATION:
-                yield PatternMatch(self.name, (node.id,), 1.0, f"node {node.id} is {node.op}", details={"fused": True})
+                if not _makes_kernel(graph, node):
+                    reason = f"node {node.id} is {node.op}, which is a norm"
+                    yield PatternMatch(self.name, (node.id,), 1.0, reason, details={"fused": True})
             elif (written := _written_out(graph, node)) is not None:
-                yield _match(written, node)
+                yield _match(written)
 
 
-def _match(written: _Written, root: Node) -> PatternMatch:
+def _match(written: _Written) -> PatternMatch:
     kind = "layer_norm" if written.centred else "rms_norm"
+    less = "less its mean, " if written.centred else ""
+    then = ", and weights follow" if written.weighted else ""
     return PatternMatch(
         pattern=Norm.name,
         nodes=written.nodes,
-        confidence=0.97,
-        reason=f"what is squared in node {written.nodes[0]} is divided by the root of its mean (node {root.id}), a {kind}",
+        confidence=0.98 if written.weighted else 0.95,
+        reason=f"what goes into node {written.nodes[0]}, {less}is divided by how far it spreads, which is what node "
+        f"{written.root.id} ({written.root.op}) gives{then}: a {kind} that is written out",
         hints={"fuse": written.nodes},
         details={"fused": False, "kind": kind},
     )
 
 
+def _makes_kernel(graph: Graph, node: Node) -> bool:
+    """Whether a convolution takes the result as its weight: weights that are standardised."""
+    for user in graph.flow.users(node.id):
+        follower = graph.nodes[user]
+        if follower.operation in CONVOLUTION and graph.flow.operands(follower)[0] != node.id:
+            return True
+    return False
+
+
 def _written_out(graph: Graph, root: Node) -> _Written | None:
     """The norm whose root `root` is: of a spread, to which at most a small number was added, and something is scaled by it."""
+    measured = _measured(graph, root)
+    if measured is None:
+        return None
+    source, measuring, centred = measured
+    divisor, after = _bounded(graph, root)
+    scaled = _scaled(graph, divisor, source)
+    if scaled is None:
+        return None
+    first, weights, less = scaled
+    if root.operation in _LENGTHS and not weights:
+        return None  # directions, as those that are compared with each other
+    nodes = {*measuring, root.id, *after, first.id, *(n.id for n in weights)}
+    return _Written(tuple(sorted(nodes)), root, centred or less, bool(weights))
+
+
+def _measured(graph: Graph, root: Node) -> tuple[int, tuple[int, ...], bool] | None:
+    """What the root measures the spread of, the ops that lead there, and whether a mean is taken away on the way."""
     flow = graph.flow
-    before: list[Node] = []
+    if root.operation in _LENGTHS | _DEVIATIONS:
+        return flow.operands(root)[0], (), root.operation in _DEVIATIONS
+    if root.operation in _POWERS and arguments(root).get("exponent") not in {-0.5, 0.5}:
+        return None
+    before: list[int] = []
     maker = flow.node(flow.operands(root)[0])
-    while maker is not None and maker.operation in {*_SUMS, "clamp", "clamp_min"} and len(maker.inputs) == 1:
-        before.append(maker)
+    while maker is not None and maker.operation in _BOUNDS and len(maker.inputs) == 1:
+        before.append(maker.id)
         maker = flow.node(flow.operands(maker)[0])
     if maker is None:
         return None
-    squared = _squared(graph, maker)
-    if squared is None:
-        return None
-    source, squares = squared
-    scaled = _scaled(graph, root, source)
-    if scaled is None:
-        return None
-    nodes = {maker.id, *squares, *(n.id for n in before), root.id, *(n.id for n in scaled)}
-    centred = maker.operation in _SPREADS or _is_centred(graph, source)
-    return _Written(tuple(sorted(nodes)), maker, centred)
-
-
-def _squared(graph: Graph, spread: Node) -> tuple[int, tuple[int, ...]] | None:
-    """What the spread is of, and the op that squares it."""
-    flow = graph.flow
-    if spread.operation in _SPREADS:
-        return flow.operands(spread)[0], ()
-    if spread.operation != "mean":
-        return None
-    square = flow.node(flow.operands(spread)[0])
+    if maker.operation in _VARIANCES:
+        return flow.operands(maker)[0], (*before, maker.id), True
+    square = flow.node(flow.operands(maker)[0]) if maker.operation == "mean" else None
     if square is None or square.operation not in _SQUARES or not _is_square(graph, square):
         return None
-    return flow.operands(square)[0], (square.id,)
+    source = flow.operands(square)[0]
+    return source, (*before, maker.id, square.id), _less(graph, source) is not None
 
 
 def _is_square(graph: Graph, node: Node) -> bool:
@@ -99,36 +123,85 @@ def _is_square(graph: Graph, node: Node) -> bool:
     return node.operation == "square" or arguments(node).get("exponent") == 2
 
 
-def _scaled(graph: Graph, root: Node, source: int) -> list[Node] | None:
-    """The op that scales by the root what was squared, itself or less its mean, and the scaling by weights after it."""
+def _bounded(graph: Graph, root: Node) -> tuple[Node, tuple[int, ...]]:
+    """What is divided by: the root, or what it is after a small number was added, or after it was turned over."""
+    after: list[int] = []
+    node = root
+    for operations in (_BOUNDS, {"reciprocal"}):
+        users = [graph.nodes[u] for u in graph.flow.users(node.id)]
+        fitting = [u for u in users if u.operation in operations and len(u.inputs) == 1]
+        if len(fitting) == 1:
+            node = fitting[0]
+            after.append(node.id)
+    return node, tuple(after)
+
+
+def _scaled(graph: Graph, divisor: Node, source: int) -> tuple[Node, list[Node], bool] | None:
+    """The op that scales what was measured, itself or less its mean; the weights around it; and whether it was less its mean."""
     flow = graph.flow
-    for user in flow.users(root.id):
+    for user in flow.users(divisor.id):
         node = graph.nodes[user]
-        others = [s for s in flow.operands(node) if s != root.id]
-        if node.operation in _SCALES and len(others) == 1 and _is_same(graph, others[0], source):
-            return [node, *_weighted(graph, node)]
+        others = [s for s in flow.operands(node) if s != divisor.id]
+        if node.operation not in _SCALES or len(others) != 1:
+            continue
+        data, before = others[0], []
+        if not _is_same(graph, data, source):
+            data, before = _unweighted(graph, data)
+        if _is_same(graph, data, source):
+            return node, [*before, *_weighted(graph, node)], _less(graph, data) is not None
     return None
 
 
-def _is_same(graph: Graph, data: int, source: int) -> bool:
-    """Whether `data` is `source`, or `source` less something."""
-    node = graph.flow.node(data)
-    less = node is not None and node.operation == "sub" and graph.flow.operands(node)[0] == source
-    return data == source or less
+def _unweighted(graph: Graph, source: int) -> tuple[int, list[Node]]:
+    """What a weight was multiplied with to give `source`, and that op; `source` itself where none was."""
+    node = graph.flow.node(source)
+    if node is None or node.operation not in _SCALES:
+        return source, []
+    operands = graph.flow.operands(node)
+    data = [s for s in operands if not _is_weight(graph, s)]
+    return (data[0], [node]) if len(operands) == 2 and len(data) == 1 else (source, [])
+
+
+def _is_same(graph: Graph, one: int, other: int) -> bool:
+    """Whether they are the same data, each with or without its mean."""
+    wholes = [(_less(graph, source), source) for source in (one, other)]
+    return one == other or any(a == b for a in wholes[0] for b in wholes[1] if a is not None)
+
+
+def _less(graph: Graph, source: int) -> int | None:
+    """What something was taken away from to give `source`; None where nothing was."""
+    node = graph.flow.node(source)
+    return graph.flow.operands(node)[0] if node is not None and node.operation == "sub" else None
 
 
 def _weighted(graph: Graph, node: Node) -> list[Node]:
-    """The multiplication by a weight and the addition of a bias that follow, if they do."""
+    """The multiplication by a weight and the addition of a bias that follow, if they do; multiplied by a number before."""
     found: list[Node] = []
     for operations in (_SCALES, _SUMS):
-        users = [graph.nodes[u] for u in graph.flow.users(node.id)]
-        if len(users) != 1 or users[0].operation not in operations:
-            continue
-        others = [s for s in graph.flow.operands(users[0]) if s != node.id]
-        if len(others) == 1 and _is_weight(graph, others[0]):
-            node = users[0]
+        after = _by_weight(graph, node, operations) or _by_weight(graph, _by_number(graph, node), operations)
+        if after is not None:
+            node = after
             found.append(node)
     return found
+
+
+def _by_weight(graph: Graph, node: Node | None, operations: frozenset[str]) -> Node | None:
+    """The op among `operations` that takes the result of `node` and a weight; what a backward pass does with it does not count."""
+    if node is None:
+        return None
+    for user in graph.flow.users(node.id):
+        follower = graph.nodes[user]
+        if follower.operation in operations:
+            others = [s for s in graph.flow.operands(follower) if s != node.id]
+            if len(others) == 1 and _is_weight(graph, others[0]):
+                return follower
+    return None
+
+
+def _by_number(graph: Graph, node: Node) -> Node | None:
+    """The op that multiplies the result of `node` by a number."""
+    users = (graph.nodes[u] for u in graph.flow.users(node.id))
+    return next((u for u in users if u.operation in _SCALES and len(u.inputs) == 1), None)
 
 
 def _is_weight(graph: Graph, source: int) -> bool:
@@ -137,8 +210,3 @@ def _is_weight(graph: Graph, source: int) -> bool:
     if maker is not None and maker.operation in _SUMS and len(maker.inputs) == 1:
         source = graph.flow.operands(maker)[0]
     return is_given(graph.flow, source)
-
-
-def _is_centred(graph: Graph, source: int) -> bool:
-    maker = graph.flow.node(source)
-    return maker is not None and maker.operation == "sub"

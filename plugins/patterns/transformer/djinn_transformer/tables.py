@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from djinn.dataflow import FUSED_ATTENTION
 from djinn.hooks import Graph, Node, PatternMatch
-from djinn.patterns import MATRIX_PRODUCT, Layer, is_backward, layer_at
+from djinn.patterns import ACTIVATION, MATRIX_PRODUCT, NORMALISATION, Layer, is_backward
+from djinn_transformer.layers import PRODUCTS, Layers, layers_of
 
 _LOOKUPS = frozenset({"embedding"})
-_PRODUCTS = MATRIX_PRODUCT | FUSED_ATTENTION | {"einsum"}
+_GOES_ON = MATRIX_PRODUCT | FUSED_ATTENTION | NORMALISATION | {"einsum"}
+_BENDS = ACTIVATION - {"sigmoid"}  # scores may become probabilities one by one, and are bent by nothing else
 _SMALLEST = 16  # rows of a table of tokens
+_REACH = 64  # ops that are looked at after a head
 
 
 class Embedding:
@@ -25,7 +28,7 @@ class Embedding:
         for node in candidates:
             table = graph.meta(node.inputs[0]).shape
             if len(table) == 2:
-                reason = f"node {node.id} looks rows of {table[1]} numbers up among {table[0]}"
+                reason = f"node {node.id} ({node.op}) takes rows of a table of {table[0]} rows, {table[1]} numbers each"
                 details = {"rows": table[0], "width": table[1]}
                 yield PatternMatch(self.name, (node.id,), 1.0, reason, details=details)
 
@@ -33,32 +36,40 @@ class Embedding:
 class OutputHead:
     """A linear layer that gives a score for each row of a table that the program looks rows up in.
 
-    Nothing but the choice of a token, or a loss, comes after it: no other layer.
+    Nothing but the choice of a token, or a loss, comes after it: no other layer, no norm, no activation.
     """
 
     name = "output_head"
     tolerates_growth = True
-    operations = frozenset({"addmm", "linear", "matmul", "mm"})
+    operations = PRODUCTS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each head."""
         tables = _tables(graph)
         if not tables:
             return
+        layers = layers_of(graph)
+        multiplied: set[int] = set()  # weights that a layer before has used
         for node in candidates:
-            layer = layer_at(graph, node)
-            if layer is not None and (rows := _scores(graph, layer)) in tables and _ends(graph, node):
-                tied = graph.flow.beyond(layer.weight) in tables[rows]
-                yield _match(node, rows, tied=tied)
+            layer = layers.products.get(node.id)
+            if layer is None:
+                continue
+            weight = graph.flow.beyond(layer.weight)
+            again = weight in multiplied
+            multiplied.add(weight)
+            rows = graph.meta(graph.flow.value(node.id)).shape[-1]
+            if rows in tables and not _is_gradient(graph, layers, node, again=again) and _ends(graph, layers, layer):
+                yield _match(layer, rows, tied=weight in tables[rows])
 
 
-def _match(node: Node, rows: int, *, tied: bool) -> PatternMatch:
-    how = "with the table itself" if tied else "with a weight of its own"
+def _match(layer: Layer, rows: int, *, tied: bool) -> PatternMatch:
+    how = "with that table as its weight" if tied else "with a weight of its own"
     return PatternMatch(
         pattern=OutputHead.name,
-        nodes=(node.id,),
-        confidence=1.0 if tied else 0.95,
-        reason=f"node {node.id} scores each of the {rows} rows of the table of tokens, {how}",
+        nodes=(layer.product.id,),
+        confidence=1.0 if tied else 0.96,
+        reason=f"node {layer.product.id} gives a score for each of the {rows} rows of the table that tokens are looked up in, "
+        f"{how}, and no layer comes after it",
         details={"vocabulary": rows, "tied": tied},
     )
 
@@ -73,19 +84,29 @@ def _tables(graph: Graph) -> dict[int, set[int]]:
     return tables
 
 
-def _scores(graph: Graph, layer: Layer) -> int:
-    return graph.meta(graph.flow.value(layer.node.id)).shape[-1]
-
-
-def _ends(graph: Graph, node: Node) -> bool:
-    """Whether no product follows; a backward pass goes on with gradients, which are no results of this."""
-    if _is_gradient(graph, node.id):
+def _ends(graph: Graph, layers: Layers, layer: Layer) -> bool:
+    """Whether no layer, norm or activation follows; a backward pass goes on with gradients, which are no results of this."""
+    end = _end(graph, layer)
+    if any(graph.nodes[i].operation in _BENDS for i in graph.flow.users(end)):
         return False
-    following = graph.flow.descendants(node.id, _PRODUCTS, limit=64)
-    return not any(graph.nodes[i].operation in _PRODUCTS and not _is_gradient(graph, i) for i in following)
+    following = graph.flow.descendants(end, _GOES_ON, limit=_REACH)
+    return not any(graph.nodes[i].operation in _GOES_ON and not _comes_back(graph, layers, i) for i in following)
 
 
-def _is_gradient(graph: Graph, index: int) -> bool:
-    """Whether it belongs to a backward pass: a derivative is among what leads to it, or the one that such a pass begins with."""
+def _end(graph: Graph, layer: Layer) -> int:
+    """The op that gives the result: the product, or the addition of a bias after it."""
+    users = graph.flow.users(layer.product.id)
+    return users[0] if len(users) == 1 and users[0] in layers_of(graph).whole else layer.product.id
+
+
+def _is_gradient(graph: Graph, layers: Layers, node: Node, *, again: bool) -> bool:
+    """Whether it belongs to a backward pass: it comes after a derivative, and multiplies with a weight once more."""
+    return node.id > layers.backward and (again or _comes_back(graph, layers, node.id))
+
+
+def _comes_back(graph: Graph, layers: Layers, index: int) -> bool:
+    """Whether a derivative is among what leads to it, or what a backward pass begins with."""
+    if index < layers.backward:
+        return False
     makers = (graph.nodes[s] for s in graph.flow.ancestors(index, limit=32) if s >= 0)
     return any(is_backward(node) or node.operation == "ones_like" for node in makers)

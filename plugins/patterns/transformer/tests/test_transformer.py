@@ -13,6 +13,7 @@ import djinn
 import djinn_transformer
 from djinn.fx import fx_graph
 from djinn.testing import PatternConformance, PluginConformance
+from djinn_transformer import networks
 
 DEVICE = "remote_accelerator:0"
 PATTERNS = {pattern.name: pattern for pattern in djinn_transformer.djinn_register_patterns()}
@@ -177,6 +178,58 @@ def test_norms(read):
     assert match.details["fused"]
 
 
+class Spread(nn.Module):
+    """Norms as people write them."""
+
+    def __init__(self, formula):
+        super().__init__()
+        self.formula = formula
+        self.weight, self.bias = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return self.formula(x, self.weight, self.bias)
+
+
+def by_deviation(x, w, b):
+    return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + b
+
+
+def twice_centred(x, w, b):
+    spread = (x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True)
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(spread + 1e-6) * w + b
+
+
+def by_power(x, w, b):
+    return x * (x * x).mean(-1, keepdim=True).add(1e-6).pow(-0.5) * w
+
+
+def by_length(x, w, b):
+    return F.normalize(x, dim=-1) * 8**0.5 * w
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("formula", "kind"),
+    [(by_deviation, "layer_norm"), (twice_centred, "layer_norm"), (by_power, "rms_norm"), (by_length, "rms_norm")],
+)
+def test_norms_that_are_written_out(formula, kind, train):
+    (match,) = found_in("norm", recorded(Spread(formula), data(2, 3, 8), train=train))
+    assert match.details == {"fused": False, "kind": kind}
+
+
+def test_a_direction_is_no_norm():
+    assert found_in("norm", recorded(Spread(lambda x, w, b: F.normalize(x, dim=-1) @ w), data(2, 8))) == []
+
+
+def test_a_kernel_that_is_standardised_is_no_norm_of_data():
+    class Standardised(nn.Conv2d):
+        def forward(self, x):
+            weight = F.batch_norm(self.weight.flatten(1)[None], None, None, training=True)
+            return F.conv2d(x, weight.view_as(self.weight), self.bias)
+
+    assert found_in("norm", recorded(Standardised(3, 4, 3), data(2, 3, 8, 8))) == []
+
+
 def test_a_distance_is_no_norm():
     class Distance(nn.Module):
         def forward(self, x, y):
@@ -191,7 +244,7 @@ def test_a_distance_is_no_norm():
 def test_blocks_heads_and_tables_of_a_language_model(train, beside, eager):
     graph = recorded(Language(beside=beside, eager=eager), torch.arange(12).view(2, 6), train=train)
     blocks = found_in("block", graph)
-    assert [b.details for b in blocks] == [{"attentions": 1, "feed_forward": "mlp"}] * 3
+    assert [b.details for b in blocks] == [{"attentions": 1, "feed_forward": "mlp", "parallel": beside}] * 3
     assert len({n for b in blocks for n in b.nodes}) == sum(len(b.nodes) for b in blocks), "blocks share nothing"
     (head,) = found_in("output_head", graph)
     assert head.details == {"vocabulary": 50, "tied": False}
@@ -212,6 +265,101 @@ def test_a_head_that_shares_the_table_is_surer():
 def test_a_mixture_is_found_by_its_router(train):
     (match,) = found_in("mixture_of_experts", recorded(Mixture(), data(2, 3, 8), train=train))
     assert match.details == {"experts": 4, "chosen": 2}
+
+
+def test_groups_of_experts_are_chosen_before_the_experts():
+    class Grouped(Mixture):
+        def forward(self, x):
+            scores = self.router(x).sigmoid()
+            best = scores.unflatten(-1, (2, 2)).topk(2, -1).values.sum(-1).topk(1, -1).indices
+            mask = torch.zeros(*x.shape[:2], 2, device=x.device).scatter(-1, best, 1.0).repeat_interleave(2, -1)
+            weights, chosen = scores.masked_fill(mask == 0, 0.0).topk(1, -1)
+            mixed = torch.einsum("btd,btkde->btke", x, self.experts[chosen])
+            return (mixed * weights[..., None]).sum(-2)
+
+    (match,) = found_in("mixture_of_experts", recorded(Grouped(), data(2, 3, 8)))
+    assert match.details == {"experts": 4, "chosen": 1}
+
+
+def test_a_shared_expert_belongs_to_the_block_of_the_others():
+    class Sharing(Block):
+        def __init__(self):
+            super().__init__()
+            self.mixture = Mixture()
+
+        def forward(self, x):
+            x = x + self.attend(self.before(x))
+            normed = self.after(x)
+            return x + self.mixture(normed) + self.network(normed)
+
+    graph = recorded(Sharing(), data(2, 3, 8))
+    (block,) = found_in("block", graph)
+    (network,) = found_in("mlp", graph)
+    assert block.details["feed_forward"] == "mixture_of_experts"
+    assert set(network.nodes) < set(block.nodes)
+
+
+def test_one_layer_that_ends_attention_and_network_ends_a_block():
+    class Joined(Block):
+        def __init__(self):
+            super().__init__()
+            self.up, self.both = nn.Linear(8, 16), nn.Linear(24, 8)
+
+        def forward(self, x):
+            q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in (self.query, self.key, self.value))
+            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            return x + self.both(torch.cat([mixed, F.gelu(self.up(x))], dim=-1))
+
+    (block,) = found_in("block", recorded(Joined(), data(2, 3, 8)))
+    assert block.details["parallel"]
+
+
+def test_a_network_for_the_time_is_no_half_of_a_block():
+    class Timed(nn.Module):
+        """Each stage is told the time, and attends."""
+
+        def __init__(self):
+            super().__init__()
+            self.time = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
+            self.told = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x, time):
+            time = F.silu(self.time(time))
+            for told, block in zip(self.told, self.blocks, strict=True):
+                x = block(x + told(time)[:, None])
+            return x
+
+    graph = recorded(Timed(), data(2, 3, 8), data(2, 8))
+    assert [b.details["attentions"] for b in found_in("block", graph)] == [1, 1]
+    assert len(found_in("mlp", graph)) == 3, "the time's network ends before the layers that it tells the time"
+
+
+def test_what_is_bent_or_normed_is_no_score():
+    class Pooled(nn.Module):
+        """As many places as features; what is pooled is as wide as there are places."""
+
+        def __init__(self, after):
+            super().__init__()
+            self.places, self.pool, self.after = nn.Embedding(16, 16), nn.Linear(16, 16), after
+
+        def forward(self, places):
+            return self.after(self.pool(self.places(places)))
+
+    for after in (nn.Tanh(), nn.LayerNorm(16)):
+        assert found_in("output_head", recorded(Pooled(after), torch.arange(6).view(1, 6))) == []
+    (head,) = found_in("output_head", recorded(Pooled(nn.Sigmoid()), torch.arange(6).view(1, 6)))
+    assert not head.details["tied"]
+
+
+def test_a_search_is_made_once_for_all_patterns(monkeypatch):
+    calls = []
+    search = networks._Search.networks
+    monkeypatch.setattr(networks._Search, "networks", lambda self: calls.append(1) or search(self))
+    graph = recorded(Language(), torch.arange(6).view(1, 6))
+    for name in PATTERNS:
+        found_in(name, graph)
+    assert len(calls) == 1
 
 
 def test_choosing_a_token_is_no_mixture():
