@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -20,6 +22,7 @@ from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.runtime import client
 from djinn_core.runtime.planning import NOWHERE, plan_program
+from djinn_core.showing import notebook as _notebook  # noqa: F401 - what notebooks show
 from djinn_core.showing.text import Explanation
 from djinn_core.showing.text import explain as describe_result
 
@@ -51,6 +54,23 @@ class Captured:
     def patterns(self) -> tuple[PatternMatch, ...]:
         """What the patterns recognised."""
         return self.profile.patterns
+
+    def picture(self, file: str | os.PathLike[str]) -> None:
+        """Draw the program into a file: an SVG, or a page (`.html`) in which modules open by a click.
+
+        Modules are boxes, with their costs and patterns; equal layers are folded.
+
+        Raises:
+            ConfigurationError: the file's ending says something else, or there is no such folder.
+        """
+        from djinn_core.showing.picture.files import write_picture  # networkx takes its time, and few draw
+
+        write_picture(plan(self.graph, until="place"), Path(file))
+
+    def _repr_svg_(self) -> str:
+        from djinn_core.showing.picture.svg import svg
+
+        return svg(plan(self.graph, until="place"))
 
     @cached_property
     def semantic_metadata(self) -> tuple[SemanticMetadata, ...]:

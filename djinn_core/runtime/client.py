@@ -34,6 +34,7 @@ from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connect import Opened, open_connections, start_executors
+from djinn_core.runtime.earlier import EarlierPrograms
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_for_pool, plan_program
@@ -43,6 +44,7 @@ from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
+from djinn_core.runtime.template import Prepared
 from djinn_core.runtime.whole_programs import WholePrograms
 from djinn_core.wire.messages import DeviceInfo
 
@@ -66,6 +68,7 @@ class _State:
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
     wholes: WholePrograms = attrs.field(factory=WholePrograms)
+    earlier: EarlierPrograms = attrs.field(factory=EarlierPrograms)
     planner: Planner | None = None
     forked: bool = False
 
@@ -322,10 +325,16 @@ def _described() -> tuple[str, DeviceInfo]:
 
 
 def _planner() -> Planner:
-    """A session's planner; what is known of whole programs begins anew with it."""
-    _state.wholes = wholes = WholePrograms()
-    _state.planner = Planner(_plan, _state.stats, wholes.named)
+    """A session's planner; what is known of whole programs and of their values begins anew with it."""
+    _state.wholes = WholePrograms()
+    _state.planner = Planner(_plan, _state.stats, _planned)
+    _state.earlier = EarlierPrograms(_state.planner.recent)
     return _state.planner
+
+
+def _planned(prepared: Prepared, program: Program) -> None:
+    _state.wholes.named(prepared)
+    _state.earlier.planned(prepared, program)
 
 
 def last_profile() -> WorkloadProfile | None:
@@ -334,15 +343,19 @@ def last_profile() -> WorkloadProfile | None:
     Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
     such as the number of keys, and value ids are those of the program when it came first.
     """
-    return _state.wholes.profile_of(_state.planner.latest) if _state.planner is not None else None
+    recent = _state.planner.recent if _state.planner is not None else None
+    return _state.wholes.profile_of(recent[-1][0]) if recent else None
 
 
 def _plan(program: Program) -> ExecutionSchedule:
     started = time.monotonic()
-    known = _state.wholes.piece(program)
-    result = plan_program(program, registry(), settings(), device() or NOWHERE, profile=known)
-    if known is None and result.profile is not None:
+    profile = _state.wholes.piece(program)
+    known = _state.earlier.residency(program) if profile is None else {}
+    result = plan_program(program, registry(), settings(), device() or NOWHERE, profile=profile, known=known)
+    assert result.profile is not None
+    if profile is None:
         _state.wholes.remember(program, result.profile)
+    _state.earlier.about(result.profile)
     _state.observers.tell("planned", instructions=len(program), duration=time.monotonic() - started)
     for recording in _state.recordings:
         recording.append(result)

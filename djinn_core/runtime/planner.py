@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -9,6 +10,7 @@ import attrs
 
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule, Run
+from djinn_core.runtime.earlier import RECENT, Recent
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.structure import Structure, calls_of, structure_of
 from djinn_core.runtime.template import Prepared, make_template
@@ -61,9 +63,11 @@ class PlansByStructure(Generic[P]):
 class Planner:
     """From programs to prepared templates. Not thread-safe: the session's lock is held around it."""
 
-    def __init__(self, plan: PlanProgram, stats: Stats, made: Callable[[Prepared], None] = lambda _: None) -> None:
-        """`made` is told of each new plan; `latest` is the plan that was asked for last."""
-        self.latest: Prepared | None = None
+    def __init__(
+        self, plan: PlanProgram, stats: Stats, made: Callable[[Prepared, Program], None] = lambda _, __: None
+    ) -> None:
+        """`made` is told of each new plan and its program; `recent` are plans that were asked for, the latest last."""
+        self.recent: Recent = deque(maxlen=RECENT)
         self._plan = plan
         self._made = made
         self._stats = stats
@@ -75,10 +79,11 @@ class Planner:
         for prepared in variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
-                self.latest = prepared
+                self.recent.append((prepared, values))
                 return prepared, list(values)
-        prepared = self.latest = self._make(program)
-        self._made(prepared)
+        prepared = self._make(program)
+        self.recent.append((prepared, values))
+        self._made(prepared, program)
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)

@@ -8,13 +8,14 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.calibrations import calibration_of
+from djinn_core.stages.annotate import NOTHING_KNOWN
 from djinn_core.wire.messages import DeviceInfo
 
 # Where programs are planned before any server is known, as in `djinn.capture()`.
@@ -49,8 +50,12 @@ def plan_program(
     device: DeviceInfo,
     until: Stage = "schedule",
     profile: WorkloadProfile | None = None,
+    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
 ) -> PipelineResult:
-    """Plan a program for one device, as far as `until`; `profile` where it is known from a program that this is part of."""
+    """Plan a program for one device, as far as `until`.
+
+    `profile` where it is known from a program that this is part of; `known` is what earlier programs say of its values.
+    """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     request = Request(
         topology_of(device),
@@ -59,7 +64,7 @@ def plan_program(
         placement_policy=settings.placement_policy,
         scheduler=settings.scheduler,
     )
-    return plan(graph, registry, request, profile=profile)
+    return plan(graph, registry, request, profile=profile, known=known)
 
 
 def plan_for_pool(

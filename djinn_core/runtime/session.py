@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
-import attrs
 import msgspec
 import torch
 
@@ -25,6 +24,8 @@ from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.late import LateAnswers, RoundTrips
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.offers import Uploads
+from djinn_core.runtime.passing import Passing
+from djinn_core.runtime.pending import Pending, seconds_of
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
@@ -47,7 +48,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import Invited, Met
+from djinn_core.wire.peer_messages import Cargo, Invited, Met, Parcel, Ship
 from djinn_core.wire.templates import TemplateCache
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
@@ -56,18 +57,6 @@ R = TypeVar("R", Figures, Invited, Met)
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
 PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that collections and other threads have a chance
-
-
-@attrs.frozen
-class _Pending:
-    program: Program
-    prepared: Prepared | None
-    bound: Bound | None
-    claimed: tuple[int, ...]
-    answered: bool  # whether somebody waits for what it brings
-    synchronize: bool
-    position: int  # where its frame ends among the bytes of the connection
-    thread: int = attrs.field(factory=threading.get_ident)
 
 
 class Session:
@@ -95,7 +84,7 @@ class Session:
         self._stats = stats
         self._observers = observers
         self._sequence = 0
-        self._pending: OrderedDict[int, _Pending] = OrderedDict()
+        self._pending: OrderedDict[int, Pending] = OrderedDict()
         self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float]] = {}
         self._abandoned: set[int] = set()
         self._dropped: set[int] = set()
@@ -109,6 +98,7 @@ class Session:
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
         self._replies: list[Figures | Invited | Met] = []
+        self._passing = Passing()
         self.lost: str = ""
 
     # --- out ---------------------------------------------------------------------------------------------------
@@ -154,9 +144,7 @@ class Session:
         if not self._pending:
             self._link.sent_alone(sequence)
         self._sequence = sequence
-        self._pending[sequence] = _Pending(
-            program, prepared, bound, claimed, answered, submission.synchronize, position
-        )
+        self._pending[sequence] = Pending(program, prepared, bound, claimed, answered, submission.synchronize, position)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         self.send(frame)
@@ -250,7 +238,7 @@ class Session:
         completed, body, synchronize, spent = self._answers.pop(number)
         self._late.taken(number)
         if not there:
-            self._link.came(number, _seconds(completed))
+            self._link.came(number, seconds_of(completed))
         tensors = self._tensors(completed, body)
         described = tuple([self._described(d) for d in completed.described])
         unseen = self._failures.take_unseen() if synchronize else self._failures.take_check((self._number, number))
@@ -355,6 +343,8 @@ class Session:
             self._uploads.answered(message)
         elif isinstance(message, Figures | Invited | Met):
             self._replies.append(message)
+        elif isinstance(message, Cargo | Parcel):
+            self._passing.take(message, body)
         elif isinstance(message, Broken):
             self._lose(ProtocolError(message.reason))
         else:
@@ -374,7 +364,7 @@ class Session:
         self._late.has_read(pending.position)
         self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
         self._stats.spent(timing)
-        self._spent += _seconds(completed)
+        self._spent += seconds_of(completed)
         if completed.failures:
             nodes = pending.prepared.nodes if pending.prepared is not None else ()
             run = (self._number, completed.sequence)
@@ -440,6 +430,19 @@ class Session:
             self._lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
         return reply
 
+    def take_over(self, ship: Ship) -> list[Frame]:
+        """A shipment, as frames for another executor; waits for it. Whoever calls holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._stats.round_trips += 1
+        with collect_later, self._receiving:
+            self.tell(ship)
+            while not self._passing.complete:
+                self._receive_one(PATIENCE)
+            return self._passing.hand_over()
+
     def tell(self, message: Message) -> None:
         """Send a message between submissions. Whoever calls holds the recorders' lock.
 
@@ -479,8 +482,3 @@ class Session:
                 log.debug("no goodbye", reason=str(error))
             self.lost = f"the session with {self.server} was closed"
         self.connection.close()
-
-
-def _seconds(completed: Completed) -> float:
-    timing = completed.timing
-    return timing.queue + timing.decode + timing.execute + timing.encode

@@ -12,7 +12,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
@@ -48,6 +48,18 @@ class Inbox:
         with self._changed:
             self._arrived[shipment] = items
             self._changed.notify_all()
+
+    def unload(self, cargo: Cargo, receive: Callable[[], Frame]) -> None:
+        """Take in a shipment that has begun to arrive; `receive` gives the frames after its first.
+
+        Raises:
+            TransportError: the connection has ended.
+            ProtocolError: what comes is not what was announced.
+        """
+        buffers = [room_for(item) for item in cargo.items]
+        for buffer in buffers:
+            _fill(buffer, receive)
+        self.put(cargo.shipment, list(zip(cargo.items, buffers, strict=True)))
 
     def lose(self, source: int, reason: str) -> None:
         """Nothing will come from executor `source` any more."""
@@ -94,18 +106,15 @@ class Guest:
         if isinstance(message, Probe):
             connection.send(Frame(encode(Probe())))
         elif isinstance(message, Cargo):
-            buffers = [room_for(item) for item in message.items]
-            for buffer in buffers:
-                _fill(buffer, connection)
-            self.inbox.put(message.shipment, list(zip(message.items, buffers, strict=True)))
+            self.inbox.unload(message, connection.receive)
         else:
             raise ProtocolError(f"an executor does not bring a {type(message).__name__}")
 
 
-def _fill(buffer: memoryview, connection: Connection) -> None:
+def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:
     filled = 0
     while filled < len(buffer):
-        frame = connection.receive()
+        frame = receive()
         expect(frame.head, Parcel)
         for part in frame.body:
             octets = memoryview(part)
@@ -175,10 +184,16 @@ class Route:
                     self._connection.close()
 
     def _send(self, shipment: int, items: Sequence[Packed]) -> None:
-        self._connection.send(Frame(encode(Cargo(shipment, tuple(item for item, _ in items)))))
-        for _, data in items:
-            for start in range(0, len(data), PARCEL):
-                self._connection.send(Frame(encode(Parcel()), [data[start : start + PARCEL]]))
+        for frame in frames_of(shipment, items):
+            self._connection.send(frame)
+
+
+def frames_of(shipment: int, items: Sequence[Packed]) -> Iterator[Frame]:
+    """A shipment as it travels."""
+    yield Frame(encode(Cargo(shipment, tuple(item for item, _ in items))))
+    for _, data in items:
+        for start in range(0, len(data), PARCEL):
+            yield Frame(encode(Parcel()), [data[start : start + PARCEL]])
 
 
 class Exchange:

@@ -18,7 +18,7 @@ from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.compiling.heat import HotTemplate
-from djinn_core.server.exchange import Exchange, Harbour
+from djinn_core.server.exchange import Exchange, Harbour, frames_of
 from djinn_core.server.figures import device_figures, reset_device_peak
 from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
@@ -52,7 +52,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import Expect, Invite, Meet, Ship
+from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Invite, Meet, Ship
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
@@ -132,7 +132,7 @@ class ExecutorSession:
             pass
 
     def _serve_one(self, connection: Connection) -> bool:
-        frame = self._backlog.popleft() if self._backlog else connection.receive()
+        frame = self._next_frame(connection)
         started = time.perf_counter()
         message = decode(frame.head)
         if isinstance(message, Submit):
@@ -160,9 +160,11 @@ class ExecutorSession:
         """What concerns other executors."""
         if isinstance(message, Ship):
             self._await_uploads(connection)
-            self._ship(message)
+            self._ship(message, connection)
         elif isinstance(message, Expect):
             self._expect(message)
+        elif isinstance(message, Cargo):
+            self._exchange.inbox.unload(message, lambda: self._next_frame(connection))
         elif isinstance(message, Invite):
             connection.send(Frame(encode(self._exchange.invite(message.source))))
         elif isinstance(message, Meet):
@@ -170,14 +172,18 @@ class ExecutorSession:
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
 
-    def _ship(self, ship: Ship) -> None:
+    def _ship(self, ship: Ship, connection: Connection) -> None:
         handles = unpack_handles(ship.handles)
         pack = pack_storages if ship.move else pack_copies
         with self._turn:
             packed = pack(handles, self.values, self.device.runtime, self._exchange.number)
         if ship.move:
             self.values.free(view.handle for item, _ in packed for view in item.views)
-        self._exchange.send(ship.shipment, ship.peer, packed)
+        if ship.peer != CLIENT:
+            self._exchange.send(ship.shipment, ship.peer, packed)
+            return
+        for frame in frames_of(ship.shipment, packed):
+            connection.send(frame)
 
     def _expect(self, expected: Expect) -> None:
         arrived = self._exchange.inbox.take(expected.shipment, expected.source)
@@ -192,6 +198,9 @@ class ExecutorSession:
             for item, data in arrived:
                 for handle, value in unpack_item(item, data, self.device.runtime):
                     self.values[handle] = value
+
+    def _next_frame(self, connection: Connection) -> Frame:
+        return self._backlog.popleft() if self._backlog else connection.receive()
 
     def _submit(self, submit: Submit, connection: Connection, started: float) -> None:
         if submit.sequence != self.submissions + 1:

@@ -9,6 +9,8 @@ import msgspec
 from djinn_core.wire.bindings import Handles
 from djinn_core.wire.message import Count, Dimensions, Failure, Message, Name, Secret
 
+CLIENT = 0  # in place of the number of an executor
+
 
 class Invite(Message, frozen=True):
     """Ask an executor to let another one bring values to this session; `source` is the other's number in the pool."""
@@ -62,7 +64,8 @@ class Probe(Message, frozen=True):
 class Ship(Message, frozen=True):
     """Send values to executor `peer`, as they are when the submissions before this have run.
 
-    `shipment` is a number that no other shipment of the pool has. Where they `move`, everything that shares memory with them
+    `shipment` is a number that no other shipment of the pool has. What is for peer `CLIENT` comes on the client's own
+    connection, and is passed on to the executor that expects it. Where they `move`, everything that shares memory with them
     goes along and is forgotten here.
     """
 

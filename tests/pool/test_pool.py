@@ -12,6 +12,8 @@ import torch
 
 import djinn
 from djinn_core.runtime import client
+from djinn_core.runtime.session import Session
+from djinn_core.wire.peer_messages import Invited
 
 REMOTE = "remote_accelerator:0"
 
@@ -178,3 +180,27 @@ def test_one_executor_lost_is_the_session_lost(pooled):
                 value.tolist()
         djinn.init()
         assert (torch.ones(3, device=REMOTE) + 1).tolist() == [2, 2, 2]
+
+
+@pytest.fixture
+def strangers(monkeypatch):
+    """Executors that are told addresses at which nobody listens: they do not reach each other."""
+
+    def nowhere(self, question, kind):
+        reply = ask(self, question, kind)
+        return Invited(reply.ticket, ("tcp://127.0.0.1:1",)) if kind is Invited else reply
+
+    ask = Session.ask
+    monkeypatch.setattr(Session, "ask", nowhere)
+
+
+def test_what_cannot_go_directly_passes_through_the_client(pooled, strangers, caplog):
+    with pooled("round_robin"):
+        assert "values between them pass through this process" in caplog.text
+        given = torch.arange(12.0).reshape(3, 4)
+        ours = given.to(REMOTE)
+        view = ours[1:]
+        view.add_(ours[:2] * 2)
+        expected = given.clone()
+        expected[1:].add_(given[:2] * 2)
+        assert torch.equal((ours @ ours.T + 1).relu().cpu(), (expected @ expected.T + 1).relu())

@@ -1,0 +1,73 @@
+"""What is known of values that earlier programs made or took: weights, caches, gradients, the optimizer's state.
+
+A program says by itself what most of its values are, and some only together with those before it: an update whose gradients
+came from another program, a cache that is put in another order. Programs that ran lately are kept with their values, by
+which plan; what the plan's first program was found to be about says what these are. Nothing is looked up before a program
+comes that was not planned before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.values import storage_of
+from djinn_core.runtime.template import Prepared
+
+RECENT = 64  # submissions: several steps of a loop, also where each is sent in pieces
+_PLANS = 512
+_CARRIED = frozenset({
+    DataResidency.GRADIENT, DataResidency.OPTIMIZER_STATE, DataResidency.PERSISTENT_WEIGHT, DataResidency.STATEFUL_KV_CACHE,
+})  # fmt: skip
+
+Recent = deque[tuple[Prepared, Sequence[int]]]
+NONE_RAN: Recent = deque(maxlen=0)
+
+
+@attrs.frozen
+class _Carried:
+    """Of the programs of one plan, by position among their values, what goes on to live after them."""
+
+    plan: Prepared
+    residency: tuple[tuple[int, DataResidency], ...]
+
+
+class EarlierPrograms:
+    """What the programs that ran lately say of their values. Not thread-safe: the session's lock is held around it."""
+
+    def __init__(self, recent: Recent = NONE_RAN) -> None:
+        """`recent`: plans that ran, with the values of the program that each stood for, the latest last."""
+        self._recent = recent
+        self._carried: OrderedDict[int, _Carried] = OrderedDict()
+        self._latest: WorkloadProfile | None = None
+
+    def about(self, profile: WorkloadProfile) -> None:
+        """What the program is about that is being planned."""
+        self._latest = profile
+
+    def planned(self, plan: Prepared, program: Program) -> None:
+        """`plan` was made for that program."""
+        profile, self._latest = self._latest, None
+        if profile is None:
+            return
+        found = ((i, profile.residency.get(v)) for i, v in enumerate(dict.fromkeys(program.operands)))
+        self._carried[id(plan)] = _Carried(plan, tuple((i, kind) for i, kind in found if kind in _CARRIED and kind))
+        while len(self._carried) > _PLANS:
+            self._carried.popitem(last=False)
+
+    def residency(self, program: Program) -> Mapping[int, DataResidency]:
+        """What is known of the values of a new program; the latest word on a tensor's memory counts."""
+        wanted: defaultdict[int, list[int]] = defaultdict(list)
+        for value in dict.fromkeys(program.operands):
+            wanted[storage_of(value)].append(value)
+        known: dict[int, DataResidency] = {}
+        for plan, values in reversed(self._recent):
+            carried = self._carried.get(id(plan))
+            for position, kind in carried.residency if carried is not None else ():
+                for value in wanted.pop(storage_of(values[position]), ()):
+                    known[value] = kind
+        return known

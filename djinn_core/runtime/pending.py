@@ -1,0 +1,32 @@
+"""Submissions that are under way, until they are answered."""
+
+from __future__ import annotations
+
+import threading
+
+import attrs
+
+from djinn_core.ir.program import Program
+from djinn_core.runtime.binding import Bound
+from djinn_core.runtime.template import Prepared
+from djinn_core.wire.messages import Completed
+
+
+@attrs.frozen
+class Pending:
+    """What was sent, and who waits for it."""
+
+    program: Program
+    prepared: Prepared | None
+    bound: Bound | None
+    claimed: tuple[int, ...]
+    answered: bool  # whether somebody waits for what it brings
+    synchronize: bool
+    position: int  # where its frame ends among the bytes of the connection
+    thread: int = attrs.field(factory=threading.get_ident)
+
+
+def seconds_of(completed: Completed) -> float:
+    """What the executor has taken for it."""
+    timing = completed.timing
+    return timing.queue + timing.decode + timing.execute + timing.encode
