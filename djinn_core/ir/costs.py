@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import attrs
 
+from djinn_core.ir.shown import ShownInNotebooks
+
 CLIENT: Final = "client"  # where programs come from, in links
 EVERYWHERE: Final = "*"  # the group of all devices
 
@@ -145,7 +147,7 @@ class NetworkTopology:
 
 
 @attrs.frozen
-class Costs:
+class Costs(ShownInNotebooks):
     """Result of `estimate`: by device id one estimate per node."""
 
     by_device: Mapping[str, tuple[CostEstimate, ...]]

@@ -16,6 +16,7 @@ from djinn_core.ir.form import Form
 from djinn_core.ir.module_names import ModuleNames, module_names
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
+from djinn_core.ir.shown import DrawnInNotebooks
 from djinn_core.ir.values import RANDOM_STATE, TensorMeta, storage_of
 
 EdgeKind = Literal["data", "order"]
@@ -113,7 +114,7 @@ class Graph(Protocol):
 
 
 @attrs.define(eq=False, slots=False)
-class ProgramGraph:
+class ProgramGraph(DrawnInNotebooks):
     """The graph of a program."""
 
     program: Program

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from djinn_core.ir.shown import ShownInNotebooks
+
 
 @attrs.frozen
 class PlacementDecision:
@@ -17,7 +19,7 @@ class PlacementDecision:
 
 
 @attrs.frozen
-class Placement:
+class Placement(ShownInNotebooks):
     """Result of `place`.
 
     Attributes:

@@ -10,6 +10,7 @@ import attrs
 
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.program import Slot
+from djinn_core.ir.shown import ShownInNotebooks
 
 
 @attrs.frozen
@@ -46,7 +47,7 @@ class OptimizationResult:
 
 
 @attrs.frozen
-class OptimizationPlan:
+class OptimizationPlan(ShownInNotebooks):
     """Result of `optimize`.
 
     Attributes:

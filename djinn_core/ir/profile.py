@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from djinn_core.ir.shown import ShownInNotebooks
+
 
 class ExecutionPhase(str, Enum):
     """The part of a workload that an op belongs to.
@@ -156,7 +158,7 @@ class SemanticMetadata:
 
 
 @attrs.frozen
-class WorkloadProfile:
+class WorkloadProfile(ShownInNotebooks):
     """Result of `annotate`: what the program is, as a whole and node by node.
 
     Attributes:

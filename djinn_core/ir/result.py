@@ -13,13 +13,14 @@ from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.ir.shown import ShownInNotebooks
 
 Stage = Literal["annotate", "estimate", "optimize", "place", "schedule"]
 STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "schedule")
 
 
 @attrs.frozen
-class PipelineResult:
+class PipelineResult(ShownInNotebooks):
     """The results of the stages, in their order; None for those after the last that ran.
 
     Attributes:

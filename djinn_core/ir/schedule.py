@@ -8,6 +8,7 @@ from enum import Enum
 import attrs
 
 from djinn_core.ir.program import Program
+from djinn_core.ir.shown import ShownInNotebooks
 
 
 class SchedulingStrategy(str, Enum):
@@ -87,7 +88,7 @@ class SchedulingGroup:
 
 
 @attrs.frozen
-class ExecutionSchedule:
+class ExecutionSchedule(ShownInNotebooks):
     """Result of `schedule`.
 
     Attributes:

@@ -52,6 +52,7 @@ def _part(part: Part, survey: Survey) -> dict[str, Any]:
         "phases": dict(facts.phases),
         "devices": dict(facts.devices),
         "operations": dict(facts.operations),
+        "dearest": list(facts.dearest),
         "bytes_by_residency": dict(facts.held),
         "patterns": [_found(found) for found in facts.patterns],
         "parts": [_part(inner, survey) for inner in part.parts],

@@ -33,6 +33,7 @@ class Part:
         parts: what it consists of, in program order; of one of them where several are folded.
         count: how many equal parts are folded into this one.
         calls: how often it is called.
+        sample: ids of the ops of one of those that are folded, the first.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Part:
     parts: tuple[Part, ...] = ()
     count: int = 1
     calls: int = 1
+    sample: tuple[int, ...] = attrs.field(default=attrs.Factory(lambda part: part.nodes, takes_self=True), repr=False)
 
     @cached_property
     def members(self) -> frozenset[int]:
@@ -210,8 +212,9 @@ def _merged(folded: Folded[Part]) -> Part:
     if len(members) == 1:
         return attrs.evolve(members[0], count=len(rounds) * members[0].count)
     nodes = tuple(sorted(n for member in members for n in member.nodes))
+    sample = tuple(n for part in rounds[0] for n in part.sample)
     first, last = (next((p.name for p in r if p.name), "") for r in (rounds[0], rounds[-1][::-1]))
-    return Part(_spanned([first, last]), members[0].path, "", nodes, tuple(members), len(rounds), len(rounds))
+    return Part(_spanned([first, last]), members[0].path, "", nodes, tuple(members), len(rounds), len(rounds), sample)
 
 
 def together(parts: Sequence[Part]) -> Part:
@@ -220,7 +223,9 @@ def together(parts: Sequence[Part]) -> Part:
     nodes = tuple(sorted(n for part in parts for n in part.nodes))
     inner = tuple(together(same) for same in zip(*[part.parts for part in parts], strict=True))
     name = _spanned([part.name for part in parts])
-    return Part(name, first.path, first.kind, nodes, inner, first.count, sum(part.calls for part in parts))
+    return Part(
+        name, first.path, first.kind, nodes, inner, first.count, sum(part.calls for part in parts), first.sample
+    )
 
 
 def _spanned(names: Sequence[str]) -> str:

@@ -42,6 +42,7 @@ class Facts:
         ops: how many. running: how many of them are left after the optimizations.
         flops, moved, seconds: work, memory traffic in bytes, and predicted time where the part was placed.
         phases: ops by phase. devices: ops by device. operations: ops by name.
+        dearest: names of the ops that compute, those first that take longest.
         held: bytes by residency of the memory that its ops read or make, activations left out.
         patterns: what was recognised in it, and in none of its parts alone.
     """
@@ -54,6 +55,7 @@ class Facts:
     phases: Mapping[str, int]
     devices: Mapping[str, int]
     operations: Mapping[str, int]
+    dearest: tuple[str, ...]
     held: Mapping[str, int]
     patterns: tuple[Found, ...]
 
@@ -83,6 +85,7 @@ class Survey:
             phases=_counted(self._phases[n] for n in part.nodes if n < len(self._phases)),
             devices=_counted(self._devices[n] for n in part.nodes if n in self._devices),
             operations=_counted(nodes[n].operation for n in part.nodes),
+            dearest=self._dearest(part),
             held=self._held(part),
             patterns=tuple(_found(self._matches.get(id(part), ()))),
         )
@@ -136,6 +139,15 @@ class Survey:
         meta = self.result.graph.meta(value)
         return min(meta.nbytes, meta.extent * meta.dtype.itemsize)  # an expanded dimension takes no memory
 
+    def _dearest(self, part: Part) -> tuple[str, ...]:
+        graph, spent = self.result.graph, dict[str, float]()
+        looks = graph.flow.looks
+        computing = [n for n in part.nodes if not looks[n]] or part.nodes
+        for node in computing:
+            name, estimate = graph.nodes[node].operation, self._estimates.get(node)
+            spent[name] = spent.get(name, 0.0) + (estimate.seconds if estimate is not None else 1.0)
+        return tuple(sorted(spent, key=lambda name: -spent[name]))
+
     def _held(self, part: Part) -> dict[str, int]:
         nodes, kinds = self.result.graph.nodes, self._kinds
         storages = {storage_of(v) for n in part.nodes for v in (*nodes[n].inputs, *nodes[n].outputs)}
@@ -176,3 +188,8 @@ def _found(matches: Sequence[PatternMatch]) -> Iterable[Found]:
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(names).most_common())
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first few of some names."""
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")

@@ -10,6 +10,7 @@ import attrs
 
 from djinn_core.ir.result import PipelineResult
 from djinn_core.showing.described import describe
+from djinn_core.showing.survey import some
 from djinn_core.showing.units import duration, share, size, work
 
 _SHOWN = 12  # lines of one kind before the rest is summed up
@@ -96,15 +97,10 @@ def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: 
 
 def _label(part: dict[str, Any]) -> str:
     if not part["name"]:
-        return f"({_some(part['operations'])})"
+        return f"({some(part['dearest'])})"
     times = f" x{part['count']}" if part["count"] > 1 else ""
     kind = f"  {part['class']}" if part["class"] and part["class"] != part["name"] else ""
     return f"{part['name']}{times}{kind}"
-
-
-def _some(operations: dict[str, int], most: int = 3) -> str:
-    names = list(operations)
-    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
 def _cells(part: dict[str, Any], whole: dict[str, Any]) -> tuple[str, ...]:

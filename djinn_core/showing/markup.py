@@ -1,0 +1,18 @@
+"""Words in XML and HTML, whatever is in them: names of modules are the user's."""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import escape
+
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def allowed(words: str) -> str:
+    """Words without the characters that XML cannot hold."""
+    return _FORBIDDEN.sub("\ufffd", words)
+
+
+def text(words: str) -> str:
+    """Words as they may stand in an element or an attribute."""
+    return escape(allowed(words), {'"': "&quot;"})

@@ -1,0 +1,102 @@
+"""How notebooks show profiles, plans, placements and schedules: small tables. Everything in them is escaped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from djinn_core.ir.costs import Costs, NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.placement import Placement
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.ir.shown import html_of, svg_of
+from djinn_core.showing.described import counted, profile_facts
+from djinn_core.showing.markup import text
+from djinn_core.showing.text import explain, listed
+from djinn_core.showing.units import duration, size, work
+
+_SHOWN = 20  # rows of one kind
+_DRAWN = 20_000  # ops of a graph that is drawn unasked
+_NOWHERE = NetworkTopology(())
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as HTML, with a title; rows beyond the first ones are counted."""
+    every = list(rows)
+    cells = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in every[:_SHOWN])
+    more = f"<div>and {len(every) - _SHOWN} more</div>" if len(every) > _SHOWN else ""
+    head = "".join(f"<th>{text(name)}</th>" for name in heads)
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>" if every else ""
+    return f"<div><b>{text(title)}</b>{body}{more}</div>"
+
+
+@svg_of.register
+def _(shown: ProgramGraph) -> str | None:
+    from djinn_core.showing.picture.svg import svg  # networkx takes its time, and few look at pictures
+
+    return svg(PipelineResult(shown, _NOWHERE)) if 0 < len(shown.nodes) <= _DRAWN else None
+
+
+@html_of.register
+def _(shown: WorkloadProfile) -> str:
+    facts = profile_facts(shown)
+    rows = [
+        ("because", "; ".join(facts["reasons"])),
+        *((name, listed(facts[name])) for name in ("phases", "modalities", "residency", "roles")),
+        ("patterns", listed(counted(match.pattern for match in shown.patterns))),
+    ]
+    return table(f"workload {facts['workload']}", ("", ""), rows)
+
+
+@html_of.register
+def _(shown: Costs) -> str:
+    rows = [
+        (
+            device,
+            work(sum(e.flops for e in estimates)),
+            size(sum(e.bytes_read + e.bytes_written for e in estimates)),
+            duration(sum(e.seconds for e in estimates)),
+            listed(counted(e.model or "none" for e in estimates)),
+        )
+        for device, estimates in shown.by_device.items()
+    ]
+    return table("predicted costs", ("device", "work", "moved", "time", "predicted by"), rows)
+
+
+@html_of.register
+def _(shown: OptimizationPlan) -> str:
+    rows = [
+        (
+            r.optimization,
+            "yes" if r.applied else "no",
+            r.reason,
+            f"{duration(r.seconds_before)} to {duration(r.seconds_after)}" if r.applied else "",
+        )
+        for r in shown.results
+    ]
+    return table(f"plan: {len(shown.nodes):,} ops run", ("optimization", "applied", "reason", "time"), rows)
+
+
+@html_of.register
+def _(shown: Placement) -> str:
+    decided = Counter((d.device, d.reason) for d in shown.decisions)
+    rows = [(device, f"{count:,}", reason) for (device, reason), count in decided.most_common()]
+    return table(f"placement by {shown.policy or 'nobody'}", ("device", "ops", "reason"), rows)
+
+
+@html_of.register
+def _(shown: ExecutionSchedule) -> str:
+    groups = [(f"{g.stage}", g.device, f"{len(g.nodes):,}", g.strategy.value) for g in shown.groups]
+    steps = [
+        (device, listed(counted(type(step).__name__.lower() for step in made))) for device, made in shown.steps.items()
+    ]
+    title = f"schedule by {shown.scheduler or 'nobody'}: {'; '.join(shown.reasons)}"
+    return table(title, ("stage", "device", "ops", "strategy"), groups) + table("steps", ("device", "steps"), steps)
+
+
+@html_of.register
+def _(shown: PipelineResult) -> str:
+    return f"<pre>{text(explain(shown))}</pre>"

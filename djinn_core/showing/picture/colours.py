@@ -1,0 +1,24 @@
+"""What each phase looks like."""
+
+from __future__ import annotations
+
+# Told apart by people who see few colours, on white, and beside each other: fill, line.
+_COLOURS = {
+    "forward": ("#dbe7f6", "#3b6ea8"),
+    "llm_prefill": ("#dbe7f6", "#3b6ea8"),
+    "llm_decode": ("#fde3c8", "#c46a12"),
+    "vision_encoding": ("#d7efe3", "#1f8a5b"),
+    "vision_decoding": ("#e6efc9", "#71821c"),
+    "multimodal_fusion": ("#f7dcea", "#b23a7c"),
+    "training": ("#e6e0f5", "#6c4bb0"),
+    "training_forward": ("#dbe7f6", "#3b6ea8"),
+    "training_backward": ("#fde3c8", "#c46a12"),
+    "training_optimizer": ("#e6e0f5", "#6c4bb0"),
+}
+_OTHER = ("#ececec", "#777777")
+MIXED = "several phases"  # what a box has whose ops are of several
+
+
+def colours(phase: str) -> tuple[str, str]:
+    """The colours of a phase: for the inside of a box, and for its line."""
+    return _COLOURS.get(phase, _OTHER)

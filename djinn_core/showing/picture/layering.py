@@ -1,0 +1,109 @@
+"""Which boxes of one container stand in which row, in which order, and how arrows pass the rows between.
+
+Sugiyama's layered drawing in small: boxes go below whatever they depend on, an arrow that passes rows gets a bend in each of
+them, and rows are ordered so that few arrows cross. Arrows from one box share their bends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import networkx as nx
+
+_SWEEPS = 6
+
+
+@attrs.frozen
+class Layered:
+    """Rows of cells and the ways of the arrows.
+
+    Cells below `boxes` are boxes; all others are points: bends, and where arrows enter and leave the container.
+
+    Attributes:
+        rows: cells from top to bottom, from left to right.
+        wires: the cells that each arrow goes through, from its first to its last.
+    """
+
+    boxes: int
+    rows: tuple[tuple[int, ...], ...]
+    wires: tuple[tuple[int, ...], ...]
+
+
+def layered(boxes: int, edges: Iterable[tuple[int, int]], entering: Iterable[int], leaving: Iterable[int]) -> Layered:
+    """Lay out boxes 0, 1, 2... with arrows between them, and from and to the world outside.
+
+    Args:
+        boxes: how many.
+        edges: arrows from a box to one with a higher number.
+        entering: boxes with arrows from outside.
+        leaving: boxes with arrows to outside.
+    """
+    entry, leave = boxes, boxes + 1
+    arrows = [*edges, *((entry, b) for b in entering), *((b, leave) for b in leaving)]
+    graph: nx.DiGraph[int] = nx.DiGraph(arrows)
+    graph.add_nodes_from(range(boxes))
+    ranks = _ranks(graph, entry, leave)
+    rows: dict[int, list[int]] = defaultdict(list)
+    for cell in sorted(graph):
+        rows[ranks[cell]].append(cell)
+    wires = _wires(sorted(graph.edges), ranks, rows, boxes + 2)
+    ordered = _ordered([rows[r] for r in sorted(rows)], wires)
+    return Layered(boxes, tuple(map(tuple, ordered)), tuple(wires))
+
+
+def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
+    """The row of each cell: as high as what it depends on allows; what depends on nothing, just above its first user."""
+    first = 1 if entry in graph else 0  # the way in has a row of its own
+    ranks: dict[int, int] = {}
+    for cell in nx.lexicographical_topological_sort(graph):
+        above = [ranks[p] for p in graph.predecessors(cell)]
+        ranks[cell] = 0 if cell == entry else max([first, *(1 + rank for rank in above)])
+    for cell in list(ranks):
+        below = [ranks[s] for s in graph.successors(cell)]
+        if cell != entry and below and not list(graph.predecessors(cell)):
+            ranks[cell] = min(below) - 1
+    if leave in graph:
+        ranks[leave] = 1 + max(rank for cell, rank in ranks.items() if cell != leave)
+    return ranks
+
+
+def _wires(
+    edges: Iterable[tuple[int, int]], ranks: Mapping[int, int], rows: dict[int, list[int]], free: int
+) -> list[tuple[int, ...]]:
+    """The way of each arrow; adds the bends to the rows."""
+    bends: dict[tuple[int, int], int] = {}
+    wires: list[tuple[int, ...]] = []
+    for source, target in edges:
+        way = [source]
+        for rank in range(ranks[source] + 1, ranks[target]):
+            bend = bends.get((source, rank))
+            if bend is None:
+                bend = bends[source, rank] = free
+                rows[rank].append(bend)
+                free += 1
+            way.append(bend)
+        wires.append((*way, target))
+    return wires
+
+
+def _ordered(rows: list[list[int]], wires: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """The rows, each ordered by where its neighbours above stand, then below, and so on."""
+    above: dict[int, list[int]] = defaultdict(list)
+    below: dict[int, list[int]] = defaultdict(list)
+    for wire in wires:
+        for upper, lower in itertools.pairwise(wire):
+            above[lower].append(upper)
+            below[upper].append(lower)
+    for sweep in range(_SWEEPS):
+        neighbours = below if sweep % 2 else above
+        for row in rows[::-1] if sweep % 2 else rows:
+            places = {cell: (i + 0.5) / len(r) for r in rows for i, cell in enumerate(r)}
+            row.sort(key=lambda cell: _middle([places[n] for n in neighbours[cell]], places[cell]))
+    return rows
+
+
+def _middle(places: Sequence[float], otherwise: float) -> float:
+    return sum(places) / len(places) if places else otherwise
