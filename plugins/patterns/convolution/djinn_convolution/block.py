@@ -33,19 +33,17 @@ class Block:
 
 def block_at(graph: Graph, convolution: Node) -> Block:
     """The block that begins with `convolution`."""
-    block, last = Block(convolution), convolution
-    after = _only_user(graph, last)
-    if after is not None and after.operation in _SUMS and _adds_bias(graph, after, last):
-        block, last = attrs.evolve(block, bias=after), after
-        after = _only_user(graph, last)
-    if after is not None and after.operation in NORMALISATION and _is_data(graph, after, last):
-        block, last = attrs.evolve(block, norm=after), after
-        after = _only_user(graph, last)
+    bias = norm = None
+    after = _only_user(graph, convolution)
+    if after is not None and after.operation in _SUMS and _adds_bias(graph, after, convolution):
+        bias, after = after, _only_user(graph, after)
+    if after is not None and after.operation in NORMALISATION and _is_data(graph, after, bias or convolution):
+        norm, after = after, _only_user(graph, after)
     if after is not None and after.operation in ACTIVATION:
-        return attrs.evolve(block, activation=after)
+        return Block(convolution, bias, norm, after)
     if after is not None and after.operation in _SUMS and len(after.inputs) == 2:
-        return attrs.evolve(block, residual=after)
-    return block
+        return Block(convolution, bias, norm, None, after)
+    return Block(convolution, bias, norm)
 
 
 def is_foldable(block: Block) -> bool:
@@ -61,8 +59,10 @@ def _is_fixed(norm: Node) -> bool:
 
 def _only_user(graph: Graph, node: Node) -> Node | None:
     """Who alone computes with the result; a backward pass, which needs it once more, does not count."""
-    users = [user for i in graph.flow.users(node.id) if not is_backward(user := graph.nodes[i])]
-    return users[0] if len(users) == 1 else None
+    users = graph.flow.users(node.id)
+    if len(users) > 1:
+        users = [i for i in users if not is_backward(graph.nodes[i])]
+    return graph.nodes[users[0]] if len(users) == 1 else None
 
 
 def _is_data(graph: Graph, node: Node, maker: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Literal
 
 import attrs
@@ -31,11 +32,28 @@ class Geometry:
     size: tuple[int, ...]
 
 
-def geometry(graph: Graph, node: Node) -> Geometry | None:
-    """The geometry of a convolution, or None where its operands do not tell."""
-    weight = graph.meta(node.inputs[1]).shape if len(node.inputs) > 1 else ()
-    if len(weight) < 3 or not node.outputs:
-        return None
+class Geometries:
+    """The geometries of a graph's convolutions; most networks repeat a few of them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._known: dict[Hashable, Geometry] = {}
+
+    def of(self, node: Node) -> Geometry | None:
+        """The geometry of a convolution, or None where its operands do not tell."""
+        if len(node.inputs) < 2 or not node.outputs:
+            return None
+        weight, result = self._graph.meta(node.inputs[1]).shape, self._graph.meta(node.outputs[0]).shape
+        if len(weight) < 3:
+            return None
+        alike = (node.op, id(node.form), node.slots, weight, result)
+        known = self._known.get(alike)
+        if known is None:
+            known = self._known[alike] = _geometry(node, weight, result)
+        return known
+
+
+def _geometry(node: Node, weight: tuple[int, ...], result: tuple[int, ...]) -> Geometry:
     given = arguments(node)
     dimensions = len(weight) - 2
     groups = _integer(given.get("groups"), 1)
@@ -49,7 +67,7 @@ def geometry(graph: Graph, node: Node) -> Geometry | None:
         stride=_along(given.get("stride"), dimensions),
         channels=channels,
         groups=groups,
-        size=graph.meta(node.outputs[0]).shape[-dimensions:],
+        size=result[-dimensions:],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from djinn.hooks import Graph, Node, PatternMatch
 from djinn.patterns import CONVOLUTION, is_given
 from djinn_convolution.block import Block, block_at, is_foldable
-from djinn_convolution.facts import Geometry, geometry
+from djinn_convolution.facts import Geometries, Geometry
 
 
 class Convolution:
@@ -24,8 +24,9 @@ class Convolution:
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each convolution. Names of modules and parts of names play no role."""
         stage, size = -1, None
+        geometries = Geometries(graph)
         for node in candidates:
-            found = geometry(graph, node)
+            found = geometries.of(node)
             if found is None:
                 continue
             if found.size != size:
@@ -61,14 +62,28 @@ def _details(block: Block, geometry: Geometry) -> dict[str, Any]:
 
 
 def _confidence(graph: Graph, convolution: Node) -> float:
-    """A convolution with a learnt weight is what it says; one with a computed weight may be a filter or a correlation."""
+    """A convolution with a learnt weight is what it says; a computed weight may be a weight in parts, a filter or data."""
     weight = graph.flow.operands(convolution)[1]
-    return 1.0 if is_given(graph.flow, weight) else 0.9
+    return 1.0 if is_given(graph.flow, weight) else 0.97
+
+
+_KINDS = {
+    "standard": "over all channels",
+    "pointwise": "which mixes channels and no places (pointwise)",
+    "depthwise": "one filter a channel (depthwise)",
+    "grouped": "within groups of channels",
+    "transposed": "which enlarges (transposed)",
+}
 
 
 def _reason(block: Block, geometry: Geometry) -> str:
+    node, (before, after) = block.convolution, geometry.channels
     kernel = "x".join(map(str, geometry.kernel))
-    followers = [n.operation for n in (block.bias, block.norm, block.activation) if n is not None]
-    then = f", then {', '.join(followers)}" if followers else ""
-    node = block.convolution
-    return f"node {node.id} is {node.op}, {geometry.kind}, with a kernel of {kernel}{then}"
+    followers = [n for n in (block.bias, block.norm, block.activation) if n is not None]
+    names = ", then ".join(f"{n.operation} (node {n.id})" for n in followers)
+    then = f"; its result goes to nothing but {names}" if followers else ""
+    added = f"; the result is added to another in node {block.residual.id}" if block.residual is not None else ""
+    kind = _KINDS[geometry.kind]
+    return (
+        f"node {node.id} is {node.op} with a kernel of {kernel}, {kind}, from {before} channels to {after}{then}{added}"
+    )

@@ -92,6 +92,8 @@ class _Search:
         """All of them."""
         whole, ways, by_op = self._layers.whole, self._ways, self._graph.by_op
         found: list[Network] = []
+        if len(whole) < 2:
+            return found
         between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}
         for index in sorted(between.union(whole)):
             layer = whole.get(index)

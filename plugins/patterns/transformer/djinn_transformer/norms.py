@@ -144,7 +144,8 @@ def _scaled(graph: Graph, divisor: Node, source: int) -> tuple[Node, list[Node],
         others = [s for s in flow.operands(node) if s != divisor.id]
         if node.operation not in _SCALES or len(others) != 1:
             continue
-        data, before = others[0], []
+        data = others[0]
+        before: list[Node] = []
         if not _is_same(graph, data, source):
             data, before = _unweighted(graph, data)
         if _is_same(graph, data, source):
