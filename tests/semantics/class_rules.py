@@ -16,14 +16,21 @@ _BLOCK = re.compile(r"(Layer|Block)$")
 _NORM = re.compile(r"(Norm|Norm\dd|NormGated|(?<!Pre)LayerNorm\w*|RMSNorm\w*|GroupNormActivation)$")
 _MIXTURE = re.compile(r"(SparseMoeBlock|SparseMLP|Moe|MoE|MOE)$")
 _RECURRENT = re.compile(
-    r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell)$"
+    r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell|RNNCell|Recurrence"
+    r"|HybridMambaLayer|LightningAttention|DeltaAttention|xLSTMLayer)$"
 )
 _MLP = re.compile(r"(MLP|Mlp|FeedForward|FeedForwardNetwork|PositionWiseFF|PerceptronTower)$")
 _NOT_NORMS = {"NoNorm"}
 _NOT_MIXERS = {"PatchTSMixer"}
 _MIXTURES = {"GptOssMLP"}
 # They mix positions by other means than weights over keys.
-_NOT_ATTENTION = {"RwkvSelfAttention", "SwiftFormerEfficientAdditiveAttention", "PatchTSMixerGatedAttention"}
+_NOT_ATTENTION = {
+    "RwkvSelfAttention",
+    "KimiLinearDeltaAttention",
+    "MiniMaxLightningAttention",
+    "SwiftFormerEfficientAdditiveAttention",
+    "PatchTSMixerGatedAttention",
+}
 # Feed-forward networks with something unusual within: a convolution, or attention's results beside the hidden layer.
 _UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "SegformerLayer"}
 
@@ -83,10 +90,16 @@ def is_table(module: nn.Module) -> bool:
 
 
 def is_bag(module: nn.Module) -> bool:
-    """Whether it looks rows up and reduces them."""
-    return isinstance(module, nn.EmbeddingBag)
+    """Whether it looks rows up and reduces them: PyTorch's class, and classes of `recommender_models`."""
+    return isinstance(module, nn.EmbeddingBag) or (_is_of_recommenders(module) and type(module).__name__.endswith("Pooling"))
 
 
 def is_interaction(module: nn.Module) -> bool:
-    """Whether it lets features of a recommender meet; classes of `plain_models`."""
-    return type(module).__name__ in {"CrossLayer", "DotInteraction", "FactorizationMachine", "InteractingAttention"}
+    """Whether it lets features of a recommender meet; classes of `plain_models`, `recommender_models` and others here."""
+    name = type(module).__name__
+    named = _is_of_recommenders(module) and name.endswith("Interaction")
+    return named or name in {"CrossLayer", "FactorizationMachine", "InteractingAttention"}
+
+
+def _is_of_recommenders(module: nn.Module) -> bool:
+    return type(module).__module__ in {"plain_models", "recommender_models", "recommender_towers"}

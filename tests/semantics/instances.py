@@ -28,10 +28,12 @@ _NORMALISED = frozenset({
     "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
 })  # fmt: skip
 _SPREADS = frozenset({"linalg_vector_norm", "norm", "rsqrt", "sqrt", "std", "var", "var_mean"})
+# What keeps, forgets and bends in a recurrence; where there is none, what multiplies a state.
 _STEPS = frozenset({
-    "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "cumsum", "exp", "gru", "lstm", "sigmoid", "sigmoid_", "softplus",
-    "tanh", "tanh_",
+    "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "cumsum", "exp", "gru", "gru_cell", "logcumsumexp", "lstm",
+    "lstm_cell", "rnn_relu", "rnn_tanh", "sigmoid", "sigmoid_", "softplus", "tanh", "tanh_",
 })  # fmt: skip
+_PLAIN_STEPS = frozenset({"mul", "mul_", "relu", "relu_"})
 
 Test = Callable[[nn.Module], bool]
 
@@ -265,7 +267,8 @@ def _heads(scene: Scene) -> Iterator[Instance]:
 def _recurrences(scene: Scene) -> Iterator[Instance]:
     for index in scene.outermost(rules.is_recurrent):
         run = scene.runs[index]
-        core = scene.ops(run.span, _STEPS) - scene.inside(scene.find(rules.is_norm))
+        normed = scene.inside(scene.find(rules.is_norm))
+        core = scene.ops(run.span, _STEPS) - normed or scene.ops(run.span, _PLAIN_STEPS) - normed
         if core:
             yield Instance("recurrent", core, frozenset(run.span), where=run.path)
 

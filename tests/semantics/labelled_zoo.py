@@ -16,6 +16,11 @@ import blind_models  # noqa: F401 - its models are in PLAIN
 import blind_networks  # noqa: F401 - likewise
 import building
 import catalogue
+import recommender_models  # noqa: F401 - likewise
+import recommender_towers  # noqa: F401 - likewise
+import recurrent_cells  # noqa: F401 - likewise
+import recurrent_decoders  # noqa: F401 - likewise
+import recurrent_scans  # noqa: F401 - likewise
 import torch
 from catalogue import ZOO
 from flop_truth import flops_here
@@ -129,6 +134,21 @@ _enter("multimodal", ONCE, "visual_question", 0)
 _enter("illustrated decoder", WRITES, "qwen2_5_vl")
 _enter("diffusion", ONCE, "aura_flow cog_video")
 _enter("autoencoder", ONCE, "picture_autoencoder convolutional_autoencoder", 0)
+
+_enter("encoder", ONCE, "lstm_cells gru_cells bidirectional_lstm bidirectional_gru written_lstm peephole_lstm normed_lstm "
+       "written_gru minimal_gated written_elman character_rnn independent_rnn s_lstm relu_rnn translation_recurrence "
+       "gru_decoder quasi_recurrent simple_recurrent_unit min_gru s4d s5 linear_recurrent_unit delta_net "
+       "gated_linear_attention retention causal_linear_attention hgrn written_mamba written_rwkv", 0)  # fmt: skip
+_enter("encoder", ONCE, "universal_transformer", 3)
+_enter("generic", ONCE, "rnn_cells lstm_critic highway affine_coupling temporal_convolution", 0)
+_enter("vision", ONCE, "conv_lstm conv_gru res2net", 0)
+_enter("recurrent decoder", WRITES, "xlstm", 0)
+_enter("decoder", WRITES, "zamba falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear qwen3_5 granitemoehybrid")
+_enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm attentional_fm field_aware_fm product_network "
+       "xdeepfm dcn_v1 dcn_mix bilinear_network dlrm_offsets dlrm_multi_hot deep_crossing mixture_of_tasks final_mlp "
+       "matrix_factorization matrix_factorization_bias collaborative_metric item_to_item youtube_dnn gru4rec "
+       "deep_interest", 0)  # fmt: skip
+_enter("recommender", ONCE, "sasrec", 2)
 
 # Labelled before anything was matched in them; scored once at the end, and nothing is tuned on them.
 _enter("decoder", STATIC, "olmo3 exaone4 seed_oss arcee helium apertus ernie4_5 hunyuan_v1_dense dots1 glm4_moe "

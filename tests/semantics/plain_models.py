@@ -171,6 +171,13 @@ def cross_network() -> tuple[nn.Module, Inputs]:
     return CrossNetwork(), visits()
 
 
+class TowerInteraction(nn.Module):
+    """How alike what two towers give is, all in a batch with all."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T
+
+
 class TwoTowers(nn.Module):
     """A tower for people and one for things; their product is the score."""
 
@@ -179,13 +186,14 @@ class TwoTowers(nn.Module):
         self.people, self.things = nn.Embedding(200, WIDTH), nn.Embedding(300, WIDTH)
         self.history = nn.EmbeddingBag(300, WIDTH, mode="mean")
         self.left, self.right = PerceptronTower(2 * WIDTH, 32, 16), PerceptronTower(WIDTH, 32, 16)
+        self.interaction = TowerInteraction()
 
     def forward(
         self, person: torch.Tensor, thing: torch.Tensor, history: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         left = self.left(torch.cat([self.people(person), self.history(history)], dim=1))
         right = self.right(self.things(thing))
-        scores = functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T
+        scores = self.interaction(left, right)
         output = {"logits": scores}
         if labels is not None:
             output["loss"] = functional.cross_entropy(scores / 0.1, labels)
@@ -200,6 +208,13 @@ def two_towers() -> tuple[nn.Module, Inputs]:
     return TwoTowers(), given | {"history": history, "labels": torch.arange(4)}
 
 
+class RowInteraction(nn.Module):
+    """The product of two rows, number by number."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left * right
+
+
 class NeuralFiltering(nn.Module):
     """The product of embeddings beside a network over them (NeuMF)."""
 
@@ -207,13 +222,14 @@ class NeuralFiltering(nn.Module):
         super().__init__()
         self.people, self.things = nn.Embedding(200, WIDTH), nn.Embedding(300, WIDTH)
         self.other_people, self.other_things = nn.Embedding(200, WIDTH), nn.Embedding(300, WIDTH)
+        self.interaction = RowInteraction()
         self.deep = PerceptronTower(2 * WIDTH, 16, 8)
         self.score = nn.Linear(WIDTH + 8, 1)
 
     def forward(
         self, person: torch.Tensor, thing: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        product = self.people(person) * self.things(thing)
+        product = self.interaction(self.people(person), self.things(thing))
         deep = self.deep(torch.cat([self.other_people(person), self.other_things(thing)], dim=1))
         return clicked(self.score(torch.cat([product, deep], dim=1)), labels)
 

@@ -22,11 +22,12 @@ _MADE = frozenset(
 )
 _ON_IDS = frozenset({"add", "add_", "clamp", "fmod", "remainder", "rsub", "sub", "where"})
 ALLOWED = frozenset({
-    *ACTIVATION, *MATRIX_PRODUCT, *NORMALISATION, *PRODUCTS, *_JOINS, "abs", "add", "add_", "addcmul", "clamp",
-    "clamp_min", "div", "div_", "dropout", "exp", "index", "index_select", "linalg_vector_norm", "masked_fill", "max",
-    "mean", "mul", "mul_", "native_dropout", "neg", "norm", "pow", "prelu", "rsqrt", "rsub", "sqrt", "square", "sub",
+    *ACTIVATION, *MATRIX_PRODUCT, *NORMALISATION, *PRODUCTS, *_JOINS, "abs", "add", "addcmul", "clamp",
+    "clamp_min", "div", "dropout", "exp", "index", "index_select", "linalg_vector_norm", "masked_fill", "max",
+    "mean", "mul", "native_dropout", "neg", "norm", "pow", "prelu", "rsqrt", "rsub", "sqrt", "square", "sub",
     "sum", "where",
 })  # fmt: skip
+_DENSE = ALLOWED | _MADE
 _DENSE_STEPS = 24
 
 
@@ -71,7 +72,7 @@ def features(graph: Graph, candidates: Iterable[Node]) -> Features:
 
 
 def _bits(graph: Graph, node: Node, leads: Mapping[int, int], dense: dict[int, bool]) -> int:
-    if node.operation not in ALLOWED:
+    if node.operation.removesuffix("_") not in ALLOWED:
         return 0
     bits = 0
     for source in graph.flow.operands(node):
@@ -92,7 +93,7 @@ def _is_dense(graph: Graph, source: int, known: dict[int, bool]) -> bool:
         if current < 0 or current in passed or known.get(current):
             continue
         node = graph.nodes[current]
-        if known.get(current) is False or len(passed) >= _DENSE_STEPS or node.operation not in ALLOWED | _MADE:
+        if known.get(current) is False or len(passed) >= _DENSE_STEPS or node.operation.removesuffix("_") not in _DENSE:
             known[source] = False
             return False
         passed.add(current)

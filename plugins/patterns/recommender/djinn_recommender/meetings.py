@@ -42,7 +42,10 @@ class Meeting:
 
 def meetings(graph: Graph, found: Features) -> Iterable[Meeting]:
     """All of them, in order; products that are put together or added up are one."""
-    alone = (m for node in sorted(found.leads) if (m := _meeting(graph, found, graph.nodes[node])) is not None)
+    alone = [m for node in sorted(found.leads) if (m := _meeting(graph, found, graph.nodes[node])) is not None]
+    if len(found.look_ups) > 1:
+        rows = (graph.nodes[u] for n in found.look_ups for u in graph.flow.users(n.id) if u not in found.leads)
+        alone += [m for n in rows if n.operation in _TIMES and (m := _beside(graph, found, n)) is not None]
     return _together(graph, alone)
 
 
@@ -119,10 +122,9 @@ def _is_square(graph: Graph, node: Node) -> bool:
 
 
 def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
-    """Of two features, of picked pairs of features, or a cross."""
+    """Of two features, of picked pairs of features, of two networks over the same, or a cross."""
     if not found.of(left) & found.of(right):
-        after = [u for u in graph.flow.users(node.id) if graph.nodes[u].operation in {"mean", "sum"}]
-        return _told("product", found, after[:1], node.id, left, right)
+        return _told("product", found, _sums_after(graph, node)[:1], node.id, left, right)
     picked = _picked(graph, node, left, right)
     if picked is not None:
         joint, picks = picked
@@ -131,25 +133,77 @@ def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int
         crossed = _crossed(graph, found, node.id, base, layered)
         if crossed is not None:
             return crossed
+    sums = [n for n in _sums_after(graph, node) if _is_over_last(graph, graph.nodes[n])]
+    if sums and left != right and all(found.of(s).bit_count() > 1 for s in (left, right)):
+        return _told("towers", found, sums[:1], node.id, left, right)
+    return None
+
+
+def _sums_after(graph: Graph, node: Node) -> list[int]:
+    return [u for u in graph.flow.users(node.id) if graph.nodes[u].operation in {"mean", "sum"}]
+
+
+def _is_over_last(graph: Graph, reduction: Node) -> bool:
+    """Whether it reduces over the last dimension alone."""
+    rank = len(graph.meta(reduction.inputs[0]).shape)
+    given = arguments(reduction).get("dim")
+    dims = given if isinstance(given, list | tuple) else (given,)
+    return [d % rank for d in dims if isinstance(d, int)] == [rank - 1]
+
+
+def _beside(graph: Graph, found: Features, node: Node) -> Meeting | None:
+    """The product of a row that is looked up and of what anything makes of other look-ups, summed up: a score."""
+    left, right = graph.flow.operands(node)[-2:]
+    for row, state in ((left, right), (right, left)):
+        maker = graph.flow.node(row)
+        if maker is None or state < 0 or found.of(state) or maker not in found.look_ups:
+            continue
+        sums = [n for n in _sums_after(graph, node) if _is_over_last(graph, graph.nodes[n])]
+        if sums and any(found.of(s) & ~found.of(row) for s in graph.flow.ancestors(state)):
+            return _told("towers", found, sums[:1], node.id, row, state)
     return None
 
 
 def _picked(graph: Graph, node: Node, left: int, right: int) -> tuple[int, tuple[int, ...]] | None:
-    """What both operands were picked from, where they are different parts of the same, and the ops that pick."""
-    one, other = graph.nodes[left], graph.nodes[right]
+    """What both operands are different parts of, past a layer over one of them; and the ops that pick them or are the layer."""
     if left == right:
-        parts = len(set(node.inputs)) > 1 and one.operation in _PUT_TOGETHER
+        parts = len(set(node.inputs)) > 1 and graph.nodes[left].operation in _PUT_TOGETHER
         return (left, ()) if parts else None
-    if one.operation in _PICKS and other.operation in _PICKS:
-        joints = {graph.flow.operands(n)[0] for n in (one, other)}
-        if len(joints) == 1:
-            return joints.pop(), (left, right)
-    return None
+    joints = [_part(graph, value, source) for value, source in zip(node.inputs, (left, right), strict=True)]
+    (one, how, by), (other, otherwise, also) = joints
+    return (one, (*by, *also)) if one == other and how != otherwise else None
+
+
+def _part(graph: Graph, value: int, source: int) -> tuple[int, object, tuple[int, ...]]:
+    """What `value` is a part of, which part, and the ops in between."""
+    node = graph.nodes[source]
+    layer = layer_at(graph, node)
+    if layer is not None and layer.data >= 0:
+        read = next(
+            v for v in layer.product.inputs if graph.flow.operand(layer.product, v) == graph.flow.beyond(layer.data)
+        )
+        joint, part, passed = _part(graph, read, graph.flow.beyond(layer.data))
+        return joint, part, (*passed, layer.product.id, node.id)
+    if node.operation in _PICKS:
+        return graph.flow.operands(node)[0], node.slots + tuple(node.inputs[1:]), (source,)
+    return source, _view(graph, value), ()
+
+
+def _view(graph: Graph, value: int) -> tuple[object, ...]:
+    """How a view was taken: which ops, with which numbers, and which of their results."""
+    taken: list[object] = []
+    maker = graph.producer(value)
+    while maker is not None and graph.flow.looks[maker.id] and value in maker.outputs:
+        if graph.meta(value).numel < graph.meta(maker.inputs[0]).numel:
+            taken.append((maker.slots, maker.outputs.index(value)))
+        value = maker.inputs[0]
+        maker = graph.producer(value)
+    return tuple(taken)
 
 
 def _crossed(graph: Graph, found: Features, product: int, base: int, layered: int) -> Meeting | None:
     """x0 * layer(x) + x, with or without a bias in between."""
-    if found.of(base).bit_count() < 2:
+    if not _is_joint(graph, found, base):
         return None
     read, passed = _layers_behind(graph, found, layered)
     node, nodes = product, [product]
@@ -195,7 +249,7 @@ def _combined(graph: Graph, found: Features, node: Node) -> Meeting | None:
     added, left, right = graph.flow.operands(node)
     for base, layered in ((left, right), (right, left)):
         read, passed = _layers_behind(graph, found, layered)
-        if found.of(base).bit_count() > 1 and added in read:
+        if _is_joint(graph, found, base) and added in read:
             return _told("cross", found, passed, node.id, base, added)
     return None
 

@@ -10,6 +10,8 @@ from djinn.hooks import Graph, Node, PatternMatch
 from djinn.patterns import Gradients
 from djinn_recurrent.found import Recurrence
 from djinn_recurrent.fused import FUSED, fused
+from djinn_recurrent.loops import JOINS, WRITES, loops
+from djinn_recurrent.scans import BACK, SUMS, scans
 from djinn_recurrent.steps import Steps
 from djinn_recurrent.updates import BENDS, GATES, bent, kept
 
@@ -19,7 +21,7 @@ class Recurrent:
 
     name = "recurrent"
     tolerates_growth = True
-    operations = FUSED | GATES | BENDS
+    operations = FUSED | GATES | BENDS | SUMS | BACK | JOINS | WRITES
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each recurrence; for each direction and layer where it is taken apart."""
@@ -33,9 +35,12 @@ def _found(graph: Graph, candidates: Sequence[Node]) -> Iterator[Recurrence]:
         by.setdefault(node.operation, []).append(node)
     for node in _of(by, FUSED):
         yield fused(graph, node)
+    gradients = Gradients(graph)
     updates = [*kept(graph, _of(by, GATES)), *bent(graph, _of(by, BENDS))]
     if updates:
-        yield from Steps(graph, updates, Gradients(graph)).recurrences()
+        yield from Steps(graph, updates, gradients).recurrences()
+    yield from loops(graph, _of(by, JOINS), _of(by, WRITES), gradients)
+    yield from scans(graph, _of(by, SUMS), _of(by, BACK), gradients)
 
 
 def _of(by: dict[str, list[Node]], operations: frozenset[str]) -> list[Node]:
@@ -43,9 +48,12 @@ def _of(by: dict[str, list[Node]], operations: frozenset[str]) -> list[Node]:
 
 
 def _joined(found: Sequence[Recurrence]) -> list[Recurrence]:
-    """What shares ops is one."""
+    """What shares ops is one; a loop adds nothing where it is known what happens in it."""
+    known = frozenset().union(*(r.nodes for r in found if r.kind != "loop"))
     joined: list[Recurrence] = []
     for recurrence in sorted(found, key=lambda r: min(r.nodes)):
+        if recurrence.kind == "loop" and recurrence.nodes & known:
+            continue
         same = [r for r in joined if r.nodes & recurrence.nodes]
         best = max([*same, recurrence], key=lambda r: (r.confidence, r.steps or 0))
         nodes = recurrence.nodes.union(*(r.nodes for r in same))

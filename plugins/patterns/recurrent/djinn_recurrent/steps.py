@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from djinn.hooks import Graph, storage_of
 from djinn.patterns import Gradients
 from djinn_recurrent.found import Recurrence
-from djinn_recurrent.updates import Update
+from djinn_recurrent.updates import GATES, Update
 from djinn_recurrent.walks import BLANK, LAYERS, SOFT, behind, plain
 
 _BLENDS = 6  # ops between a new state and the next step: masks, norms, dropout
@@ -33,7 +33,8 @@ class Steps:
         chained = {n for u, p in links for n in (u.node, p)}
         for chain in _chains(links):
             if not any(u.node in self._gradients for u in chain):
-                yield self._told(chain)
+                first = min({u.node for u in chain} | {p for u, p in links if u in chain})
+                yield self._told([*self._by_node[first][:1], *chain])
         for node, updates in self._by_node.items():
             if node not in chained and node not in self._gradients:
                 single = next((u for u in updates if self._stands_alone(u)), None)
@@ -81,7 +82,16 @@ class Steps:
         new = graph.nodes[update.node]
         result = (*new.outputs, *new.writes)[0]
         sizes = {graph.meta(v).numel for v in read}
-        return graph.meta(result).numel in sizes and self._is_decay(update) and self._is_kept(update.node)
+        kept = self._is_kept(update.node) or self._depends([update]) or self._goes_out(update)
+        return graph.meta(result).numel in sizes and self._is_decay(update) and kept
+
+    def _goes_out(self, update: Update) -> bool:
+        """Whether the new state is bent and gated, as in an LSTM."""
+        graph, flow = self._graph, self._graph.flow
+        bent = [u for u in flow.users(update.node) if plain(graph.nodes[u].operation) == "tanh"]
+        gated = [graph.nodes[u] for n in bent for u in flow.users(n) if plain(graph.nodes[u].operation) == "mul"]
+        makers = [flow.node(s) for n in gated for s in flow.operands(n)]
+        return any(m is not None and m.operation in GATES for m in makers)
 
     def _is_decay(self, update: Update) -> bool:
         """Whether a gate that is an exponential cannot grow: its argument is a difference, or the negative of something."""
@@ -133,13 +143,21 @@ class Steps:
         read = [s for n in layers for s in flow.operands(graph.nodes[n])]
         return any(s == last.state or (len(chain) > 1 and s > first) for s in read)
 
+    def _reads_out(self, user: int, new: int, update: Update) -> bool:
+        """Whether `user` reads a state out: it multiplies it, or adds what belongs to the same step."""
+        operation = plain(self._graph.nodes[user].operation)
+        if operation == "add":
+            others = [s for s in self._graph.flow.operands(self._graph.nodes[user]) if s != new]
+            return all(s > update.state >= 0 for s in others)
+        return operation in _AFTER
+
     def _around(self, update: Update) -> set[int]:
         """The ops that take part in a step: what decides, what is added, what is read out."""
         graph, flow = self._graph, self._graph.flow
         nodes = set(update.nodes)
         front, passed = [update.node], {update.node}
         for _ in range(_FORWARD):
-            after = [u for n in front for u in flow.users(n) if plain(graph.nodes[u].operation) in _AFTER]
+            after = [u for n in front for u in flow.users(n) if self._reads_out(u, n, update)]
             front = [u for u in dict.fromkeys(after) if u not in passed and u not in self._gradients]
             passed.update(front)
         stop = {update.state, *(n for n in self._by_node if n != update.node)}

@@ -117,4 +117,4 @@ def _is_joined(graph: Graph, source: int) -> bool:
 def _joined(graph: Graph, source: int) -> list[int]:
     """What is put side by side in `source`, if it is."""
     maker = graph.flow.node(source)
-    return graph.flow.operands(maker) if maker is not None and plain(maker.operation) == "cat" else []
+    return list(graph.flow.operands(maker)) if maker is not None and plain(maker.operation) == "cat" else []
