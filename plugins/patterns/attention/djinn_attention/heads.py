@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from djinn.dataflow import COPIES, is_view, query_shape
+import attrs
+
+from djinn.dataflow import query_shape
 from djinn.hooks import Graph, Node, arguments
 from djinn_attention.sites import Site
 
@@ -12,9 +14,42 @@ _REPEATS = frozenset({"expand", "index_select", "repeat", "repeat_interleave"})
 _STEPS = 24  # views, copies and repeats between a product and what made its keys
 
 
-def heads(graph: Graph, site: Site) -> int | None:
-    """Number of query heads, or None where the shapes do not tell."""
+@attrs.frozen
+class Heads:
+    """The numbers of an attention.
+
+    Attributes:
+        heads, kv_heads: heads of queries, and those of keys before they were repeated; None where shapes do not tell.
+        head_size: how wide a query is.
+        queries, keys: how many there are for each head.
+    """
+
+    heads: int | None
+    kv_heads: int | None
+    head_size: int
+    queries: int
+    keys: int
+
+    def sharing(self, latent: bool) -> str | None:
+        """What the field calls it when several query heads look at the same keys."""
+        if latent:
+            return "latent"
+        if self.heads is None:
+            return None
+        if self.heads == self.kv_heads:
+            return "multi-head"
+        return "multi-query" if self.kv_heads == 1 else "grouped-query"
+
+
+def count(graph: Graph, site: Site) -> Heads:
+    """Read the numbers off the shapes."""
     shape = query_shape(graph, site.query)
+    heads = _heads(shape, site)
+    keys = graph.meta(site.key).shape[-2] if site.fused else site.scores[-1]
+    return Heads(heads, _kv_heads(graph, site, heads), shape[-1], shape[-2], keys)
+
+
+def _heads(shape: tuple[int, ...], site: Site) -> int | None:
     if len(shape) == 4:
         return shape[1]
     if len(site.scores) > 3:
@@ -22,8 +57,7 @@ def heads(graph: Graph, site: Site) -> int | None:
     return 1 if len(shape) == 2 else None
 
 
-def kv_heads(graph: Graph, site: Site, query_heads: int | None) -> int | None:
-    """Number of key heads before they were repeated for the query heads."""
+def _kv_heads(graph: Graph, site: Site, query_heads: int | None) -> int | None:
     if query_heads is None:
         return None
     found = {_distinct(graph, value, query_heads) for value in (site.key, site.value)}
@@ -32,8 +66,9 @@ def kv_heads(graph: Graph, site: Site, query_heads: int | None) -> int | None:
 
 def _distinct(graph: Graph, value: int, query_heads: int) -> int:
     """How many heads of keys or values there are, before all that repeats them."""
-    ends, shape = set(graph.meta(value).shape[-2:]), graph.meta(value).shape
-    count = shape[1] if len(shape) == 4 else query_heads
+    shape = graph.meta(value).shape
+    ends = sorted(shape[-2:])
+    heads = shape[1] if len(shape) == 4 else query_heads
     repeated = 1
     for _ in range(_STEPS):
         node = graph.producer(value)
@@ -42,44 +77,23 @@ def _distinct(graph: Graph, value: int, query_heads: int) -> int:
         if node.operation == "cat":
             value = node.inputs[-1]  # what is new behind what was kept
             continue
-        if not (is_view(node) or node.operation in COPIES or node.operation in _REPEATS):
+        if node.operation in _REPEATS:
+            repeated *= _times(graph, node)
+        elif not graph.flow.looks[node.id]:
             break
-        repeated *= _times(graph, node)
         value = node.inputs[0]
         shape = graph.meta(value).shape
-        if len(shape) == 4 and set(shape[-2:]) == ends and shape[1] < count:
-            count, repeated = shape[1], 1
-    return max(1, count // repeated)
+        if len(shape) == 4 and shape[1] < heads and sorted(shape[-2:]) == ends:
+            heads, repeated = shape[1], 1
+    return max(1, heads // repeated)
 
 
 def _times(graph: Graph, node: Node) -> int:
     """How often an op repeats what belongs to one sample."""
     before, after = graph.meta(node.inputs[0]), graph.meta(node.outputs[0])
-    if node.operation not in _REPEATS or not before.numel:
+    if not before.numel:
         return 1
     if node.operation in {"index_select", "repeat_interleave"} and arguments(node).get("dim") == 0:
         return 1
     batches = after.shape[0] // before.shape[0] if len(after.shape) == len(before.shape) and before.shape[0] else 1
     return max(1, after.numel // before.numel // max(1, batches))
-
-
-def sharing(query_heads: int | None, key_heads: int | None, latent: bool) -> str | None:
-    """What the field calls it when several query heads look at the same keys."""
-    if latent:
-        return "latent"
-    if query_heads is None or key_heads is None:
-        return None
-    if query_heads == key_heads:
-        return "multi-head"
-    return "multi-query" if key_heads == 1 else "grouped-query"
-
-
-def lengths(graph: Graph, site: Site) -> tuple[int, int]:
-    """Number of queries of each head, and of the keys that each may look at."""
-    keys = graph.meta(site.key).shape[-2] if site.fused else site.scores[-1]
-    return query_shape(graph, site.query)[-2], keys
-
-
-def head_size(graph: Graph, site: Site) -> int:
-    """How wide a query is."""
-    return graph.meta(site.query).shape[-1]

@@ -10,6 +10,10 @@ from djinn.hooks import Graph, Node, arguments
 _TRIANGLES = frozenset({"tril", "tril_indices", "triu", "triu_indices"})
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt"})
 _COUNTED = frozenset({*COPIES, "add", "arange", "cumsum", "index", "index_select", "ones", "ones_like", "sub"})
+_JOINS = frozenset({
+    "add", "bitwise_and", "bitwise_not", "bitwise_or", "logical_and", "logical_not", "logical_or", "masked_fill", "mul",
+    "rsub", "scalar_tensor", "sub", "where",
+})  # fmt: skip
 _CHUNKS = frozenset({"bitwise_right_shift", "div", "floor_divide"})
 _LIMIT = 96  # ops that lead to a mask
 _STEPS = 16  # ops between counting and comparing
@@ -91,7 +95,26 @@ def _read(graph: Graph, source: int, surplus: int) -> Reach:
             return Reach(_causal_beside(graph, source), "chunked", size)
     if corners:
         return _of_corners(corners)
-    return _of_bounds(bounds, surplus) if bounds else Reach(True if unread else None, None)
+    if bounds or unread:
+        return _of_bounds(bounds, surplus) if bounds else Reach(True, None)
+    return Reach(False, "full") if _apart(graph, source) else Reach(None, None)
+
+
+def _apart(graph: Graph, source: int, depth: int = _STEPS) -> bool:
+    """Whether queries and keys are hidden each for themselves, as padding is, and never by how they lie to each other."""
+    node = graph.flow.node(source)
+    if node is None or depth == 0 or node.operation.removesuffix("_") not in _JOINS:
+        return False
+    return all(
+        not _by_both(graph, value) or _apart(graph, operand, depth - 1)
+        for value, operand in zip(node.inputs, graph.flow.operands(node), strict=True)
+    )
+
+
+def _by_both(graph: Graph, value: int) -> bool:
+    """Whether a mask differs by query and by key."""
+    meta = graph.meta(value)
+    return all(len(meta.shape) >= k and meta.shape[-k] > 1 and meta.stride[-k] != 0 for k in (1, 2))
 
 
 def _further_corners(graph: Graph, node: Node) -> list[tuple[str, int]]:

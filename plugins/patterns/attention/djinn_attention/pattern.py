@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, origin
 from djinn.hooks import Graph, Node, Nodes, PatternMatch
-from djinn_attention import heads
+from djinn_attention.heads import count
 from djinn_attention.masks import Masks
 from djinn_attention.projections import Feeding, feeding, kind, latent
 from djinn_attention.sites import Site, find
@@ -41,18 +41,16 @@ def _match(graph: Graph, site: Site, node: Node, masks: Masks) -> PatternMatch:
 
 
 def _facts(graph: Graph, site: Site, feeds: Feeding, masks: Masks) -> dict[str, object]:
-    count = heads.heads(graph, site)
-    key_heads = heads.kv_heads(graph, site, count)
-    queries, keys = heads.lengths(graph, site)
-    reach = masks.reach(site.masks, site.flagged_causal, queries, keys)
+    heads = count(graph, site)
+    reach = masks.reach(site.masks, site.flagged_causal, heads.queries, heads.keys)
     return {
         "fused": site.fused,
-        "heads": count,
-        "kv_heads": key_heads,
-        "sharing": heads.sharing(count, key_heads, latent(graph, feeds)),
-        "head_size": heads.head_size(graph, site),
-        "queries": queries,
-        "keys": keys,
+        "heads": heads.heads,
+        "kv_heads": heads.kv_heads,
+        "sharing": heads.sharing(latent(graph, feeds)),
+        "head_size": heads.head_size,
+        "queries": heads.queries,
+        "keys": heads.keys,
         "causal": reach.causal,
         "reach": reach.name,
         "window": reach.window,

@@ -159,8 +159,8 @@ def _is_weight(graph: Graph, source: int) -> bool:
 
 def latent(graph: Graph, feeds: Feeding) -> bool:
     """Whether keys and values are made by one layer out of something narrow that was made by another."""
-    keys, values = {p.node: p for p in feeds.key}, {p.node for p in feeds.value}
-    both = [p for node, p in keys.items() if node in values]
+    values, queries = {p.node for p in feeds.value}, {p.node for p in feeds.query}
+    both = [p for p in feeds.key if p.node in values and p.node not in queries]
     return any(_is_narrow(graph, p.data) for p in both)
 
 
