@@ -91,7 +91,9 @@ def is_table(module: nn.Module) -> bool:
 
 def is_bag(module: nn.Module) -> bool:
     """Whether it looks rows up and reduces them: PyTorch's class, and classes of `recommender_models`."""
-    return isinstance(module, nn.EmbeddingBag) or (_is_of_recommenders(module) and type(module).__name__.endswith("Pooling"))
+    return isinstance(module, nn.EmbeddingBag) or (
+        _is_of_recommenders(module) and type(module).__name__.endswith("Pooling")
+    )
 
 
 def is_interaction(module: nn.Module) -> bool:
