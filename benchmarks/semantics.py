@@ -152,9 +152,6 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
     score = tally.structural
     precision = {name: score.precision(name) for name in NAMES}
     recall = {name: score.recall(name) for name in NAMES}
-    sure = [
-        j.right for judged in score.judged.values() for j in judged if j.right is not None and j.match.confidence >= 0.9
-    ]
     return {
         "pattern_precision_min": _least(*precision.values()),
         "pattern_recall_min": _least(*recall.values()),
@@ -173,7 +170,13 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
         "kinds": {name: score.kinds(name) for name in KINDS},
         "residency_accuracy": share_of(score.residencies),
         "modality_accuracy": share_of(score.modalities),
-        "calibration_at_0.9": _mean(sure),
+        "confidence_calibration_error": score.calibration_error(),
+        "confidence_calibration_error_max": max(
+            (error for name in NAMES if (error := score.calibration_error(name)) is not None), default=None
+        ),
+        "calibration_at_0.9": _mean(score.at_least(0.9)),
+        "calibration_at_0.9_min": _least(*(_mean(score.at_least(0.9, name)) for name in NAMES)),
+        "calibration": {name: [attrs.asdict(tenth) for tenth in score.calibration(name)] for name in NAMES},
         "architectures": len(LABELLED),
         "programs": tally.programs,
         "flops_compared": tally.flops,
@@ -216,11 +219,21 @@ def _show(tally: Tally, seconds: float) -> None:
     print(f"{'workload type':16}" + "  ".join(f"{tier} {_written(_mean(right))}" for tier, right in tiers.items()))
     _show_kinds(score)
     print(f"{'residency':16}{_written(share_of(score.residencies))}  modality {_written(share_of(score.modalities))}")
-    rows = (f"{a:.2f}-{b:.2f}: {n} {_written(r)}" for a, b, n, r in score.calibration() if n)
-    print(f"{'confidence':16}" + "  ".join(rows))
     print(f"{'FLOPs':16}{len(tally.differing)} of {tally.flops} programs differ")
     for line in (*tally.differing[:20], *tally.broken):
         print(f"  {line}")
+    _show_calibration(score)
+
+
+def _show_calibration(score: Sum) -> None:
+    print(f"\n{'confidence':16}{'from':>6}{'matches':>9}{'stated':>8}{'right':>8}{'off':>8}")
+    for name in NAMES:
+        for tenth in score.calibration(name):
+            stated, right = _written(tenth.stated), _written(tenth.right)
+            off = f"{tenth.right - tenth.stated:+.3f}"
+            print(f"{name:16}{tenth.low:6.1f}{tenth.count:9}{stated:>8}{right:>8}{off:>8}")
+    error, sure = score.calibration_error(), _mean(score.at_least(0.9))
+    print(f"{'all':16}on average {_written(error)} off; of those given at least 0.9, {_written(sure)} are right")
 
 
 def _show_kinds(score: Sum) -> None:

@@ -9,7 +9,6 @@ together cover enough of its core.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -180,6 +179,20 @@ def _judge(name: str, match: PatternMatch, instances: Sequence[Instance], covere
     return True
 
 
+@attrs.frozen
+class Tenth:
+    """Matches whose confidence lies in one tenth.
+
+    Attributes:
+        low: where the tenth begins. count: how many matches. stated: their mean confidence. right: the share that is right.
+    """
+
+    low: float
+    count: int
+    stated: float
+    right: float
+
+
 @attrs.define
 class Sum:
     """Scores of many programs, added up."""
@@ -238,17 +251,29 @@ class Sum:
                 found[f"{label}"] = (len(true), hits / len(said) if said else None, hits / len(true))
         return found
 
-    def calibration(self) -> list[tuple[float, float, int, float | None]]:
-        """For each range of confidence: from, to, how many matches, and the share that is right."""
-        edges = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
-        rows = []
-        for low, high in itertools.pairwise(edges):
-            mine = [
-                j.right for judged in self.judged.values() for j in judged
-                if j.right is not None and low <= j.match.confidence < high
-            ]  # fmt: skip
-            rows.append((low, min(high, 1.0), len(mine), sum(mine) / len(mine) if mine else None))
-        return rows
+    def calibration(self, name: str) -> tuple[Tenth, ...]:
+        """What a pattern's matches said of their confidence and how many were right, by tenths of confidence."""
+        tenths: dict[int, list[Judged]] = defaultdict(list)
+        for judged in self.judged[name]:
+            if judged.right is not None:
+                tenths[min(int(judged.match.confidence * 10), 9)].append(judged)
+        return tuple(_tenth(low / 10, tenths[low]) for low in sorted(tenths))
+
+    def calibration_error(self, *names: str) -> float | None:
+        """How far confidence is from the share that is right, on average over the matches of these patterns, or of all."""
+        tenths = [tenth for name in names or NAMES for tenth in self.calibration(name)]
+        count = sum(tenth.count for tenth in tenths)
+        return sum(abs(t.stated - t.right) * t.count for t in tenths) / count if count else None
+
+    def at_least(self, confidence: float, *names: str) -> list[bool]:
+        """Whether each match of at least this confidence is right, of these patterns or of all."""
+        judged = (j for name in names or NAMES for j in self.judged[name])
+        return [j.right for j in judged if j.right is not None and j.match.confidence >= confidence]
+
+
+def _tenth(low: float, judged: Sequence[Judged]) -> Tenth:
+    stated = sum(j.match.confidence for j in judged) / len(judged)
+    return Tenth(low, len(judged), stated, sum(j.right is True for j in judged) / len(judged))
 
 
 def share(pairs: Iterable[tuple[int, int]]) -> float | None:
