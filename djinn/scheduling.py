@@ -1,7 +1,26 @@
-"""What placement policies and schedulers are written with: what has to be in one place, sizes, and predicted times."""
+"""What placement policies and schedulers are written with: what has to be in one place, sizes, orders, steps, and times."""
 
 from __future__ import annotations
 
 from djinn_core.ir.together import Together, homes_of_values, resident_blocks, storage_sizes, together
+from djinn_core.stages.ordering import Dependences, groups_of, ready_order
+from djinn_core.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate
+from djinn_core.stages.steps import made_in_order, write_steps
 
-__all__ = ["Together", "homes_of_values", "resident_blocks", "storage_sizes", "together"]
+__all__ = [
+    "Dependences",
+    "Memory",
+    "Occupied",
+    "Timeline",
+    "Together",
+    "groups_of",
+    "homes_of_values",
+    "made_in_order",
+    "memory_peaks",
+    "ready_order",
+    "resident_blocks",
+    "simulate",
+    "storage_sizes",
+    "together",
+    "write_steps",
+]

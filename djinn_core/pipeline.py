@@ -70,6 +70,8 @@ class Request:
         until: the last stage to run.
         placement_policy, scheduler: names of the ones to use.
         pins: pairs of a pattern of module paths and a device, for policies that follow them.
+        memory_limits: by device id the bytes that the program may hold there at once.
+        latency_target: seconds in which the program should be done; 0: as soon as possible.
     """
 
     topology: NetworkTopology
@@ -80,6 +82,8 @@ class Request:
     scheduler: str = "sequential"
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     pins: tuple[tuple[str, str], ...] = ()
+    memory_limits: Mapping[str, int] = attrs.field(factory=dict)
+    latency_target: float = 0.0
 
 
 def plan(
@@ -148,6 +152,8 @@ def plan(
         request.resident,
         request.fetch,
         request.copies,
+        request.memory_limits,
+        request.latency_target,
     )
     return attrs.evolve(result, schedule=clock.time("schedule", lambda: schedule(order, maker, _SCHEDULER)))
 
@@ -224,7 +230,8 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
     names = (request.until, request.placement_policy, request.pins, request.scheduler)
-    return devices, request.topology.links, homes, copies, fetch, *names
+    aims = (tuple(request.memory_limits.items()), request.latency_target)
+    return devices, request.topology.links, homes, copies, fetch, aims, *names
 
 
 _POLICY = SingleDevice()

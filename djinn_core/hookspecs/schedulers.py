@@ -24,6 +24,9 @@ class SchedulingContext:
         resident: device id by value, for the inputs that already live somewhere; the others must be uploaded.
         fetch: values that the client wants when the program has run.
         copies: ids of the other devices that hold a copy of an input.
+        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
+            listed have no limit.
+        latency_target: seconds in which the program should be done; 0 where as soon as possible is wanted.
     """
 
     program: Program
@@ -35,6 +38,8 @@ class SchedulingContext:
     resident: Mapping[int, str] = attrs.field(factory=dict)
     fetch: tuple[int, ...] = ()
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
+    memory_limits: Mapping[str, int] = attrs.field(factory=dict)
+    latency_target: float = 0.0
 
 
 @runtime_checkable

@@ -2,7 +2,8 @@
 
 Every device takes its steps in order; a `Receive` waits for its `Send`. Each storage has a version, the number of writes
 to it so far. A node must find every input present and at the version that it has in program order. As a storage lives on
-one device, and copies carry the version that they were sent with, one interleaving of the devices stands for all.
+one device, and copies carry the version that they were sent with, one interleaving of the devices stands for all. Where a
+limit of memory is given, no device may hold more at any time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import Node, storages_read, storages_written
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import RANDOM_STATE, storage_of
+from djinn_core.stages.ordering import orderings
+from djinn_core.stages.simulate import memory_peaks
 
 
 def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, author: str) -> None:
@@ -29,6 +32,7 @@ def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, auth
     try:
         _check_groups(context, schedule)
         _Rehearsal(context, schedule).run()
+        _check_memory(context, schedule)
     except _Broken as problem:
         raise InvalidStage(f"{author} made an invalid schedule: {problem}") from None
 
@@ -47,22 +51,20 @@ def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> No
             group_of[node] = (group.stage, number, position)
     if missing := sorted(devices.keys() - group_of.keys()):
         raise _Broken(f"nodes {missing[:8]} are in no group")
-    for source, target in _orderings(context):
+    for source, target in orderings(context):
         first, second = group_of[source], group_of[target]
         in_order = first < second if first[1] == second[1] else first[0] < second[0]
         if not in_order:
             raise _Broken(f"node {target} needs node {source}, but their groups do not run in that order")
 
 
-def _orderings(context: SchedulingContext) -> list[tuple[int, int]]:
-    """Pairs of running nodes of which the second needs the first."""
-    graph, running = context.graph, frozenset(context.plan.nodes)
-    pairs = [(e.source, e.target) for e in graph.edges if e.source in running and e.target in running]
-    for value, stand_in in context.plan.replace.items():
-        maker = graph.producer(stand_in)
-        if maker is not None:
-            pairs += [(maker.id, user.id) for user in graph.consumers(value) if user.id in running]
-    return pairs
+def _check_memory(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
+    if not context.memory_limits:
+        return
+    for device, peak in memory_peaks(context, schedule.steps).items():
+        limit = context.memory_limits.get(device, peak)
+        if peak > limit:
+            raise _Broken(f"{device} holds {peak:,} bytes at once, and its limit is {limit:,}")
 
 
 @attrs.define

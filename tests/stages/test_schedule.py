@@ -13,9 +13,6 @@ from djinn.testing import (
     SchedulerConformance,
     placement_context,
     random_graph,
-    random_inputs,
-    replay,
-    replay_schedule,
     scheduling_context,
 )
 from djinn_core.builtins.costs import Roofline
@@ -49,25 +46,6 @@ class TestRoofline(CostModelConformance):
     @pytest.fixture
     def cost_model(self):
         return Roofline()
-
-
-@pytest.mark.parametrize("seed", range(60))
-@pytest.mark.parametrize("devices", [1, 3])
-def test_schedules_give_the_values_of_program_order(seed: int, devices: int):
-    graph = random_graph(seed, length=24)
-    inputs, expected = random_inputs(graph), None
-    context = scheduling_context(graph, devices)
-    names = [d.id for d in context.topology.devices]
-    resident = {v: names[(seed + i) % devices] for i, v in enumerate(graph.inputs) if (seed + i) % 2}
-    context = attrs.evolve(context, resident=resident, fetch=graph.outputs)
-    made = Sequential().schedule(context)
-    check_schedule(context, made, "sequential")
-    held, fetched = replay_schedule(graph, made, inputs, resident)
-    expected = replay(graph, inputs)
-    for value in graph.outputs:
-        torch.testing.assert_close(fetched[value], expected[value], rtol=0, atol=0, equal_nan=True)
-    for device in held.values():
-        assert not set(device) & graph.program.dead, "a dead value was never freed"
 
 
 def broken(mutate):

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import attrs
-import djinn_cost_based
 import pytest
-from djinn_cost_based import CostBased
 
+import djinn_cost_based
 from djinn.hooks import (
     CostEstimate,
     Costs,
@@ -16,6 +15,7 @@ from djinn.hooks import (
     NetworkTopology,
 )
 from djinn.testing import PlacementPolicyConformance, PluginConformance, ProgramBuilder, placement_context
+from djinn_cost_based import CostBased
 
 MS = 1e-3
 
@@ -146,7 +146,7 @@ def test_a_branch_whose_weights_live_elsewhere_gets_a_copy_of_them_that_stays():
 
 
 def test_keys_and_values_that_a_pattern_wants_together_are_together():
-    graph, left, right = branches()
+    graph, *_ = branches()
     given = context(graph, devices(1 << 30, 1 << 30))
     last = [graph.nodes[n].outputs[0] for n in (15, 31)]
     plan = attrs.evolve(given.plan, hints={"colocate": (tuple(last),)})

@@ -1,0 +1,157 @@
+"""In which order nodes run, and which of them form groups: what schedulers choose between."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.schedule import SchedulingGroup, SchedulingStrategy
+
+
+def orderings(context: SchedulingContext) -> list[tuple[int, int]]:
+    """Pairs of running nodes of which the second needs the first."""
+    graph, running = context.graph, frozenset(context.plan.nodes)
+    pairs = [(e.source, e.target) for e in graph.edges if e.source in running and e.target in running]
+    for value, stand_in in context.plan.replace.items():
+        maker = graph.producer(stand_in)
+        if maker is not None:
+            pairs += [(maker.id, user.id) for user in graph.consumers(value) if user.id in running]
+    return pairs
+
+
+@attrs.frozen(eq=False)
+class Dependences:
+    """Who needs whom among the running nodes, and what each takes where it was placed.
+
+    Attributes:
+        before, after: by node the nodes that it needs, and that need it.
+        seconds: by node its predicted time.
+        device: by node where it runs.
+        hops: by pair of devices the time and the seconds a byte of a transfer.
+    """
+
+    before: Mapping[int, Sequence[int]]
+    after: Mapping[int, Sequence[int]]
+    seconds: Mapping[int, float]
+    device: Mapping[int, str]
+    _sizes: Mapping[int, int]
+    _topology: Any
+    _hops: dict[tuple[str, str], tuple[float, float]] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, context: SchedulingContext) -> Dependences:
+        """Those of a placed program."""
+        before: dict[int, list[int]] = defaultdict(list)
+        after: dict[int, list[int]] = defaultdict(list)
+        for source, target in orderings(context):
+            before[target].append(source)
+            after[source].append(target)
+        device = {d.node: d.device for d in context.placement.decisions}
+        rows = context.costs.by_device
+        seconds = {node: rows[where][node].seconds for node, where in device.items()}
+        graph = context.graph
+        apart = {s for t, sources in before.items() for s in sources if device[s] != device[t]}
+        sizes = {n: sum(graph.meta(v).nbytes for v in graph.nodes[n].outputs) for n in apart}
+        return cls(before, after, seconds, device, sizes, context.topology)
+
+    def hop(self, source: int, target: int) -> float:
+        """Time from the end of a node to when what it made is where another runs."""
+        ends = (self.device[source], self.device[target])
+        if ends[0] == ends[1]:
+            return 0.0
+        if ends not in self._hops:
+            link = self._topology.link(*ends)
+            self._hops[ends] = (link.latency, 1 / link.bandwidth if link.bandwidth else 0.0)
+        latency, each = self._hops[ends]
+        return latency + each * self._sizes[source]
+
+    def remaining(self, nodes: Sequence[int]) -> dict[int, float]:
+        """By node the time from its start to the end of the program, if nothing had to wait for a device."""
+        left: dict[int, float] = {}
+        for node in reversed(nodes):
+            left[node] = self.seconds[node] + max(
+                (left[a] + self.hop(node, a) for a in self.after.get(node, ())), default=0.0
+            )
+        return left
+
+
+def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], Any]) -> list[int]:
+    """Nodes in the order in which devices would take them that never idle while something is ready: the least `key` first."""
+    queues = {device: _Queue() for device in dict.fromkeys(found.device[n] for n in nodes)}
+    missing = {node: len(found.before.get(node, ())) for node in nodes}
+    arrival = dict.fromkeys(nodes, 0.0)
+    for node in nodes:
+        if not missing[node]:
+            heapq.heappush(queues[found.device[node]].coming, (0.0, node))
+    turns = [(0.0, device) for device in queues]
+    waiting: set[str] = set()
+    order: list[int] = []
+    while turns:
+        _, device = heapq.heappop(turns)
+        queue = queues[device]
+        node = queue.take(key)
+        if node < 0:
+            waiting.add(device)
+            continue
+        order.append(node)
+        queue.clock += found.seconds[node]
+        for after in found.after.get(node, ()):
+            arrival[after] = max(arrival[after], queue.clock + found.hop(node, after))
+            missing[after] -= 1
+            if not missing[after]:
+                there = found.device[after]
+                heapq.heappush(queues[there].coming, (arrival[after], after))
+                if there in waiting:
+                    waiting.discard(there)
+                    heapq.heappush(turns, (max(queues[there].clock, arrival[after]), there))
+        heapq.heappush(turns, (queue.clock, device))
+    return order
+
+
+@attrs.define(eq=False)
+class _Queue:
+    """What one device has to do: nodes by when their operands are there, and those whose operands are."""
+
+    clock: float = 0.0
+    coming: list[tuple[float, int]] = attrs.field(factory=list)
+    ready: list[tuple[Any, int]] = attrs.field(factory=list)
+
+    def take(self, key: Callable[[int], Any]) -> int:
+        """The node that is next, or -1; the clock moves on to when it can start."""
+        if not self.ready and self.coming:
+            self.clock = max(self.clock, self.coming[0][0])
+        while self.coming and self.coming[0][0] <= self.clock:
+            node = heapq.heappop(self.coming)[1]
+            heapq.heappush(self.ready, (key(node), node))
+        return heapq.heappop(self.ready)[1] if self.ready else -1
+
+
+def groups_of(
+    order: Sequence[int],
+    found: Dependences,
+    strategy: SchedulingStrategy,
+    priority: Callable[[Sequence[int]], int] = lambda _: 0,
+) -> tuple[SchedulingGroup, ...]:
+    """Groups in stages: a device begins a new one where it needs what another makes in the same stage or later."""
+    stage_of: dict[int, int] = {}
+    open_groups: dict[str, tuple[int, list[int]]] = {}
+    done: list[tuple[int, str, list[int]]] = []
+    for node in order:
+        device = found.device[node]
+        needed = max((stage_of[b] + 1 for b in found.before.get(node, ()) if found.device[b] != device), default=0)
+        stage, nodes = open_groups.get(device, (-1, []))
+        if stage < needed or stage < 0:
+            stage, nodes = max(stage + 1, needed), []
+            open_groups[device] = (stage, nodes)
+            done.append((stage, device, nodes))
+        nodes.append(node)
+        stage_of[node] = stage
+    done.sort(key=lambda group: group[0])
+    return tuple(
+        SchedulingGroup(stage, device, tuple(nodes), strategy, priority(nodes)) for stage, device, nodes in done
+    )

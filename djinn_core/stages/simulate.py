@@ -1,0 +1,260 @@
+"""What a schedule would take: its steps run against clocks instead of devices.
+
+Every device takes its steps in order. A `Run` takes what the cost models say; a `Send` leaves at once and occupies the way
+out of its device and the way into the other, one transfer at a time, for as long as the link needs for the bytes; it arrives
+a latency later. A `Receive` waits for it. Uploads and fetches do the same with the client. Memory is counted by
+storage: what lived on a device before, what arrives, what is made; less what is freed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.costs import CLIENT
+from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.values import storage_of
+
+_OUT, _IN = 0, 1
+
+
+@attrs.frozen
+class Occupied:
+    """What one device did.
+
+    Attributes:
+        busy: seconds in which it ran nodes.
+        waited: seconds in which it waited for values from elsewhere, from its first step to its last.
+        end: when its last step was through, in seconds from the start.
+        memory: bytes by time: pairs, at every moment when they grew beyond what they were before.
+        peak: the most bytes that it held at once.
+        sent, received: bytes to and from other devices.
+    """
+
+    busy: float = 0.0
+    waited: float = 0.0
+    end: float = 0.0
+    memory: tuple[tuple[float, int], ...] = ()
+    peak: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+@attrs.frozen
+class Timeline:
+    """A simulated run.
+
+    Attributes:
+        seconds: from the start until everything is through and what is fetched is with the client.
+        devices: what each device did, by id.
+        links: seconds in which each link was busy, by source and target; the client is `client`.
+        uploaded, fetched: bytes from and to the client.
+    """
+
+    seconds: float
+    devices: Mapping[str, Occupied]
+    links: Mapping[tuple[str, str], float]
+    uploaded: int
+    fetched: int
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one run to the next where runs follow each other without waiting: the busiest device or link."""
+        busiest = [d.busy for d in self.devices.values()]
+        return max([*busiest, *self.links.values()], default=0.0)
+
+    @property
+    def limit(self) -> str:
+        """What the interval is due to: `compute on X` or `link from X to Y`."""
+        busy = {f"compute on {name}": d.busy for name, d in self.devices.items()}
+        busy |= {f"link from {source} to {target}": seconds for (source, target), seconds in self.links.items()}
+        return max(busy, key=busy.__getitem__, default="nothing")
+
+
+def simulate(context: SchedulingContext, schedule: ExecutionSchedule, *, step_seconds: float = 0.0) -> Timeline:
+    """Run a valid schedule against clocks; `step_seconds` is what each step takes beside its work.
+
+    Raises:
+        ValueError: devices wait for each other for ever; `check_schedule` says more.
+    """
+    return _Simulation(context, schedule, step_seconds).run()
+
+
+@attrs.define(eq=False)
+class _Clock:
+    """One device in a simulation."""
+
+    steps: Sequence[Step]
+    at: int = 0
+    now: float = 0.0
+    busy: float = 0.0
+    waited: float = 0.0
+    sent: int = 0
+    received: int = 0
+
+
+class _Simulation:
+    def __init__(self, context: SchedulingContext, schedule: ExecutionSchedule, step_seconds: float) -> None:
+        self.graph, self.topology = context.graph, context.topology
+        self.step_seconds = step_seconds
+        self.clocks = {device: _Clock(steps) for device, steps in schedule.steps.items()}
+        self.rows = context.costs.by_device
+        self.memory = Memory(context)
+        self.ports: dict[tuple[str, int], float] = {}
+        self.links: Counter[tuple[str, str]] = Counter()
+        self.mail: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+        self.waiting: dict[tuple[str, str, int], str] = {}
+        self.moved = {Upload: 0, Fetch: 0}
+        self.end = 0.0
+
+    def run(self) -> Timeline:
+        turns = [(0.0, device) for device in self.clocks]
+        heapq.heapify(turns)
+        while turns:
+            _, device = heapq.heappop(turns)
+            clock = self.clocks[device]
+            if clock.at == len(clock.steps):
+                continue
+            if self._step(device, clock, clock.steps[clock.at], turns):
+                clock.at += 1
+                self.end = max(self.end, clock.now)
+                heapq.heappush(turns, (clock.now, device))
+        stuck = [device for device, clock in self.clocks.items() if clock.at < len(clock.steps)]
+        if stuck:
+            raise ValueError(f"{', '.join(stuck)} wait for ever; check_schedule says for what")
+        devices = {
+            name: Occupied(
+                c.busy, c.waited, c.now, tuple(self.memory.risen[name]), self.memory.peak[name], c.sent, c.received
+            )
+            for name, c in self.clocks.items()
+        }
+        return Timeline(self.end, devices, dict(self.links), self.moved[Upload], self.moved[Fetch])
+
+    def _step(self, device: str, clock: _Clock, step: Step, turns: list[tuple[float, str]]) -> bool:
+        """Take a step; False where it has to wait for another device."""
+        clock.now += self.step_seconds
+        match step:
+            case Run(nodes):
+                self._run(device, clock, nodes)
+            case Send(value, target):
+                size = self._size(value)
+                self.mail[device, target, value].append(self._transfer(device, target, size, clock.now))
+                clock.sent += size
+                waiter = self.waiting.pop((device, target, value), None)
+                if waiter is not None:
+                    heapq.heappush(turns, (self.clocks[waiter].now, waiter))
+            case Receive(value, source):
+                key = (source, device, value)
+                if not self.mail[key]:
+                    self.waiting[key] = device
+                    clock.now -= self.step_seconds
+                    return False
+                self._wait(clock, self.mail[key].pop(0))
+                clock.received += self._size(value)
+                self.memory.hold(device, value, clock.now)
+            case Upload(value):
+                self._wait(clock, self._transfer(CLIENT, device, self._size(value), 0.0))
+                self.moved[Upload] += self._size(value)
+                self.memory.hold(device, value, clock.now)
+            case Free(values):
+                for value in values:
+                    self.memory.free(device, value)
+            case Fetch(value):
+                self.end = max(self.end, self._transfer(device, CLIENT, self._size(value), clock.now))
+                self.moved[Fetch] += self._size(value)
+        return True
+
+    def _run(self, device: str, clock: _Clock, nodes: Sequence[int]) -> None:
+        row = self.rows[device]
+        for node in nodes:
+            clock.now += row[node].seconds
+            clock.busy += row[node].seconds
+            for value in self.graph.nodes[node].outputs:
+                self.memory.hold(device, value, clock.now)
+
+    def _wait(self, clock: _Clock, until: float) -> None:
+        if until > clock.now:
+            clock.waited += until - clock.now
+            clock.now = until
+
+    def _transfer(self, source: str, target: str, size: int, ready: float) -> float:
+        """When `size` bytes have arrived that are ready to leave at `ready`."""
+        link = self.topology.link(source, target)
+        takes = size / link.bandwidth if link.bandwidth else 0.0
+        out, into = (source, _OUT), (target, _IN)
+        begin = max(ready, self.ports.get(out, 0.0), self.ports.get(into, 0.0))
+        self.ports[out] = self.ports[into] = begin + takes
+        self.links[source, target] += takes  # type: ignore[assignment] # a Counter adds up floats as well
+        return begin + takes + link.latency
+
+    def _size(self, value: int) -> int:
+        return self.graph.meta(value).nbytes
+
+
+class Memory:
+    """Bytes by device while a schedule runs. A storage is held once, however many values look into it."""
+
+    def __init__(self, context: SchedulingContext) -> None:
+        self._graph, self._home = context.graph, context.placement.values
+        self._values: dict[tuple[str, int], set[int]] = {}
+        self._sizes: dict[tuple[str, int], int] = {}
+        self.now: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+        self.risen: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        for value in context.graph.inputs:
+            holders = context.copies.get(value, ())
+            home = context.resident.get(value)
+            for device in (*holders, *(() if home is None else (home,))):
+                self.hold(device, value, 0.0)
+
+    def hold(self, device: str, value: int, when: float) -> None:
+        """`device` has `value` now."""
+        key, meta = self._key(device, value), self._graph.meta(value)
+        size = meta.extent * meta.dtype.itemsize if key[1] >= 0 else meta.nbytes
+        self._values.setdefault(key, set()).add(value)
+        more = size - self._sizes.get(key, 0)
+        if more > 0:
+            self._sizes[key] = size
+            self.now[device] += more
+            if self.now[device] > self.peak[device]:
+                self.peak[device] = self.now[device]
+                self.risen[device].append((when, self.now[device]))
+
+    def free(self, device: str, value: int) -> None:
+        """`device` forgets `value`, and its storage with the last value that looks into it."""
+        key = self._key(device, value)
+        values = self._values.get(key)
+        if values is None:
+            return
+        values.discard(value)
+        if not values:
+            del self._values[key]
+            self.now[device] -= self._sizes.pop(key)
+
+    def _key(self, device: str, value: int) -> tuple[str, int]:
+        """A value at home shares its storage; a copy elsewhere has its own bytes only."""
+        return device, storage_of(value) if self._home.get(value, device) == device else ~value
+
+
+def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> Mapping[str, int]:
+    """The most bytes that each device holds at once, of what the program knows of."""
+    memory, nodes = Memory(context), context.graph.nodes
+    for device, its_steps in steps.items():
+        for step in its_steps:
+            match step:
+                case Run(ran):
+                    for node in ran:
+                        for value in nodes[node].outputs:
+                            memory.hold(device, value, 0.0)
+                case Upload(value) | Receive(value, _):
+                    memory.hold(device, value, 0.0)
+                case Free(values):
+                    for value in values:
+                        memory.free(device, value)
+                case _:
+                    pass
+    return memory.peak

@@ -1,0 +1,162 @@
+"""From an order of nodes to the steps of every device: what is moved, when, and what is freed.
+
+A value is sent directly after it was made or written, received right before it is first used, and freed after its last
+use. As all devices take their part of one order in which everything comes after what it needs, none waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.graph import Node
+from djinn_core.ir.schedule import (
+    ExecutionSchedule,
+    Fetch,
+    Free,
+    Receive,
+    Run,
+    SchedulingStrategy,
+    Send,
+    Step,
+    Upload,
+)
+from djinn_core.ir.values import storage_of
+from djinn_core.stages.ordering import Dependences, groups_of
+
+_START = -1  # before the first node
+
+
+def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
+    """The steps by device for the running nodes in `order`, which respects all dependences."""
+    moves = _Moves(context)
+    for turn, node_id in enumerate(order):
+        moves.take(turn, context.graph.nodes[node_id])
+    return _write(context, moves, order)
+
+
+def made_in_order(
+    context: SchedulingContext,
+    order: Sequence[int],
+    found: Dependences,
+    strategy: SchedulingStrategy,
+    scheduler: str,
+    reason: str,
+    priority: Callable[[Sequence[int]], int] = lambda _: 0,
+) -> ExecutionSchedule:
+    """The schedule in which nodes run in `order`, with groups in stages; `priority` is told the nodes of each group."""
+    groups = groups_of(order, found, strategy, priority)
+    stages = len({group.stage for group in groups})
+    return ExecutionSchedule(
+        program=context.program,
+        groups=groups,
+        steps=write_steps(context, order),
+        replace=context.plan.replace,
+        equal_slots=context.plan.equal_slots,
+        scheduler=scheduler,
+        reasons=(f"{reason}; {len(groups)} groups in {stages} stages on {len(context.placement.devices)} devices",),
+    )
+
+
+class _Moves:
+    """One walk over the order: what is brought where, and when it is used last. Moments are positions in the order."""
+
+    def __init__(self, context: SchedulingContext) -> None:
+        self.context = context
+        self.replace, self.home = context.plan.replace, context.placement.values
+        self.device_of = {d.node: d.device for d in context.placement.decisions}
+        self.inputs = frozenset(context.graph.inputs)
+        self.made: dict[int, int] = {}  # by value, and by storage that is written (as ~storage): when last
+        self.versions: Counter[int] = Counter()
+        self.copies = {(device, value): 0 for value, devices in context.copies.items() for device in devices}
+        self.settled: dict[int, int] = {}  # by input: before which moment it comes to its home
+        self.before: dict[int, list[tuple[str, Step]]] = defaultdict(list)
+        self.after: dict[int, list[tuple[str, Step]]] = defaultdict(list)
+        self.last: dict[tuple[str, int], int] = {}  # by device and value
+
+    def take(self, turn: int, node: Node) -> None:
+        device, home, last, replace = self.device_of[node.id], self.home, self.last, self.replace
+        for value in node.inputs:
+            used = replace.get(value, value) if replace else value
+            if used in self.inputs and used not in self.settled:
+                self._settle(turn, used)
+            if home[used] != device:
+                self._bring(turn, used, device)
+            last[device, used] = turn
+        for value in node.outputs:
+            last[device, value] = turn
+            self.made[value] = turn
+        for value in node.writes:
+            storage = storage_of(replace.get(value, value))
+            self.versions[storage] += 1
+            self.made[~storage] = turn
+
+    def _settle(self, turn: int, value: int) -> None:
+        """An input comes to its home: from the client, or from where it lived."""
+        home, source = self.home[value], self.context.resident.get(value)
+        self.settled[value] = turn if source != home else _START
+        if source is None:
+            self.before[turn].append((home, Upload(value)))
+        elif source != home:
+            self.after[_START].append((source, Send(value, home)))
+            self.before[turn].append((home, Receive(value, source)))
+
+    def _bring(self, turn: int, value: int, device: str) -> None:
+        """Send a value, or its newer version, to the device that uses it."""
+        storage = storage_of(value)
+        version = self.versions[storage]
+        if self.copies.get((device, value)) == version:
+            return
+        self.copies[device, value] = version
+        home = self.home[value]
+        made = max(self.made.get(value, _START), self.made.get(~storage, _START))
+        settled = self.settled.get(value, _START)
+        (self.before[settled] if settled > made else self.after[made]).append((home, Send(value, device)))
+        self.before[turn].append((device, Receive(value, home)))
+        self.last[home, value] = max(self.last.get((home, value), _START), settled, made)
+
+    def endings(self) -> dict[int, dict[str, list[int]]]:
+        """By moment and device the values that nobody needs after it: dead ones at home, copies that are not kept elsewhere."""
+        context, home = self.context, self.home
+        dead, fetched = context.program.dead, frozenset(context.fetch)
+        ends: dict[int, dict[str, list[int]]] = {}
+        for (device, value), turn in self.last.items():
+            if home[value] == device:
+                over = value in dead and value not in fetched
+            else:
+                kept = (*context.copies.get(value, ()), *context.placement.copies.get(value, ()))
+                over = device not in kept
+            if over:
+                ends.setdefault(turn, {}).setdefault(device, []).append(value)
+        return ends
+
+
+def _write(context: SchedulingContext, moves: _Moves, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
+    """What happens at each moment, on each device: steps before the node, the node, what it sends, what ends."""
+    steps: dict[str, list[Step]] = {device: [] for device in context.placement.devices}
+    pending: dict[str, list[int]] = {}
+    before, after, ends = moves.before, moves.after, moves.endings()
+
+    def add(device: str, step: Step) -> None:
+        nodes = pending.pop(device, None)
+        there = steps.setdefault(device, [])
+        if nodes:
+            there.append(Run(tuple(nodes)))
+        there.append(step)
+
+    for turn in range(_START, len(order)):
+        for device, step in before.get(turn, ()):
+            add(device, step)
+        if turn >= 0:
+            pending.setdefault(moves.device_of[order[turn]], []).append(order[turn])
+        for device, step in after.get(turn, ()):
+            add(device, step)
+        for device, values in ends.get(turn, {}).items():
+            add(device, Free(tuple(values)))
+    for value in context.fetch:
+        real = moves.replace.get(value, value)
+        add(moves.home[real], Fetch(real))
+    for device, nodes in pending.items():
+        steps.setdefault(device, []).append(Run(tuple(nodes)))
+    return {device: tuple(done) for device, done in steps.items()}

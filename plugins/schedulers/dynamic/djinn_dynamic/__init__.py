@@ -1,0 +1,18 @@
+"""The scheduler `dynamic`: the order that keeps to a memory limit and a latency target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import ScheduleMaker, hookimpl
+from djinn_dynamic.scheduler import Dynamic
+
+__all__ = ["Dynamic", "djinn_api_version", "djinn_register_schedulers"]
+
+djinn_api_version = 1
+
+
+@hookimpl
+def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+    """The scheduler `dynamic`."""
+    return [Dynamic()]

@@ -1,0 +1,39 @@
+"""The order that takes little memory: of what is ready, what frees more than it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from djinn.hooks import SchedulingContext
+from djinn.scheduling import Dependences, storage_sizes
+
+_LOOKED_AT = 64  # of what is ready, so many of the oldest are compared
+
+
+def frugal_order(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> list[int]:
+    """Nodes so that, step by step, the fewest bytes are held; where it makes no difference, in program order."""
+    graph, replace = context.graph, context.plan.replace
+    used = {n: {replace.get(v, v) >> 32 for v in graph.nodes[n].inputs} for n in nodes}
+    made = {n: {v >> 32 for v in graph.nodes[n].outputs} - used[n] for n in nodes}
+    left = Counter(storage for node in nodes for storage in (*used[node], *made[node]))
+    kept = {v >> 32 for v in (*graph.inputs, *graph.outputs, *context.fetch)}
+    sizes = storage_sizes(graph, [v for n in nodes for v in graph.nodes[n].outputs])
+
+    def growth(node: int) -> int:
+        freed = sum(sizes.get(s, 0) for s in used[node] if left[s] == 1 and s not in kept)
+        return sum(sizes[s] for s in made[node]) - freed
+
+    missing = {node: len(found.before.get(node, ())) for node in nodes}
+    ready = [node for node in nodes if not missing[node]]
+    order: list[int] = []
+    while ready:
+        node = min(sorted(ready)[:_LOOKED_AT], key=growth)
+        ready.remove(node)
+        order.append(node)
+        left.subtract((*used[node], *made[node]))
+        for after in found.after.get(node, ()):
+            missing[after] -= 1
+            if not missing[after]:
+                ready.append(after)
+    return order

@@ -1,0 +1,52 @@
+"""Each device takes, of what is ready, what somebody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from djinn.hooks import ExecutionSchedule, SchedulingContext, SchedulingStrategy
+from djinn.scheduling import Dependences, made_in_order, ready_order
+
+
+class Priority:
+    """What leads to fetched values first, then what hints name, then what most depends on.
+
+    A hint `priority` is a pair of node ids and a number; the larger goes first among what is equally wanted.
+    """
+
+    name = "priority"
+    tolerates_growth = True
+
+    def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
+        """Steps in the order in which the devices would take them; groups have the priority of their first nodes."""
+        nodes, found = context.plan.nodes, Dependences.of(context)
+        wanted, hinted = _wanted(context, nodes, found), _hinted(context)
+        most = max(hinted.values(), default=0) + 1
+        ranks = {node: hinted.get(node, 0) + most * (node in wanted) for node in nodes}
+        left = found.remaining(nodes)
+        nodes = tuple(ready_order(nodes, found, lambda node: (-ranks[node], -left[node])))
+        reason = f"{len(wanted):,} of {len(nodes):,} nodes first, which fetched values are computed from"
+        strategy = SchedulingStrategy.PRIORITY
+        return made_in_order(context, nodes, found, strategy, self.name, reason, lambda group: ranks[group[0]])
+
+
+def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> set[int]:
+    """Nodes that fetched values are computed from."""
+    replace, graph = context.plan.replace, context.graph
+    storages = {replace.get(v, v) >> 32 for v in context.fetch}
+    wanted: set[int] = set()
+    for node_id in reversed(nodes):
+        node = graph.nodes[node_id]
+        if any(v >> 32 in storages for v in (*node.outputs, *node.writes)):
+            wanted.add(node_id)
+        if node_id in wanted:
+            wanted.update(found.before.get(node_id, ()))
+    return wanted
+
+
+def _hinted(context: SchedulingContext) -> Mapping[int, int]:
+    """Numbers by node, from the hints."""
+    hinted: dict[int, int] = {}
+    for members, number in context.plan.hints.get("priority", ()):
+        hinted.update(dict.fromkeys(members, max(0, int(number))))
+    return hinted

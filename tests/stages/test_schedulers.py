@@ -1,0 +1,248 @@
+"""Every scheduler, on random programs, placements and times: the schedule holds, and gives the values of program order."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djinn.hooks import CostEstimate, Costs, Placement, PlacementDecision, Receive, Run, Send
+from djinn.scheduling import (
+    Dependences,
+    homes_of_values,
+    memory_peaks,
+    ready_order,
+    resident_blocks,
+    simulate,
+    together,
+    write_steps,
+)
+from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, scheduling_context
+from djinn_core.builtins.scheduling import Sequential
+from djinn_core.errors import InvalidStage
+from djinn_core.ir.costs import Link, NetworkTopology
+from djinn_core.stages.schedule import schedule
+from djinn_core.stages.verify_schedule import check_schedule
+from djinn_dynamic import Dynamic
+from djinn_parallel import Parallel
+from djinn_pipeline import Pipeline
+from djinn_priority import Priority
+
+MAKERS = [Sequential(), Parallel(), Pipeline(), Priority(), Dynamic()]
+by_name = {"argvalues": MAKERS, "ids": lambda maker: maker.name}
+
+
+def anywhere(seed, devices, length=24):
+    """A random program whose blocks, inputs and copies are anywhere, with times from microseconds to milliseconds."""
+    chance = random.Random(seed)
+    graph = random_graph(seed, length)
+    context = scheduling_context(graph, devices)
+    names = [d.id for d in context.topology.devices]
+    blocks = together(graph, context.plan.nodes, {})
+    lived = {v: chance.choice(names) for v in graph.inputs if chance.random() < 0.6}
+    by_block = resident_blocks(blocks, graph.inputs, lived)
+    resident = {v: by_block[blocks.block(v)] for v in lived}
+    homes = {b: d for b, d in by_block.items() if chance.random() < 0.8}  # a few move
+    for value in (*graph.inputs, *(v for n in graph.nodes for v in n.outputs)):
+        homes.setdefault(blocks.block(value), chance.choice(names))
+    decisions = tuple(PlacementDecision(n.id, homes[blocks.node(n.id)], "by chance") for n in graph.nodes)
+    placement = Placement(decisions, homes_of_values(graph, context.plan.nodes, blocks, homes), "chance")
+    row = tuple(CostEstimate(0, 0, 0, chance.choice([1e-6, 1e-4, 1e-3])) for _ in graph.nodes)
+    return attrs.evolve(
+        context, placement=placement, resident=resident, fetch=graph.outputs, costs=Costs(dict.fromkeys(names, row))
+    )
+
+
+@pytest.mark.parametrize("maker", **by_name)
+@given(seed=st.integers(0, 10_000), devices=st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_schedules_give_the_values_of_program_order(maker, seed, devices):
+    context = anywhere(seed, devices)
+    graph, inputs = context.graph, random_inputs(context.graph)
+    made = maker.schedule(context)
+    check_schedule(context, made, maker.name)
+    held, fetched = replay_schedule(graph, made, inputs, context.resident)
+    expected = replay(graph, inputs)
+    for value in graph.outputs:
+        torch.testing.assert_close(fetched[value], expected[value], rtol=0, atol=0, equal_nan=True)
+    for name, device in held.items():
+        moved = {v for v, home in context.resident.items() if home == name != context.placement.values[v]}
+        assert not set(device) - moved & graph.program.dead, "a dead value was never freed"
+    timeline = simulate(context, made)
+    assert timeline.seconds >= max((d.busy for d in timeline.devices.values()), default=0.0) - 1e-12
+    assert {n: d.peak for n, d in timeline.devices.items() if d.peak} == {
+        n: p for n, p in memory_peaks(context, made.steps).items() if p and n in timeline.devices
+    }
+
+
+@pytest.mark.parametrize("maker", **by_name)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=10, deadline=None)
+def test_copies_that_devices_hold_are_not_sent_again_until_they_are_written(maker, seed):
+    context = anywhere(seed, 2)
+    names = [d.id for d in context.topology.devices]
+    inputs = [v for v in context.graph.inputs if context.resident.get(v) == context.placement.values[v]]
+    copies = {v: tuple(n for n in names if n != context.resident[v]) for v in inputs}
+    context = attrs.evolve(context, copies=copies)
+    made = maker.schedule(context)
+    check_schedule(context, made, maker.name)
+    written = {v >> 32 for n in context.graph.nodes for v in n.writes}
+    sent = {s.value for steps in made.steps.values() for s in steps if isinstance(s, Send)}
+    assert not {v for v in sent & copies.keys() if v >> 32 not in written}
+
+
+def fork(lengths=(4, 4)):
+    """Chains of products from one input, each on a device of its own; the nodes of each chain."""
+    builder = ProgramBuilder()
+    x, ends, chains = builder.input(8, 8), [], []
+    for length in lengths:
+        y = x
+        chains.append([])
+        for _ in range(length):
+            chains[-1].append(len(builder.calls))
+            y = builder.op("aten::mm", y, builder.input(8, 8), shape=(8, 8))
+        ends.append(y)
+    chains.append([len(builder.calls)])
+    builder.op("aten::cat", *ends, shape=(16, 8))
+    return builder.graph(), chains
+
+
+def forked(seconds=1e-3, **link):
+    graph, chains = fork()
+    context = scheduling_context(graph, 2)
+    first, second = (d.id for d in context.topology.devices)
+    where = {n: second if n in chains[1] else first for n in range(len(graph.nodes))}
+    decisions = tuple(PlacementDecision(n, d, "by hand") for n, d in where.items())
+    values = dict.fromkeys(graph.inputs, first)
+    for node in graph.nodes:
+        values |= dict.fromkeys(node.outputs, where[node.id])
+        values |= {v: where[node.id] for v in node.inputs[1:] if graph.producer(v) is None}
+    row = tuple(CostEstimate(0, 0, 0, seconds) for _ in graph.nodes)
+    topology = NetworkTopology(
+        context.topology.devices, (Link("*", "*", link.get("bandwidth", 0), link.get("latency", 0)),)
+    )
+    return attrs.evolve(
+        context,
+        placement=Placement(decisions, values, "by hand"),
+        costs=Costs({first: row, second: row}),
+        topology=topology,
+        resident=values,
+    )
+
+
+def test_values_are_sent_as_soon_as_they_are_made_and_received_when_they_are_needed():
+    context = forked()
+    first, second = (d.id for d in context.topology.devices)
+    steps = write_steps(context, context.plan.nodes)
+    kinds = [type(s) for s in steps[first]]
+    assert kinds.index(Send) < kinds.index(Run)  # the input is sent before anything runs
+    runs = [s for s in steps[first] if isinstance(s, Run)]
+    assert runs == [Run((0, 1, 2, 3)), Run((8,))]
+    assert isinstance(steps[first][steps[first].index(runs[1]) - 1], Receive)
+    assert steps[second].index(next(s for s in steps[second] if isinstance(s, Send))) > 0
+
+
+def test_the_clock_overlaps_work_on_two_devices_and_waits_for_links():
+    quick, slow = forked(), forked(latency=1e-2)
+    timeline = simulate(quick, Parallel().schedule(quick))
+    assert timeline.seconds == pytest.approx(5e-3)  # four products beside four others, and the end
+    assert simulate(slow, Parallel().schedule(slow)).seconds == pytest.approx(5e-3 + 2e-2)
+    narrow = forked(bandwidth=256 / 1e-2)  # a matrix of 8 by 8 takes 10 ms
+    narrow_line = simulate(narrow, Parallel().schedule(narrow))
+    assert narrow_line.seconds == pytest.approx(5e-3 + 2e-2)
+    assert narrow_line.limit.startswith("link from server/cpu")
+    assert narrow_line.interval == pytest.approx(1e-2)
+    (first, second) = timeline.devices.values()
+    assert (first.sent, first.received, second.sent) == (256, 256, 256)
+    assert timeline.limit == "compute on server/cpu:0"
+
+
+def test_what_most_depends_on_goes_first_and_the_oldest_in_a_pipeline():
+    graph, (short, long, _) = fork((1, 3))
+    context = scheduling_context(graph, 1)
+    found = Dependences.of(context)
+    left = found.remaining(context.plan.nodes)
+    assert ready_order(context.plan.nodes, found, lambda n: -left[n]) == [*long[:2], *short, long[2], 4]
+    assert ready_order(context.plan.nodes, found, lambda n: n) == list(range(5))
+
+
+def test_stages_of_a_pipeline_work_on_successive_inputs_at_the_same_time():
+    builder = ProgramBuilder()
+    weights = [builder.input(8, 8) for _ in range(2)]
+    for _ in range(4):
+        x = builder.input(8, 8)
+        for weight in weights:
+            x = builder.op("aten::mm", x, weight, shape=(8, 8))
+    graph = builder.graph()
+    context = scheduling_context(graph, 2)
+    names = [d.id for d in context.topology.devices]
+    decisions = tuple(PlacementDecision(n.id, names[n.id % 2], "by hand") for n in graph.nodes)
+    values = dict.fromkeys(graph.inputs, names[0]) | {v: names[n.id % 2] for n in graph.nodes for v in n.outputs}
+    values[weights[1]] = names[1]
+    row = tuple(CostEstimate(0, 0, 0, 1e-3) for _ in graph.nodes)
+    context = attrs.evolve(
+        context,
+        placement=Placement(decisions, values, "by hand"),
+        costs=Costs(dict.fromkeys(names, row)),
+        topology=NetworkTopology(context.topology.devices),
+        resident=values,
+    )
+    timeline = simulate(context, Pipeline().schedule(context))
+    assert timeline.seconds == pytest.approx(5e-3)  # four inputs through two stages; 8 ms one after the other
+
+
+def test_what_is_fetched_is_computed_first():
+    graph, (_, second, _) = fork((4, 4))
+    context = scheduling_context(graph, 1)
+    wanted = graph.nodes[second[-1]].outputs[0]
+    made = Priority().schedule(attrs.evolve(context, fetch=(wanted,)))
+    ran = [n for steps in made.steps.values() for s in steps if isinstance(s, Run) for n in s.nodes]
+    assert ran[:4] == second
+    assert max(g.priority for g in made.groups) == 1
+
+
+def wasteful():
+    """Eight large results, each then summed: program order holds all of them at once."""
+    builder = ProgramBuilder()
+    x = builder.input(1, 1)
+    large = [builder.op("aten::expand_copy", x, shape=(64, 64)) for _ in range(8)]
+    for value in large:
+        builder.op("aten::sum", value, shape=())
+    builder.drop(*large)
+    return scheduling_context(builder.graph(), 1)
+
+
+def test_dynamic_keeps_to_a_limit_of_memory_and_says_what_it_tried():
+    context = wasteful()
+    (device,) = context.placement.devices
+    free = Dynamic().schedule(context)
+    assert memory_peaks(context, Sequential().schedule(context).steps)[device] > 8 * 64 * 64 * 4
+    limited = attrs.evolve(context, memory_limits={device: 2 * 64 * 64 * 4})
+    made = Dynamic().schedule(limited)
+    check_schedule(limited, made, "dynamic")
+    assert memory_peaks(context, made.steps)[device] <= 2 * 64 * 64 * 4
+    assert "the quickest that keeps to the limits (tried as well: program order" in made.reasons[-1]
+    assert "the quickest" in free.reasons[-1]
+    in_time = Dynamic().schedule(attrs.evolve(context, latency_target=1.0))
+    assert memory_peaks(context, in_time.steps)[device] <= 2 * 64 * 64 * 4
+    assert "the least memory of those in time" in in_time.reasons[-1]
+
+
+def test_schedules_that_hold_too_much_are_refused_and_the_fallback_names_it():
+    context = wasteful()
+    (device,) = context.placement.devices
+    limited = attrs.evolve(context, memory_limits={device: 64 * 64})
+    with pytest.raises(
+        InvalidStage, match=r"no order keeps to the limits of memory: least memory .* more than allowed"
+    ):
+        Dynamic().schedule(limited)
+    with pytest.raises(InvalidStage, match=r"holds .* bytes at once, and its limit is 4,096"):
+        schedule(limited, Dynamic(), Sequential())
+    roomy = attrs.evolve(context, memory_limits={device: 2 * 64 * 64 * 4})
+    made = schedule(attrs.evolve(roomy, memory_limits={}), Parallel(), Sequential())
+    with pytest.raises(InvalidStage, match="its limit is 32,768"):
+        check_schedule(roomy, made, "parallel")
