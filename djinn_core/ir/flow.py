@@ -8,9 +8,9 @@ node that last wrote what the node will see there, or the value from outside. So
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -29,7 +29,10 @@ COPIES = frozenset({
 })  # fmt: skip
 _BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_dropout", "native_dropout"})
+_SEVERAL = 2  # operands
 _WRITERS_KEPT = 16  # writes into one storage that are told apart by where they write
+
+T = TypeVar("T")
 
 
 @attrs.define(eq=False, slots=False)
@@ -40,29 +43,41 @@ class Flow:
         sources: for each node, by operand, the source of what it reads there.
         looks: for each node whether it only looks at, casts or copies its data: views, casts, copies, dropout that is off.
         computed: for each node the source that its result is after all that looks: itself, where it computes.
+        effective: for each node, by operand, its source past everything that only looks.
     """
 
     graph: Graph
     sources: list[tuple[int, ...]] = attrs.field(init=False, factory=list)
     looks: list[bool] = attrs.field(init=False, factory=list)
     computed: list[int] = attrs.field(init=False, factory=list)
+    effective: list[tuple[int, ...]] = attrs.field(init=False, factory=list)
+    _shared: dict[Callable[[Graph], Any], Any] = attrs.field(init=False, factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        walk = _Walk(self.graph)
+        walk, computed = _Walk(self.graph), self.computed
         for node in self.graph.nodes:
             sources = walk.take(node)
+            effective = tuple([computed[s] if s >= 0 else s for s in sources])
             passed = _passed_on(self.graph, node, sources)
             self.sources.append(sources)
+            self.effective.append(effective)
             self.looks.append(passed is not None)
-            self.computed.append(node.id if passed is None else self.beyond(passed))
+            computed.append(node.id if passed is None else effective[passed])
+
+    def shared(self, make: Callable[[Graph], T]) -> T:
+        """What `make` finds in this graph, found once, however many matchers ask. It is theirs together: nobody changes it."""
+        if make not in self._shared:
+            self._shared[make] = make(self.graph)
+        found: T = self._shared[make]
+        return found
 
     def beyond(self, source: int) -> int:
         """The source that `source` shows, past everything that only looks."""
         return self.computed[source] if source >= 0 else source
 
-    def operands(self, node: Node) -> list[int]:
+    def operands(self, node: Node) -> Sequence[int]:
         """Sources of `node`'s operands, past everything that only looks."""
-        return [self.beyond(s) for s in self.sources[node.id]]
+        return self.effective[node.id]
 
     def node(self, source: int) -> Node | None:
         """The node that a source is; None where it comes from outside."""
@@ -77,7 +92,7 @@ class Flow:
 
     def operand(self, node: Node, value: int) -> int:
         """The source of `value` where `node` reads it, past everything that only looks."""
-        return self.beyond(self.sources[node.id][node.inputs.index(value)])
+        return self.effective[node.id][node.inputs.index(value)]
 
     def source(self, value: int) -> int:
         """The source that made `value`, past everything that only looks. Later writes into it do not count."""
@@ -94,7 +109,7 @@ class Flow:
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
         outside: list[list[int]] = [[] for _ in self.graph.inputs]
         for user, sources in enumerate(self.sources):
-            for source in dict.fromkeys(sources):
+            for source in sources if len(sources) < _SEVERAL else dict.fromkeys(sources):
                 (nodes[source] if source >= 0 else outside[~source]).append(user)
         return nodes, outside
 
@@ -103,10 +118,10 @@ class Flow:
         """The same past everything that only looks."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
         outside: list[list[int]] = [[] for _ in self.graph.inputs]
-        for user, sources in enumerate(self.sources):
-            if self.looks[user]:
+        for user, (sources, looks) in enumerate(zip(self.effective, self.looks, strict=True)):
+            if looks:
                 continue
-            for source in dict.fromkeys(map(self.beyond, sources)):
+            for source in sources if len(sources) < _SEVERAL else dict.fromkeys(sources):
                 (nodes[source] if source >= 0 else outside[~source]).append(user)
         return nodes, outside
 
@@ -133,9 +148,10 @@ class Flow:
             yield current
             if current < 0 or self.graph.nodes[current].operation in stop:
                 continue
-            fresh = [s for s in dict.fromkeys(map(self.beyond, self.sources[current])) if s not in seen]
-            seen.update(fresh)
-            queue.extend(fresh)
+            for source in self.effective[current]:
+                if source not in seen:
+                    seen.add(source)
+                    queue.append(source)
 
     def descendants(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
         """Ids of nodes that compute with `source`'s result, directly or through others, nearest first; bounds as above."""
@@ -170,7 +186,7 @@ class _Walk:
         for value in node.outputs:
             makers[value] = node.id
         for value in node.writes:
-            made = writes.setdefault(storage_of(value), [])
+            made = writes.setdefault(value >> 32, [])
             made.append((node.id, value))
             if len(made) > _WRITERS_KEPT:
                 del made[0]
@@ -199,19 +215,22 @@ def is_view(node: Node) -> bool:
     if not outputs or node.writes or not node.inputs:
         return False
     storage = node.inputs[0] >> 32
-    return all(v >> 32 == storage for v in outputs)
+    if outputs[0] >> 32 != storage:
+        return False
+    return len(outputs) == 1 or all(v >> 32 == storage for v in outputs)
 
 
 def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:
-    """The source that `node` passes on without computing; None where it computes."""
+    """The position of the operand that `node` passes on without computing; None where it computes."""
     if not sources:
         return None
-    if node.operation in COPIES or is_view(node):
-        return sources[0]
-    if node.operation in _DROPOUTS and not node.random:
-        return sources[0]
-    if node.operation == "copy_" and len(sources) > 1 and _overwrites(graph, node):
-        return sources[1]
+    operation = node.operation
+    if operation in COPIES or is_view(node):
+        return 0
+    if operation in _DROPOUTS and not node.random:
+        return 0
+    if operation == "copy_" and len(sources) > 1 and _overwrites(graph, node):
+        return 1
     return None
 
 

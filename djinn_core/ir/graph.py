@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Literal, Protocol, runtime_checkable
 
@@ -35,6 +35,7 @@ class Node:
         random: whether it reads and advances the random state.
         module: path of the `nn.Module` that issued it, or an empty string.
         form: the form of the call: where inputs and slots go, and what is constant. `arguments(node)` reads it.
+        operation: the op without its namespace and overload: `mm` for `aten::mm`.
     """
 
     id: int
@@ -46,10 +47,10 @@ class Node:
     random: bool = False
     module: str = ""
     form: Form | None = attrs.field(default=None, repr=False)
+    operation: str = attrs.field(init=False, repr=False, eq=False)  # kept, because matchers ask for little else
 
-    @property
-    def operation(self) -> str:
-        """The op without its namespace and overload: `mm` for `aten::mm`."""
+    @operation.default
+    def _named(self) -> str:
         return _operation(self.op)
 
 
@@ -137,21 +138,27 @@ class ProgramGraph(DrawnInNotebooks):
     @cached_property
     def nodes(self) -> Sequence[Node]:
         """Nodes in program order."""
-        names = self._names.paths
-        return tuple(
-            Node(
-                id=i.index,
-                op=i.op,
-                inputs=i.inputs,
-                outputs=i.outputs,
-                writes=i.writes,
-                slots=i.slots,
-                random=i.call.random or i.op in OWN_OPERATORS,
-                module=names.get(i.index, ""),
-                form=i.call.signature.form,
+        return tuple(self._made())
+
+    def _made(self) -> Iterator[Node]:
+        names, operands, numbers = self._names.paths, self.program.operands, self.program.slots
+        at = slot = 0
+        for index, call in enumerate(self.program.calls):
+            middle, last = at + call.operand_count, slot + call.slot_count
+            end = middle + call.new_count
+            inputs, form = operands[at:middle], call.signature.form
+            yield Node(
+                id=index,
+                op=form.op,
+                inputs=inputs,
+                outputs=operands[middle:end],
+                writes=tuple([inputs[i] for i in call.writes]) if call.writes else (),
+                slots=numbers[slot:last],
+                random=call.random or form.op in OWN_OPERATORS,
+                module=names.get(index, ""),
+                form=form,
             )
-            for i in self.program.instructions()
-        )
+            at, slot = end, last
 
     @cached_property
     def edges(self) -> Sequence[Edge]:
@@ -163,11 +170,13 @@ class ProgramGraph(DrawnInNotebooks):
         metas: dict[int, TensorMeta] = {}
         for node, call in zip(self.nodes, self.program.calls, strict=True):
             for value, meta in zip(node.inputs, call.operands, strict=True):
+                known = metas.get(value)
                 # Where a shape depends on data, only those who use the result know it.
-                if value not in metas or (metas[value] is not meta and not metas[value].shape):
+                if known is None or (known is not meta and not known.shape):
                     metas[value] = meta
-            made = [m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0]
-            metas.update(zip(node.outputs, made, strict=True))
+            if node.outputs:
+                made = [m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0]
+                metas.update(zip(node.outputs, made, strict=True))
         return metas
 
     @cached_property
@@ -185,13 +194,14 @@ class ProgramGraph(DrawnInNotebooks):
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Values that the program uses and does not make, in order of first use."""
-        used = (value for node in self.nodes for value in node.inputs)
-        return tuple(dict.fromkeys(v for v in used if v not in self._producers))
+        made = self._producers
+        return tuple(dict.fromkeys([v for node in self.nodes for v in node.inputs if v not in made]))
 
     @cached_property
     def outputs(self) -> tuple[int, ...]:
         """Values that the program makes and that are alive when it ends, in order."""
-        return tuple(v for v in self._producers if v not in self.program.dead)
+        dead = self.program.dead
+        return tuple([v for v in self._producers if v not in dead])
 
     @cached_property
     def by_op(self) -> Mapping[str, Sequence[int]]:
