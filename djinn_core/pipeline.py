@@ -19,11 +19,11 @@ from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.plan import OptimizationPlan
-from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
-from djinn_core.stages.annotate import annotate
+from djinn_core.stages.annotate import NOTHING_KNOWN, annotate
 from djinn_core.stages.cache import PlanCache, Remembered
 from djinn_core.stages.estimate import estimate
 from djinn_core.stages.fingerprint import fingerprint, tolerates_growth
@@ -92,6 +92,7 @@ def plan(
     request: Request,
     *,
     profile: WorkloadProfile | None = None,
+    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
     """Run the stages over a program, in their order, as far as `request.until`.
@@ -101,6 +102,7 @@ def plan(
         plugins: whom to ask.
         request: what else the plan depends on.
         profile: the program's profile, where it is known from another of the same kind.
+        known: how long values live that come from earlier programs, as `annotate` has it.
         known_plan: what the optimizations left of the program, where that is known; they do not run then.
 
     Raises:
@@ -113,7 +115,7 @@ def plan(
     clock, topology = _Clock(), request.topology
     result = PipelineResult(graph, topology, seconds=clock.seconds)
 
-    profile = profile or clock.time("annotate", lambda: annotate(graph, plugins.patterns))
+    profile = profile or clock.time("annotate", lambda: annotate(graph, plugins.patterns, known=known))
     result = attrs.evolve(result, profile=profile)
     if request.until == "annotate":
         return result
@@ -135,8 +137,8 @@ def plan(
     placement = clock.time("place", lambda: place(where, policy, _POLICY))
     again = [o for o in plugins.optimizations if o.after_placement]
     if again and not known_plan:  # once more, and only once, now that it is known where things are
-        known = attrs.evolve(context, plan=optimized, placement=placement)
-        optimized = clock.time("optimize", lambda: optimize(known, again))
+        placed = attrs.evolve(context, plan=optimized, placement=placement)
+        optimized = clock.time("optimize", lambda: optimize(placed, again))
         placement = clock.time("place", lambda: place(attrs.evolve(where, plan=optimized), policy, _POLICY))
     result = attrs.evolve(result, plan=optimized, placement=placement)
     if request.until == "place":

@@ -41,7 +41,7 @@ def annotate(
     matches, skipped = _all_matches(graph, patterns)
     inputs = inputs_of(graph)
     training = training_in(graph, inputs, known)
-    states = NO_STATES if training else states_in(graph, inputs)
+    states = NO_STATES if training else states_in(graph, inputs, known)
     residency = _residency(graph, inputs, training, states, matches, known)
     bits = lineage_of(graph, inputs, residency)
     modalities = modalities_of(graph, bits)

@@ -82,8 +82,11 @@ class Evidence:
         attentions = sum(self._may_cache(m) for m in self.of("attention"))
         if len(found) * _ATTENTIONS_PER_CACHE < attentions:
             found = []
-        other = None if found else self.states.phase(self.inputs.tokens, attention=bool(attentions))
-        return [other] if other is not None else found
+        other = self.states.phase(self.inputs.tokens, attention=bool(attentions))
+        decodes = (
+            other is ExecutionPhase.LLM_DECODE and self.inputs.tokens <= 1
+        )  # keys may be made anew from what is kept
+        return [other] if other is not None and (decodes or not found) else found
 
     def _may_cache(self, attention: PatternMatch) -> bool:
         """Whether it is of text, or of text among other data; nobody keeps keys of a picture that is seen once."""

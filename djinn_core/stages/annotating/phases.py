@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from djinn_core.ir.profile import ExecutionPhase, Modality, WorkloadType
 from djinn_core.stages.annotating.drawing import drawn_from
@@ -48,4 +49,15 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
         Modality.AUDIO: text,
         Modality.MULTIMODAL_FUSION: ExecutionPhase.MULTIMODAL_FUSION if fuses else text,
     }
-    return [usual[m] for m in evidence.modalities]
+    return [usual[m] for m in _with_neighbours(evidence.modalities)]
+
+
+def _with_neighbours(modalities: Sequence[Modality]) -> list[Modality]:
+    """Ops that no data leads to, and whose results no data meets, are taken for part of what comes next."""
+    found, after = list(modalities), Modality.UNKNOWN
+    for node in range(len(found) - 1, -1, -1):
+        if found[node] is Modality.UNKNOWN:
+            found[node] = after
+        else:
+            after = found[node]
+    return found

@@ -7,17 +7,18 @@ filled and outlives the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 
 from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph
-from djinn_core.ir.profile import ExecutionPhase, Modality
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality
+from djinn_core.ir.values import TensorMeta, storage_of
 from djinn_core.stages.annotating.inputs import Inputs
 
 _FRESH = frozenset({"empty", "empty_like", "empty_strided", "new_zeros", "zeros", "zeros_like"})
+_STATISTICS = 2  # dimensions of what layers count up, at most
 _COPIES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "scatter_", "slice_scatter_"})
 
 
@@ -44,7 +45,7 @@ class States:
 
         Beside attention, new buffers that are filled say nothing: much of it works in blocks.
         """
-        if self.before and (tokens == 1 or any(length > tokens for length in self.lengths)):
+        if self.before and (tokens <= 1 or any(length > tokens for length in self.lengths)):
             return ExecutionPhase.LLM_DECODE
         created = self.created and not attention
         return ExecutionPhase.LLM_PREFILL if self.before or created or self.generates else None
@@ -53,10 +54,11 @@ class States:
 NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
 
 
-def states_in(graph: Graph, inputs: Inputs) -> States:
-    """The states of a program that reads text."""
+def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> States:
+    """The states of a program that reads text, or works on what an earlier program kept for such a one."""
+    given = {storage_of(v) for v in graph.inputs if known.get(v) is DataResidency.STATEFUL_KV_CACHE}
     if Modality.TEXT not in inputs.entries.values():
-        return NO_STATES
+        return States(frozenset(given), frozenset(), frozenset(), ()) if given else NO_STATES
     kept = {storage_of(v) for v in graph.outputs}
     weights = {storage_of(v) for v in inputs.weights}
     written, filled = _written(graph, weights, kept)
@@ -64,7 +66,7 @@ def states_in(graph: Graph, inputs: Inputs) -> States:
     values = {v for v in (*graph.inputs, *graph.outputs) if storage_of(v) in written | filled | appended.keys()}
     values |= {v for v in graph.outputs if storage_of(v) in appended.values()}
     lengths = [max(graph.meta(v).shape) for v in graph.inputs if storage_of(v) in appended]
-    before = frozenset(written | appended.keys())
+    before = frozenset(written | appended.keys() | given)
     return States(before, frozenset(filled), frozenset(values), tuple(lengths), _generates(graph, inputs))
 
 
@@ -103,13 +105,18 @@ def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int],
             node = graph.nodes[i]
             storage = storage_of(node.writes[0]) if node.writes else 0
             meta = graph.meta(node.inputs[0])
-            if storage in weights or not meta.dtype.is_floating_point or graph.flow.sources[i][-1] < 0:
+            if storage in weights or not _is_state(meta) or graph.flow.sources[i][-1] < 0:
                 continue
             if storage in outside:
                 before.add(storage)
             elif storage in kept and _is_buffer(graph, node.writes[0]):
                 created.add(storage)
     return before, created
+
+
+def _is_state(meta: TensorMeta) -> bool:
+    """Whether numbers are kept by sample and place, as no statistics of a layer are."""
+    return meta.dtype.is_floating_point and len(meta.shape) > _STATISTICS
 
 
 def _is_buffer(graph: Graph, value: int) -> bool:
@@ -130,6 +137,5 @@ def _appended(graph: Graph, inputs: Inputs, kept: set[int]) -> Iterator[tuple[in
         value = graph.inputs[~first]
         meta = graph.meta(value)
         result = storage_of(graph.nodes[i].outputs[0])
-        floats = meta.dtype.is_floating_point and len(meta.shape) > 2
-        if floats and value not in inputs.weights and result in kept:
+        if _is_state(meta) and value not in inputs.weights and result in kept:
             yield storage_of(value), result

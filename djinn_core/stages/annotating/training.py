@@ -74,7 +74,8 @@ class _Walk:
         self.updates: list[int] = []
         self._graph, self._stops = graph, bytearray(len(graph.nodes))
         self._differentiates = any("_backward" in operation for operation in graph.by_op)
-        self._weights = {storage_of(v) for v in inputs.weights}
+        weights = (v for v, kind in known.items() if kind is DataResidency.PERSISTENT_WEIGHT)
+        self._weights = {storage_of(v) for v in (*inputs.weights, *weights)}
         waiting = [known.get(v) is DataResidency.GRADIENT for v in graph.inputs]
         for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
             self._take(node, any(waiting[~s] if s < 0 else self._derives(s) for s in sources))
