@@ -17,7 +17,7 @@ COMMANDS = {
     "calibrate": "Measure how fast a device is, once, for predictions.",
     "demo": "Show Djinn at work on this machine, no GPU needed.",
     "doctor": "Say what is wrong with this installation and how to mend it.",
-    "explain": "Show what each stage decides for a script, and why.",
+    "explain": "Show what each stage decides about a script or a model, and why.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
     "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",

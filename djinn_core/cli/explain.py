@@ -1,4 +1,4 @@
-"""`djinn explain`: run a script and show what each stage decided about its programs, and why."""
+"""`djinn explain`: show what each stage decides about the programs of a script, or about a model without weights, and why."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from djinn_core.cli.script import Script
 
 if TYPE_CHECKING:
+    from djinn_core.cli.model import Step
     from djinn_core.ir.result import PipelineResult
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
@@ -22,49 +23,131 @@ _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
 @click.command("explain", context_settings={"ignore_unknown_options": True})
 @click.option("--until", type=click.Choice(_STAGES), default=_STAGES[-1], help="The last stage to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw into FILE.svg or FILE.html.")
+@click.option("--program", type=click.IntRange(1), help="Show only the program of this number.")
+@click.option("--unfold", is_flag=True, help="List equal layers one by one.")
+@click.option("--depth", type=click.IntRange(0), help="How many levels of modules to list.")
+@click.option("--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What a model does.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of a model at a time.")
+@click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input.")
+@click.argument("target")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(script: Path, arguments: tuple[str, ...], until: str, as_json: bool) -> None:
-    """Run SCRIPT with ARGUMENTS and show what each stage decided about its programs, and why.
+def command(
+    target: str,
+    arguments: tuple[str, ...],
+    until: str,
+    as_json: bool,
+    picture: Path | None,
+    program: int | None,
+    unfold: bool,
+    depth: int | None,
+    **model: Any,
+) -> None:
+    r"""Show what each stage decides about programs, and why: as text, as JSON, or as a picture.
+
+    TARGET is one of
+
+    \b
+    script.py        run it with ARGUMENTS, on the configured device
+    config.json      the configuration of a Hugging Face model, or the folder that it is in
+    module:function  a function that returns a model, or a model and its inputs
+
+    A script's programs of the same structure are planned, and shown, once; what it prints goes to standard error. A
+    model is built without weights and nothing is computed: --step, --batch and --tokens say what it is asked to do.
 
     What follows -- is for the script, whatever it looks like.
-
-    Programs of the same structure are planned, and shown, once. What the script prints goes to standard error.
     """
     from djinn_core.ir.result import shown_until
-    from djinn_core.runtime.client import record_plans
 
-    with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
-        status = _run(Script(str(script), arguments))
-    results = [shown_until(result, until) for result in plans]
-    _print_json(results) if as_json else _print_text(results, script)
+    if picture is not None:
+        from djinn_core.showing.picture.files import check_name
+
+        check_name(picture)
+    status, results = _results(target, arguments, _STAGES[-1] if picture is not None else until, model)
+    chosen = _chosen(results, program, target)
+    shown = [shown_until(result, until) for result in chosen]
+    if as_json:
+        _print_json(shown, unfold=unfold)
+    elif picture is None:
+        _print_text(shown, program, unfold=unfold, depth=depth)
+    if picture is not None:
+        _draw(chosen, picture)
     raise SystemExit(status)
 
 
-def _run(script: Script) -> int:
-    """Run the script to its end, however it ends; its exit status."""
-    try:
-        script.run()
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        click.echo(end.code, err=True)
-        return 1
-    return 0
+def _results(
+    target: str, arguments: tuple[str, ...], until: str, model: dict[str, Any]
+) -> tuple[int, Sequence[PipelineResult]]:
+    """The exit status, and what the stages say about each program."""
+    path = Path(target)
+    if path.is_dir() or path.suffix == ".json" or (":" in target and not path.exists()):
+        from djinn_core.cli.model import captured_model, step_of
+
+        if arguments:
+            raise click.UsageError(f"{target} is no script: it takes no arguments, and there are {' '.join(arguments)}")
+        with contextlib.redirect_stdout(sys.stderr):
+            step: Step = step_of(**model)
+            return 0, [captured_model(target, step, until)]
+    if not path.is_file():
+        raise click.BadParameter(
+            f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
+        )
+    return _run(Script(target, arguments))
 
 
-def _print_json(results: Sequence[PipelineResult]) -> None:
+def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
+    """Run the script to its end, however it ends; its exit status, and the plans of its programs."""
+    from djinn_core.runtime.client import record_plans
+
+    with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
+        try:
+            script.run()
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return end.code or 0, plans
+            click.echo(end.code, err=True)
+            return 1, plans
+    return 0, plans
+
+
+def _chosen(results: Sequence[PipelineResult], number: int | None, target: str) -> Sequence[PipelineResult]:
+    if not results:
+        click.echo(
+            f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)", err=True
+        )
+    if number is None:
+        return results
+    if number > len(results):
+        raise click.BadParameter(f"there are only {len(results)} programs", param_hint="--program")
+    return [results[number - 1]]
+
+
+def _print_json(results: Sequence[PipelineResult], *, unfold: bool) -> None:
     from djinn_core.showing.described import describe
 
-    click.echo(json.dumps([describe(result) for result in results], indent=2))
+    click.echo(json.dumps([describe(result, unfold=unfold) for result in results], indent=2))
 
 
-def _print_text(results: Sequence[PipelineResult], script: Path) -> None:
+def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold: bool, depth: int | None) -> None:
     from djinn_core.showing.text import explain
 
-    if not results:
-        click.echo(f"{script} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)")
     for number, result in enumerate(results, 1):
-        click.secho(f"program {number} of {len(results)}", bold=True)
-        click.echo(explain(result))
+        if len(results) > 1 or chosen is not None:
+            click.secho(f"program {chosen or number}" + (f" of {len(results)}" if chosen is None else ""), bold=True)
+        click.echo(str(explain(result, unfold=unfold, depth=depth)))
         click.echo()
+
+
+def _draw(results: Sequence[PipelineResult], picture: Path) -> None:
+    """Draw the program that has most to do."""
+    from djinn_core.showing.picture.files import write_picture
+
+    if not results:
+        raise click.ClickException("there is nothing to draw")
+    seconds = [
+        sum(result.costs.seconds(d) for d in result.costs.by_device) if result.costs else 0.0 for result in results
+    ]
+    longest = seconds.index(max(seconds))
+    write_picture(results[longest], picture)
+    which = f"program {longest + 1} of {len(results)}, the longest" if len(results) > 1 else "the program"
+    click.echo(f"{picture} shows {which}", err=True)

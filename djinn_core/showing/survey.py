@@ -155,7 +155,7 @@ class Survey:
         for storage in sorted(storages & kinds.keys()):
             kind, nbytes = kinds[storage]
             held[kind] = held.get(kind, 0) + nbytes
-        return held
+        return dict(sorted(held.items(), key=lambda item: -item[1]))
 
     @cached_property
     def _matches(self) -> dict[int, list[PatternMatch]]:

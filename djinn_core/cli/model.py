@@ -1,0 +1,260 @@
+"""Models for `djinn explain`: built on the meta device from a configuration or by a function, and called once, captured."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import attrs
+import click
+import torch
+from torch.utils import _pytree as pytree
+
+from djinn_core.errors import ConfigurationError, UnsupportedOperation
+
+if TYPE_CHECKING:
+    from djinn_core.ir.result import PipelineResult, Stage
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_SECOND = 16_000  # samples of speech
+_IMAGE = 224
+
+
+@attrs.frozen
+class Step:
+    """What the model is asked to do, with how much."""
+
+    kind: Literal["forward", "decode", "train"] = "forward"
+    batch: int = 1
+    tokens: int = 512
+
+
+def step_of(step: str, batch: int, tokens: int) -> Step:
+    """What the options of the command ask for."""
+    return Step(cast("Any", step), batch, tokens)
+
+
+def captured_model(target: str, step: Step, until: str) -> PipelineResult:
+    """What the stages say about the model that `target` names: a configuration, or `module:function`.
+
+    Raises:
+        ConfigurationError: it cannot be built, or nobody knows what inputs it takes.
+    """
+    importlib.import_module("djinn")  # as the user's program would: that registers the device
+    model, inputs = _built(target, step)
+    model.train(step.kind == "train")
+    parameters = sum(p.numel() for p in model.parameters())
+    click.echo(f"{type(model).__name__}, {parameters:,} parameters, without weights", err=True)
+    try:
+        return _planned(model, step, inputs, until)
+    except (
+        UnsupportedOperation
+    ):  # the model looks at its inputs: they get values, and the executor computes what it asks
+        click.echo(f"{type(model).__name__} looks at the values of its inputs: zeros are taken for them", err=True)
+        return _planned(model, step, inputs, until, zeros=True)
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        _show(error)
+        raise ConfigurationError(f"{target}: calling the model failed, as shown above. {_OWN_INPUTS}") from None
+
+
+_OWN_INPUTS = (
+    "Write a function that returns the model and its inputs, as (model, {'name': tensor}), and give `module:function`"
+)
+
+
+def _planned(model: torch.nn.Module, step: Step, inputs: Inputs, until: str, *, zeros: bool = False) -> PipelineResult:
+    import djinn_core.runtime.captured as api
+
+    if step.kind == "decode":
+        inputs = _after_prefill(model, inputs)
+    optimizer = torch.optim.AdamW(model.parameters()) if step.kind == "train" else None
+    with api.capture() as captured, torch.set_grad_enabled(optimizer is not None):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, inputs) if zeros else inputs
+        output = model(*args, **kwargs)
+        if optimizer is not None:
+            _loss(output).backward()
+            optimizer.step()
+    return api.plan(captured, until=cast("Stage", until))  # while there is an output: what it holds is kept
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _loss(output: Any) -> torch.Tensor:
+    """The loss that the model gives; for others the mean of the first thing that depends on weights."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    for leaf in pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            return leaf.float().mean()
+    raise ConfigurationError("--step train: the model returns no tensor that depends on its weights")
+
+
+def _after_prefill(model: torch.nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs of a step that decodes one token after those of `inputs`."""
+    args, kwargs = inputs
+    tokens = kwargs.get("input_ids")
+    if tokens is None or "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise ConfigurationError(f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones")
+    with torch.no_grad(), torch.device("meta"):
+        cache = model(*args, **kwargs, use_cache=True).past_key_values
+    return (), {"input_ids": torch.zeros_like(tokens[:, :1]), "past_key_values": cache, "use_cache": True}
+
+
+def _built(target: str, step: Step) -> tuple[torch.nn.Module, Inputs]:
+    """The model and its inputs, on the meta device."""
+    path = Path(target)
+    if path.is_dir() or path.suffix == ".json":
+        model = _from_configuration(path / "config.json" if path.is_dir() else path)
+        return model, ((), _inputs_for(model, step))
+    made = _called(_function(target), target)
+    model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(
+            f"{target} returned {type(model).__name__}; it should return a torch.nn.Module, or one and its inputs"
+        )
+    return model, _as_inputs(given) if given is not None else ((), _inputs_for(model, step))
+
+
+def _as_inputs(given: Any) -> Inputs:
+    on_meta = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
+    if isinstance(on_meta, Mapping):
+        return (), dict(on_meta)
+    return (tuple(on_meta) if isinstance(on_meta, (list, tuple)) else (on_meta,)), {}
+
+
+def _function(target: str) -> Callable[[], Any]:
+    name, _, function = target.partition(":")
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigurationError(f"there is no module {name!r}, neither installed nor in {Path.cwd()}") from None
+    found = getattr(module, function, None)
+    if not callable(found):
+        names = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+        raise ConfigurationError(
+            f"{name} has no function {function!r}; it has {', '.join(sorted(names)) or 'none at all'}"
+        )
+    return cast("Callable[[], Any]", found)
+
+
+def _called(function: Callable[[], Any], target: str) -> Any:
+    try:
+        with torch.device("meta"):
+            return function()
+    except Exception as error:
+        _show(error)
+        raise ConfigurationError(f"{target} raised {type(error).__name__}, as shown above") from None
+
+
+def _show(error: Exception) -> None:
+    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+
+
+def _from_configuration(file: Path) -> torch.nn.Module:
+    """The model of a configuration file of transformers.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is for another library, or names a model that is not known.
+    """
+    if not file.is_file():
+        raise ConfigurationError(f"there is no file {file}")
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigurationError(f"{file} needs the package transformers: pip install transformers") from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigurationError(
+            f"{file} is no configuration that transformers {transformers.__version__} knows: {reason}"
+        ) from None
+    with torch.device("meta"):
+        return _model_class(transformers, config)._from_config(config)  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def _model_class(transformers: Any, config: Any) -> Any:
+    """The class that the configuration names; without a name, the model without a head."""
+    for name in config.architectures or ():
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    if config.architectures:
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} has no model {config.architectures[0]!r}: it is newer, or brings code "
+            "of its own, which is not run"
+        )
+    return transformers.AutoModel._model_mapping[type(config)]  # noqa: SLF001 - what `AutoModel.from_config` looks in
+
+
+def _inputs_for(model: torch.nn.Module, step: Step) -> dict[str, Any]:
+    """Inputs for a model of transformers, by what its `forward` and its configuration say.
+
+    Raises:
+        ConfigurationError: nobody knows what it takes.
+    """
+    config, takes = getattr(model, "config", None), inspect.signature(model.forward).parameters
+    main = str(getattr(model, "main_input_name", ""))
+    with torch.device("meta"):
+        inputs = {name: make(config, step) for name, make in _MAKERS.items() if name == main and name in takes}
+        if _sees_and_reads(config) and {"input_ids", "pixel_values"} <= takes.keys():
+            inputs = {name: _MAKERS[name](config, step) for name in ("input_ids", "pixel_values")}
+        if inputs and getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
+            inputs["decoder_input_ids"] = torch.zeros(step.batch, min(step.tokens, 64), dtype=torch.long)
+    if not inputs:
+        raise ConfigurationError(f"nobody knows what inputs {type(model).__name__} takes. {_OWN_INPUTS}")
+    if step.kind == "train" and "labels" in takes and "LM" in type(model).__name__ and "input_ids" in inputs:
+        inputs["labels"] = inputs.get("decoder_input_ids", inputs["input_ids"])
+    return inputs
+
+
+def _sees_and_reads(config: Any) -> bool:
+    """Whether it is a model with two encoders; one that reads pictures as tokens is asked about text alone."""
+    both = getattr(config, "text_config", None) is not None and getattr(config, "vision_config", None) is not None
+    return both and not any(getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+
+
+def _tokens(config: Any, step: Step) -> torch.Tensor:
+    text = getattr(config, "text_config", None) or config
+    most = getattr(text, "max_position_embeddings", None) or step.tokens
+    return torch.zeros(step.batch, min(step.tokens, most), dtype=torch.long)
+
+
+def _pixels(config: Any, step: Step) -> torch.Tensor:
+    vision = getattr(config, "vision_config", None) or config
+    side = getattr(vision, "image_size", None) or _IMAGE
+    height, width = side if isinstance(side, (list, tuple)) else (side, side)
+    frames = (getattr(vision, "num_frames", None),) if getattr(vision, "num_frames", None) else ()
+    return torch.zeros(step.batch, *frames, getattr(vision, "num_channels", 3), height, width)
+
+
+def _waves(config: Any, step: Step) -> torch.Tensor:
+    if getattr(config, "num_mel_bins", None) and getattr(config, "max_length", None):  # a spectrogram
+        return torch.zeros(step.batch, config.max_length, config.num_mel_bins)
+    return torch.zeros(step.batch, _SECOND)
+
+
+def _features(config: Any, step: Step) -> torch.Tensor:
+    bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_projection_input_dim", None) or 80
+    positions = getattr(config, "max_source_positions", None)
+    return torch.zeros(step.batch, bins, 2 * positions) if positions else torch.zeros(step.batch, step.tokens, bins)
+
+
+_MAKERS: dict[str, Callable[[Any, Step], torch.Tensor]] = {
+    "input_ids": _tokens,
+    "pixel_values": _pixels,
+    "input_values": _waves,
+    "input_features": _features,
+}
