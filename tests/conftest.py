@@ -62,6 +62,12 @@ def serving(plain_environment, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def served_environment(plain_environment, serving):
+    """The same for child processes that use that server, and start no executor of their own."""
+    return plain_environment | {"DJINN_SERVERS": ",".join(serving.urls), "DJINN_TOKEN": serving.token}
+
+
+@pytest.fixture(scope="session")
 def url_of(serving):
     """The server's URL by scheme."""
     return lambda scheme: next(url for url in serving.urls if url.startswith(f"{scheme}://"))

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +18,21 @@ SCRIPT = """
 """
 
 
-def explain(path: Path, *arguments: str, source: str = SCRIPT) -> subprocess.CompletedProcess[str]:
-    script = path / "script.py"
-    script.write_text(textwrap.dedent(source))
-    command = [sys.executable, "-m", "djinn_core.cli", "explain", str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+@pytest.fixture
+def explain(served_environment, tmp_path):
+    """What `djinn explain` says of a script."""
+
+    def explain(*arguments, source=SCRIPT):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "djinn_core.cli", "explain", str(script), *arguments]
+        return subprocess.run(command, env=served_environment, capture_output=True, text=True, timeout=100, check=False)
+
+    return explain
 
 
-def test_json_holds_every_program_and_nothing_else(tmp_path):
-    done = explain(tmp_path, "--json", "an-argument", "--", "--until")
+def test_json_holds_every_program_and_nothing_else(explain):
+    done = explain("--json", "an-argument", "--", "--until")
     assert done.returncode == 0, done.stderr
     programs = json.loads(done.stdout)
     assert any("aten::tanh" in p["graph"]["operations"] for p in programs)
@@ -35,16 +40,16 @@ def test_json_holds_every_program_and_nothing_else(tmp_path):
     assert "said by the script ['an-argument', '--until']" in done.stderr
 
 
-def test_text_stops_where_it_is_told(tmp_path):
-    done = explain(tmp_path, "--until", "annotate")
+def test_text_stops_where_it_is_told(explain):
+    done = explain("--until", "annotate")
     assert done.returncode == 0, done.stderr
     assert "workload generic" in done.stdout
     assert "policy" not in done.stdout
 
 
 @pytest.mark.parametrize(("ending", "status"), [("sys.exit(3)", 3), ("1 / 0", 1), ("sys.exit('bye')", 1)])
-def test_the_scripts_ending_is_ours(tmp_path, ending, status):
-    done = explain(tmp_path, source=f"import sys\n{ending}\n")
+def test_the_scripts_ending_is_ours(explain, ending, status):
+    done = explain(source=f"import sys\n{ending}\n")
     assert done.returncode == status
     assert "ran nothing on remote_accelerator" in done.stdout
     said = {"1 / 0": "ZeroDivisionError", "sys.exit('bye')": "bye\n"}

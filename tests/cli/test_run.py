@@ -20,17 +20,17 @@ SECONDS = 100.0
 
 
 @pytest.fixture
-def start(plain_environment, tmp_path):
+def start(served_environment, plain_environment, tmp_path):
     """Starts a command in an empty folder of its own; `runner` is `djinn run` or Python alone."""
 
     started = contextlib.ExitStack()
 
-    def start(runner, *arguments):
+    def start(runner, *arguments, served=True):
         remote = [sys.executable, "-m", "djinn_core.cli", "run"]
         process = subprocess.Popen(
             [*(remote if runner == "remote" else [sys.executable]), *map(str, arguments)],
             cwd=tmp_path,
-            env=plain_environment | {"CUDA_VISIBLE_DEVICES": ""},
+            env=(served_environment if served else plain_environment) | {"CUDA_VISIBLE_DEVICES": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,7 +97,7 @@ def test_generation(on_both):
 
 
 def test_a_benchmark_with_events_and_streams(start):
-    remote = start("remote", "--stats", "--verbose", SCRIPTS / "benchmark_matmul.py")
+    remote = start("remote", "--stats", "--verbose", SCRIPTS / "benchmark_matmul.py", served=False)
     local = start("local", SCRIPTS / "benchmark_matmul.py")
     said, told = end(remote)
     assert_alike(results(said), results(end(local)[0]), 1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import time
 
 import torch
 from torch import nn
@@ -43,6 +44,7 @@ def main() -> None:
         start = (start + 1) % 50
         same = local.write(start, "cpu") == remote.write(start, "remote_accelerator:0")
         print("same" if same else "different", flush=True)
+        time.sleep(0.02)  # it shows that it is served, and leaves the machine to the tests
     print("done", flush=True)
 
 
