@@ -31,7 +31,7 @@ class Interaction:
         """One match for each place where features meet; with the look-ups that lead to it."""
         found = features(graph, candidates)
         if found.leads:
-            gradients = Gradients(graph)
+            gradients = graph.flow.shared(Gradients)
             for meeting in meetings(graph, found):
                 if meeting.at not in gradients:
                     yield _match(graph, meeting)

@@ -35,7 +35,7 @@ def _found(graph: Graph, candidates: Sequence[Node]) -> Iterator[Recurrence]:
         by.setdefault(node.operation, []).append(node)
     for node in _of(by, FUSED):
         yield fused(graph, node)
-    gradients = Gradients(graph)
+    gradients = graph.flow.shared(Gradients)
     updates = [*kept(graph, _of(by, GATES)), *bent(graph, _of(by, BENDS))]
     if updates:
         yield from Steps(graph, updates, gradients).recurrences()
@@ -50,20 +50,22 @@ def _of(by: dict[str, list[Node]], operations: frozenset[str]) -> list[Node]:
 def _joined(found: Sequence[Recurrence]) -> list[Recurrence]:
     """What shares ops is one; a loop adds nothing where it is known what happens in it."""
     known = frozenset().union(*(r.nodes for r in found if r.kind != "loop"))
-    joined: list[Recurrence] = []
-    for recurrence in sorted(found, key=lambda r: min(r.nodes)):
-        if recurrence.kind == "loop" and recurrence.nodes & known:
+    groups: dict[int, list[Recurrence]] = {}
+    of: dict[int, int] = {}  # by node: its group
+    for number, recurrence in enumerate(found):
+        if recurrence.kind == "loop" and not recurrence.nodes.isdisjoint(known):
             continue
-        same = [r for r in joined if r.nodes & recurrence.nodes]
-        best = max([*same, recurrence], key=lambda r: (r.confidence, r.steps or 0))
-        nodes = recurrence.nodes.union(*(r.nodes for r in same))
-        joined = [r for r in joined if r not in same]
-        joined.append(_with(best, nodes))
-    return joined
+        members = [recurrence]
+        for other in {of[n] for n in recurrence.nodes if n in of}:
+            members += groups.pop(other)
+        groups[number] = members
+        of.update((n, number) for r in members for n in r.nodes)
+    return [_one(members) for members in groups.values()]
 
 
-def _with(recurrence: Recurrence, nodes: frozenset[int]) -> Recurrence:
-    return attrs.evolve(recurrence, nodes=nodes)
+def _one(members: Sequence[Recurrence]) -> Recurrence:
+    best = max(members, key=lambda r: (r.confidence, r.steps or 0))
+    return attrs.evolve(best, nodes=frozenset().union(*(r.nodes for r in members)))
 
 
 def _match(recurrence: Recurrence) -> PatternMatch:

@@ -30,10 +30,11 @@ class Steps:
     def recurrences(self) -> Iterator[Recurrence]:
         """What the chains are, and the single steps that nobody follows."""
         links = [(u, p) for u in self._all() if (p := self._before(u)) is not None]
-        chained = {n for u, p in links for n in (u.node, p)}
+        before = {u.node: p for u, p in links}
+        chained = {*before, *before.values()}
         for chain in _chains(links):
             if not any(u.node in self._gradients for u in chain):
-                first = min({u.node for u in chain} | {p for u, p in links if u in chain})
+                first = min(min(u.node, before[u.node]) for u in chain)
                 yield self._told([*self._by_node[first][:1], *chain])
         for node, updates in self._by_node.items():
             if node not in chained and node not in self._gradients:
@@ -67,7 +68,7 @@ class Steps:
     def _behind(self, update: Update) -> set[int]:
         """What decides over what is kept, without the state."""
         if update.by not in self._leaves:
-            _, self._leaves[update.by] = behind(self._graph, update.by, stop=(update.state,))
+            _, self._leaves[update.by] = behind(self._graph, update.by, state=update.state)
         return self._leaves[update.by] - {update.state}
 
     def _stands_alone(self, update: Update) -> bool:
@@ -98,7 +99,7 @@ class Steps:
         graph = self._graph
         if plain(graph.nodes[update.by].operation) not in {"exp", "exp2"}:
             return True
-        inside, _ = behind(graph, update.by, stop=(update.state,))
+        inside, _ = behind(graph, update.by, state=update.state)
         return any(_lowers(graph, n) for n in inside)
 
     def _is_kept(self, node: int) -> bool:
@@ -138,7 +139,7 @@ class Steps:
         """Whether layers that read the state, or what is made of it, decide what is kept."""
         graph, flow, last = self._graph, self._graph.flow, chain[-1]
         first = min(u.node for u in chain)
-        _, leaves = behind(graph, last.by, stop=(last.state,))
+        _, leaves = behind(graph, last.by, state=last.state)
         layers = [n for n in leaves if n >= 0 and graph.nodes[n].operation in LAYERS]
         read = [s for n in layers for s in flow.operands(graph.nodes[n])]
         return any(s == last.state or (len(chain) > 1 and s > first) for s in read)
@@ -160,10 +161,9 @@ class Steps:
             after = [u for n in front for u in flow.users(n) if self._reads_out(u, n, update)]
             front = [u for u in dict.fromkeys(after) if u not in passed and u not in self._gradients]
             passed.update(front)
-        stop = {update.state, *(n for n in self._by_node if n != update.node)}
         for node in passed:
             if plain(graph.nodes[node].operation) not in LAYERS:
-                inside, _ = behind(graph, node, stop=stop - {node})
+                inside, _ = behind(graph, node, stop=self._by_node, state=update.state)
                 nodes |= inside
             nodes.add(node)
         return nodes

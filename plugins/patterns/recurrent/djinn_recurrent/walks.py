@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container
 
 from djinn.hooks import Graph
 from djinn.patterns import CONVOLUTION, MATRIX_PRODUCT, NORMALISATION
@@ -29,8 +29,10 @@ def plain(operation: str) -> str:
     return operation.removesuffix("_")
 
 
-def behind(graph: Graph, start: int, stop: Iterable[int] = (), limit: int = 48) -> tuple[set[int], set[int]]:
-    """The ops that `start` is computed by, back to layers, and what lies behind them.
+def behind(
+    graph: Graph, start: int, stop: Container[int] = (), state: int | None = None, limit: int = 48
+) -> tuple[set[int], set[int]]:
+    """The ops that `start` is computed by, back to layers, to what is in `stop` and to `state`, and what lies behind them.
 
     Returns:
         ids of the soft ops, `start` among them; and sources: inputs, layers and other ops where the walk ended, and the
@@ -39,13 +41,12 @@ def behind(graph: Graph, start: int, stop: Iterable[int] = (), limit: int = 48) 
     flow, nodes = graph.flow, graph.nodes
     inside: set[int] = set()
     leaves: set[int] = set()
-    ends = set(stop)
     queue = deque([start])
     while queue:
         source = queue.popleft()
         if source in inside or source in leaves:
             continue
-        if source < 0 or source in ends or len(inside) >= limit:
+        if source < 0 or source == state or (source in stop and source != start) or len(inside) >= limit:
             leaves.add(source)
             continue
         operation = plain(nodes[source].operation)
