@@ -43,38 +43,74 @@ class TransformerBlock:
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each block: each attention belongs to the first network that its result leads to."""
-        free = {node.id for node in candidates if node.operation in FUSED_ATTENTION or _weighs(graph, node)}
-        if not free:
-            return
-        halves = _halves(graph)
-        ends = {end for half in halves for end in half.ends}
-        for half in halves:
-            before = _reached(graph, half.data, free, ends.difference(half.ends))
-            beside = {*free.intersection(half.beside), *_beside(graph, half, free - before, ends)}
-            if before or beside:
-                free -= before | beside
-                yield _match(half, before, beside)
+        softened = {i for router in routers_of(graph) for i in router.softened}
+        attentions = {
+            node.id for node in candidates if node.operation in FUSED_ATTENTION or _weighs(graph, node)
+        } - softened
+        return [_match(block) for block in _blocks(graph, attentions)] if attentions else []
 
 
-def _match(half: _Half, before: set[int], beside: set[int]) -> PatternMatch:
-    nodes = tuple(sorted({*half.nodes, *before, *beside}))
-    attentions = len(before) + len(beside)
+@attrs.define
+class _Block:
+    """Attentions, and the networks or mixtures of experts that belong to them."""
+
+    halves: list[_Half]
+    before: set[int]
+    beside: set[int]
+
+
+def _blocks(graph: Graph, attentions: set[int]) -> Iterable[_Block]:
+    """The blocks, in order. Where one attention serves two streams, the networks of both are halves of one block."""
+    halves = _halves(graph)
+    ends = {end for half in halves for end in half.ends}
+    owners: dict[int, _Block] = {}
+    for half in halves:
+        reached = _reached(graph, half.data, attentions, ends.difference(half.ends))
+        free = attentions.difference(owners, reached)
+        before = reached.difference(owners)
+        beside = {*free.intersection(half.beside), *_beside(graph, half, free, ends)}
+        if before or beside:
+            owners |= dict.fromkeys(before | beside, _Block([half], before, beside))
+        elif reached:
+            owners[max(reached)].halves.append(half)
+    return {id(block): block for block in owners.values()}.values()
+
+
+def _match(block: _Block) -> PatternMatch:
+    own = (i for half in block.halves for i in half.nodes)
+    nodes = tuple(sorted({*own, *block.before, *block.beside}))
+    kinds = {half.kind for half in block.halves}
     return PatternMatch(
         pattern=TransformerBlock.name,
         nodes=nodes,
-        confidence=0.96,
-        reason=_reason(half, before, beside),
+        confidence=0.97,
+        reason=_reason(block),
         hints={"stage": nodes},
-        details={"attentions": attentions, "feed_forward": half.kind, "parallel": bool(beside)},
+        details={
+            "attentions": len(block.before) + len(block.beside),
+            "feed_forward": max(kinds),
+            "parallel": bool(block.beside),
+        },
     )
 
 
-def _reason(half: _Half, before: set[int], beside: set[int]) -> str:
+def _reason(block: _Block) -> str:
+    half = block.halves[0]
     kind = "mixture of experts" if half.kind == "mixture_of_experts" else "feed-forward network"
     where = f"the {kind} that begins in node {half.nodes[0]}"
-    after = f"what the attention in {_named(before)} gives goes, past no other network, into {where}" if before else ""
-    aside = f"the attention in {_named(beside)} stands beside {where}: both read the same, and their results are joined"
-    return "; ".join(part for part in (after, aside if beside else "") if part)
+    before, beside = block.before, block.beside
+    others = " and ".join(str(other.nodes[0]) for other in block.halves[1:])
+    return "; ".join(
+        part
+        for part in (
+            f"what the attention in {_named(before)} gives goes, past no other network, into {where}" if before else "",
+            f"the attention in {_named(beside)} reads what {where} reads, and their results are joined"
+            if beside
+            else "",
+            f"it goes into the network that begins in node {others} as well" if others else "",
+        )
+        if part
+    )
 
 
 def _named(nodes: set[int]) -> str:

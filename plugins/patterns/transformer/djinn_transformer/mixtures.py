@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
+from djinn.dataflow import SOFTMAX
 from djinn.hooks import Graph, Node, PatternMatch, arguments
 from djinn.patterns import Flow, Layer
 from djinn_transformer.layers import Layers, layers_of
@@ -28,6 +29,7 @@ class Router:
         layer: the linear layer that scores them. between: ids of the ops from there to the choices.
         choices: the ops that choose, the one that has the last word last.
         experts: how many there are. chosen: how many each token goes to.
+        softened: ids of the ops that make shares of the scores, before or after the choice.
     """
 
     layer: Layer
@@ -35,6 +37,8 @@ class Router:
     choices: tuple[Node, ...]
     experts: int
     chosen: int
+
+    softened: tuple[int, ...] = ()
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -104,7 +108,8 @@ def _together(one: Router, other: Router) -> Router:
     first, last = sorted((one, other), key=lambda r: r.experts)
     chosen = one.chosen + other.chosen if one.experts == other.experts else last.chosen
     between = (*first.between, *last.between)
-    return Router(last.layer, between, (*first.choices, *last.choices), last.experts, min(chosen, last.experts))
+    choices, softened = (*first.choices, *last.choices), (*first.softened, *last.softened)
+    return Router(last.layer, between, choices, last.experts, min(chosen, last.experts), softened)
 
 
 def _router(graph: Graph, layers: Layers, choice: Node) -> Router | None:
@@ -116,10 +121,19 @@ def _router(graph: Graph, layers: Layers, choice: Node) -> Router | None:
     if not isinstance(chosen, int) or not 1 <= chosen <= shape[-1] or not 1 < shape[-1] <= _MOST:
         return None
     found = _scored(graph, layers, graph.flow.operands(choice)[0])
-    if found is None or not _mixes(graph, found[0]):
+    if found is None or not _says_which(graph, choice) or not _mixes(graph, found[0]):
         return None
     layer, between = found
-    return Router(layer, between, (choice,), shape[-1], chosen)
+    width = graph.meta(graph.flow.value(layer.node.id)).shape[-1]
+    if width % shape[-1]:
+        return None
+    after = (i for i in graph.flow.users(choice.id) if graph.nodes[i].operation in SOFTMAX)
+    return Router(layer, between, (choice,), shape[-1], chosen, (*between, *after))
+
+
+def _says_which(graph: Graph, choice: Node) -> bool:
+    """Whether somebody asks which were chosen, and not only how well they did."""
+    return choice.operation != "max" or any(graph.consumers(value) for value in choice.outputs[1:])
 
 
 def _scored(graph: Graph, layers: Layers, source: int) -> tuple[Layer, tuple[int, ...]] | None:

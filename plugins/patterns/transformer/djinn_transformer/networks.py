@@ -14,12 +14,16 @@ from djinn.hooks import Graph, Node
 from djinn.patterns import ACTIVATION, CONVOLUTION, NORMALISATION, Flow, Layer, is_given
 from djinn_transformer.layers import Layers, layers_of
 
-_BENDS = frozenset({*ACTIVATION, "clamp", "erf", "exp", "gelu", "pow", "selu", "square", "tanh_"})
+_BENDS = frozenset({
+    *ACTIVATION, "_prelu_kernel", "celu", "clamp", "elu_", "erf", "exp", "expm1", "gelu", "glu", "hardsigmoid", "hardswish_",
+    "leaky_relu_", "log_sigmoid_forward", "maximum", "pow", "prelu", "selu", "sigmoid_", "sin", "square", "tanh_", "where",
+})  # fmt: skip
+_GATES = frozenset({"glu"})
 _PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
 _JOINS = frozenset({"cat", "concat"})
 _BETWEEN = frozenset({
-    *_BENDS, *NORMALISATION, *CONVOLUTION, *_JOINS, "abs", "add", "add_", "alpha_dropout", "div", "div_", "dropout", "log1p",
-    "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "sub",
+    *_BENDS, *NORMALISATION, *CONVOLUTION, *_JOINS, "abs", "add", "add_", "addcmul", "alpha_dropout", "div", "div_", "dropout",
+    "ge", "gt", "le", "log1p", "lt", "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "rsub", "sub",
 })  # fmt: skip
 _PARTS = frozenset({
     "chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split",
@@ -139,7 +143,8 @@ class _Search:
         if length > _LIMIT or len(layers) > _MOST:
             return None
         bends = operation in _BENDS or any(other.bends for other in before)
-        multiplies = (operation in _PRODUCTS_OF_TWO and len(node.inputs) > 1) or any(w.multiplies for w in before)
+        gates = operation in _GATES or (operation in _PRODUCTS_OF_TWO and len(node.inputs) > 1)
+        multiplies = gates or any(other.multiplies for other in before)
         return _Way(layers, length, bends, multiplies, (*beside, *(i for other in before for i in other.beside)))
 
     def _is_by_channel(self, node: Node) -> bool:
@@ -165,7 +170,7 @@ class _Search:
 
     def _is_halved(self, layer: Layer) -> bool:
         """Whether parts of the layer's result go different ways."""
-        return any(self._graph.nodes[i].operation in _PARTS for i in self._graph.flow.readers(layer.node.id))
+        return any(self._graph.nodes[i].operation in _PARTS | _GATES for i in self._graph.flow.readers(layer.node.id))
 
     def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
         """The ops on the ways from the first layers to the last."""

@@ -46,10 +46,10 @@ class Norm:
         """One match for each norm of data; what makes the kernel of a convolution from a weight is none."""
         for node in candidates:
             if node.operation in NORMALISATION:
-                if not _makes_kernel(graph, node):
+                if not _makes_kernel(graph, node.id):
                     reason = f"node {node.id} is {node.op}, which is a norm"
                     yield PatternMatch(self.name, (node.id,), 1.0, reason, details={"fused": True})
-            elif (written := _written_out(graph, node)) is not None:
+            elif (written := _written_out(graph, node)) is not None and not _makes_kernel(graph, written.nodes[-1]):
                 yield _match(written)
 
 
@@ -68,11 +68,11 @@ def _match(written: _Written) -> PatternMatch:
     )
 
 
-def _makes_kernel(graph: Graph, node: Node) -> bool:
+def _makes_kernel(graph: Graph, index: int) -> bool:
     """Whether a convolution takes the result as its weight: weights that are standardised."""
-    for user in graph.flow.users(node.id):
+    for user in graph.flow.users(index):
         follower = graph.nodes[user]
-        if follower.operation in CONVOLUTION and graph.flow.operands(follower)[0] != node.id:
+        if follower.operation in CONVOLUTION and graph.flow.operands(follower)[0] != index:
             return True
     return False
 

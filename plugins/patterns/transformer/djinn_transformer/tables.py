@@ -11,6 +11,7 @@ from djinn_transformer.layers import PRODUCTS, Layers, layers_of
 
 _LOOKUPS = frozenset({"embedding"})
 _GOES_ON = MATRIX_PRODUCT | FUSED_ATTENTION | NORMALISATION | {"einsum"}
+_CHOICES = frozenset({"argmax", "embedding", "multinomial", "sort", "topk"})  # the next step of a loop begins there
 _BENDS = ACTIVATION - {"sigmoid"}  # scores may become probabilities one by one, and are bent by nothing else
 _SMALLEST = 16  # rows of a table of tokens
 _REACH = 64  # ops that are looked at after a head
@@ -89,7 +90,7 @@ def _ends(graph: Graph, layers: Layers, layer: Layer) -> bool:
     end = _end(graph, layer)
     if any(graph.nodes[i].operation in _BENDS for i in graph.flow.users(end)):
         return False
-    following = graph.flow.descendants(end, _GOES_ON, limit=_REACH)
+    following = graph.flow.descendants(end, _GOES_ON | _CHOICES, limit=_REACH)
     return not any(graph.nodes[i].operation in _GOES_ON and not _comes_back(graph, layers, i) for i in following)
 
 

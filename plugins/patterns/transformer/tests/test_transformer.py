@@ -45,9 +45,23 @@ def recorded(model, *inputs, train=False):
     return captured.graph
 
 
+def recorded_pair(model, *inputs):
+    """The same for a model that gives two results."""
+    return recorded(Summed(model), *inputs)
+
+
 def exported(model, *inputs, train=False):
     with torch.no_grad():
         return fx_graph(torch.export.export(model.eval(), inputs))
+
+
+class Summed(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs):
+        return sum(part.sum() for part in self.model(*inputs))
 
 
 class Gated(nn.Module):
@@ -145,6 +159,7 @@ READ = [recorded, exported]
         (Gated(), True, 3),
         (Gated(together=True), True, 2),
         (WrittenOut(), False, 2),
+        (nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.Linear(8, 8)), True, 2),
         (
             nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Dropout(), nn.Linear(9, 7), nn.GELU(), nn.Linear(7, 8)),
             False,
@@ -299,6 +314,25 @@ def test_a_shared_expert_belongs_to_the_block_of_the_others():
     assert set(network.nodes) < set(block.nodes)
 
 
+def test_two_streams_that_attend_together_are_one_block():
+    class Streams(Block):
+        """Pictures and text in one attention, with a network for each."""
+
+        def __init__(self):
+            super().__init__()
+            self.other = Gated()
+
+        def forward(self, x, y):
+            mixed = self.attend(torch.cat([x, y], dim=1))
+            x, y = x + mixed[:, :3], y + mixed[:, 3:]
+            return x + self.network(self.after(x)), y + self.other(self.after(y))
+
+    graph = recorded_pair(Streams(), data(2, 3, 8), data(2, 4, 8))
+    (block,) = found_in("block", graph)
+    assert len(found_in("mlp", graph)) == 2
+    assert all(set(match.nodes) < set(block.nodes) for match in found_in("mlp", graph))
+
+
 def test_one_layer_that_ends_attention_and_network_ends_a_block():
     class Joined(Block):
         def __init__(self):
@@ -360,6 +394,33 @@ def test_a_search_is_made_once_for_all_patterns(monkeypatch):
     for name in PATTERNS:
         found_in(name, graph)
     assert len(calls) == 1
+
+
+def test_the_best_score_without_whose_it_is_chooses_nothing():
+    class Detecting(nn.Module):
+        """Where things are, for the places that are surest to show one."""
+
+        def __init__(self):
+            super().__init__()
+            self.classes, self.boxes = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x):
+            best = self.classes(x).max(-1).values.topk(2, dim=1).indices
+            return self.boxes(x).gather(1, best[..., None].expand(-1, -1, 4))
+
+    assert found_in("mixture_of_experts", recorded(Detecting(), data(2, 3, 8))) == []
+
+
+def test_a_head_is_one_where_the_next_step_of_a_loop_follows():
+    class Writing(Language):
+        def forward(self, tokens):
+            for _ in range(2):
+                tokens = torch.cat([tokens, super().forward(tokens)[:, -1:].argmax(-1)], dim=1)
+            return tokens
+
+    graph = recorded(Writing(), torch.arange(6).view(1, 6))
+    assert len(found_in("output_head", graph)) == 2
+    assert len(found_in("block", graph)) == 6
 
 
 def test_choosing_a_token_is_no_mixture():
