@@ -94,6 +94,7 @@ def capture() -> Iterator[Captured]:
     with capturing() as under_way:
         captured = _latest.captured = Captured(under_way)
         yield captured
+    _ = captured.graph.module_names  # while the modules are there
 
 
 def get_graph() -> ProgramGraph:

@@ -213,8 +213,16 @@ def _merged(folded: Folded[Part]) -> Part:
         return attrs.evolve(members[0], count=len(rounds) * members[0].count)
     nodes = tuple(sorted(n for member in members for n in member.nodes))
     sample = tuple(n for part in rounds[0] for n in part.sample)
-    first, last = (next((p.name for p in r if p.name), "") for r in (rounds[0], rounds[-1][::-1]))
-    return Part(_spanned([first, last]), members[0].path, "", nodes, tuple(members), len(rounds), len(rounds), sample)
+    return Part(
+        _spanned([part.name for r in rounds for part in r if part.name]),
+        members[0].path,
+        "",
+        nodes,
+        tuple(members),
+        len(rounds),
+        len(rounds),
+        sample,
+    )
 
 
 def together(parts: Sequence[Part]) -> Part:

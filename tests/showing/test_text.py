@@ -1,0 +1,150 @@
+"""What `djinn.explain` prints and what it says as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import msgspec
+import pytest
+import torch
+from small_models import Layer, Tower
+
+import djinn
+from djinn_core.builtins import builtin_plugins
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
+from djinn_core.ir.result import PipelineResult
+from djinn_core.pipeline import Request, plan
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.showing.described import describe
+from djinn_core.showing.text import explain, tree
+from djinn_core.showing.units import duration, share, size, work
+
+TREE = """\
+                         phase    ops        work    moved     time  share  holds
+Tower                    forward   11  1.44 kFLOP  3.38 kB  22.3 µs   100%  1.10 kB weights
+├─ first  Linear         forward    1    192 FLOP    304 B  2.03 µs     9%  160 B weights
+├─ layers.0-2 x3  Layer  forward    9  1.15 kFLOP  2.88 kB  18.3 µs    82%  864 B weights
+│  │  · unit x3 (0.91): a linear layer in node 1 and what follows; width 8
+│  ├─ linear  Linear     forward    3  1.15 kFLOP  1.44 kB  6.14 µs    28%  864 B weights
+│  ├─ function  ReLU     forward    3           -    576 B  6.06 µs    27%
+│  └─ (add)              forward    3           -    864 B  6.09 µs    27%
+└─ last  Linear          forward    1     96 FLOP    192 B  2.02 µs     9%  72 B weights"""
+
+
+@pytest.fixture(scope="module")
+def result() -> PipelineResult:
+    """A tower of three layers with a match in each, planned by the built-in plugins alone."""
+    registry = load_registry(Selection(plugins=()), builtins=builtin_plugins())
+    with torch.device("meta"):
+        model, x = Tower([Layer(8) for _ in range(3)]), torch.zeros(3, 4)
+    with djinn.capture() as captured, torch.no_grad():
+        model(x)
+    topology = NetworkTopology((DeviceCapabilities("here", "cpu"),))
+    made = plan(captured.graph, registry, Request(topology))
+    weights = {
+        v: DataResidency.PERSISTENT_WEIGHT for v in captured.graph.inputs if len(captured.graph.meta(v).shape) < 3
+    }
+    weights.pop(captured.graph.inputs[0])  # x
+    matches = [
+        PatternMatch(
+            "unit", (n, n + 1), 0.9 + n / 100, f"a linear layer in node {n} and what follows", details={"width": 8}
+        )
+        for n in (1, 4, 7)
+    ]
+    phases = (ExecutionPhase.FORWARD,) * len(captured.graph.nodes)
+    profile = attrs.evolve(made.profile, patterns=tuple(matches), phases=phases, residency=weights)
+    return attrs.evolve(made, profile=profile)
+
+
+def test_the_tree_reads_like_this(result) -> None:
+    told = "\n".join(tree(describe(result)["modules"]))
+    assert told == TREE
+
+
+def test_it_can_be_unfolded_and_cut(result) -> None:
+    unfolded = explain(result, unfold=True)
+    assert "layers.1  Layer" in unfolded
+    assert "layers.0-2" not in unfolded
+    assert "layers.0-2 x3" in explain(result, depth=1)
+    assert "function" not in explain(result, depth=1)
+    assert repr(unfolded) == str(unfolded)
+
+
+class Found(msgspec.Struct, forbid_unknown_fields=True):
+    pattern: str
+    count: int
+    confidence: float
+    reason: str
+    details: dict[str, object]
+
+
+class Module(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    path: str
+    kind: str = msgspec.field(name="class")
+    count: int
+    calls: int
+    ops: int
+    running: int
+    phases: dict[str, int]
+    devices: dict[str, int]
+    operations: dict[str, int]
+    dearest: list[str]
+    bytes_by_residency: dict[str, int]
+    patterns: list[Found]
+    parts: list[Module]
+    flops: float | None = None
+    bytes_moved: int | None = None
+    seconds: float | None = None
+
+
+class Described(msgspec.Struct, forbid_unknown_fields=True):
+    graph: dict[str, object]
+    annotate: dict[str, object]
+    modules: Module
+    seconds: dict[str, float]
+    estimate: dict[str, object] | None = None
+    optimize: dict[str, object] | None = None
+    place: dict[str, object] | None = None
+    schedule: dict[str, object] | None = None
+
+
+def test_json_has_this_form(result) -> None:
+    described = msgspec.json.decode(json.dumps(explain(result).described), type=Described)
+    whole = described.modules
+    assert whole.ops == sum(part.ops for part in whole.parts) == described.graph["nodes"]
+    assert whole.flops == pytest.approx(sum(part.flops or 0 for part in whole.parts))
+    (layers,) = (part for part in whole.parts if part.count == 3)
+    assert (layers.path, layers.kind) == ("layers.0", "Layer")
+    assert [(f.pattern, f.count, f.confidence) for f in layers.patterns] == [("unit", 3, pytest.approx(0.91))]
+    without_costs = attrs.evolve(result, costs=None, plan=None, placement=None, schedule=None)
+    assert msgspec.json.decode(json.dumps(describe(without_costs)), type=Described).modules.seconds is None
+
+
+def test_facts_of_plugins_are_json_whatever_they_are(result) -> None:
+    odd = {"a": {1: {2, 3}}, "b": torch.float32, "c": (None, 1.5)}
+    (match, *_) = result.profile.patterns
+    profile = attrs.evolve(result.profile, patterns=(attrs.evolve(match, details=odd),))
+    (found,) = json.loads(json.dumps(describe(attrs.evolve(result, profile=profile))))["annotate"]["patterns"]
+    assert found["details"] == {"a": {"1": [2, 3]}, "b": "torch.float32", "c": [None, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        (size(999), "999 B"),
+        (size(999_600), "1.00 MB"),
+        (size(2_100_000), "2.10 MB"),
+        (work(3.29e13), "32.9 TFLOP"),
+        (duration(0), "0 s"),
+        (duration(1.5e-9), "1.50 ns"),
+        (duration(0.0123), "12.3 ms"),
+        (duration(75), "75.0 s"),
+        (share(1, 1000), "<1%"),
+        (share(0, 0), "0%"),
+    ],
+)
+def test_quantities_are_read_at_a_glance(said: str, read: str) -> None:
+    assert said == read
