@@ -416,3 +416,34 @@ class TwoStreams(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         left, right = features.flatten(1).chunk(2, 1)
         return self.interaction(torch.relu(self.left(left)), torch.relu(self.right(right)))
+
+
+class FieldAttentionInteraction(nn.Module):
+    """Features look at each other (AutoInt): weighted sums of layers over them."""
+
+    def __init__(self, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys, self.values, self.around = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        shape = (*features.shape[:2], self.heads, -1)
+        query, key, value = (
+            layer(features).view(shape).transpose(1, 2) for layer in (self.queries, self.keys, self.values)
+        )
+        weights = (query @ key.transpose(-1, -2)).softmax(-1)
+        return torch.relu((weights @ value).transpose(1, 2).flatten(2) + self.around(features))
+
+
+@plain("recommender")
+def attentive_features() -> tuple[nn.Module, Inputs]:
+    """AutoInt, written out."""
+    network = nn.Sequential(FieldAttentionInteraction(), nn.Flatten(), nn.Linear(FIELDS * WIDTH, 1))
+    return Recommender(Tables(), network, FirstOrderPooling()), _clicks()
+
+
+@plain("recommender")
+def attention_over_fields() -> tuple[nn.Module, Inputs]:
+    """AutoInt over one table."""
+    network = nn.Sequential(FieldAttentionInteraction(1), nn.Flatten(), nn.Linear(FIELDS * WIDTH, 1))
+    return Recommender(OneTable(), network), _clicks()

@@ -73,19 +73,25 @@ def matrix_factorization_bias() -> tuple[nn.Module, Inputs]:
     return Factors(biased=True), _pairs()
 
 
+class DistanceInteraction(nn.Module):
+    """How far two rows are apart."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return (left - right).square().sum(-1, keepdim=True)
+
+
 class Distance(nn.Module):
-    """How far a person is from a thing: no product (collaborative metric learning)."""
+    """How far a person is from a thing (collaborative metric learning)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.people, self.things = nn.Embedding(PEOPLE, WIDTH), nn.Embedding(ITEMS, WIDTH)
-        self.score = nn.Linear(1, 1)
+        self.interaction, self.score = DistanceInteraction(), nn.Linear(1, 1)
 
     def forward(
         self, person: torch.Tensor, thing: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        apart = (self.people(person) - self.things(thing)).square().sum(-1, keepdim=True)
-        return clicked(self.score(-apart), labels)
+        return clicked(self.score(-self.interaction(self.people(person), self.things(thing))), labels)
 
 
 @plain("recommender")

@@ -296,6 +296,14 @@ class Translator(nn.Module):
         self.ask, self.answer, self.weigh = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
         self.out = nn.Linear(WIDTH, WORDS)
 
+    def get_output_embeddings(self) -> nn.Module:
+        """The layer that scores words."""
+        return self.out
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of words."""
+        return self.words
+
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor, labels: torch.Tensor | None = None):
         read, last = self.reader(self.words(inputs))
         state, written = last[0], []
@@ -319,6 +327,14 @@ class Writing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.cell, self.out = nn.Embedding(WORDS, 32), nn.GRUCell(32, WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The layer that scores words."""
+        return self.out
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of words."""
+        return self.words
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         token, state, written = inputs[:, 0], None, []

@@ -399,13 +399,3 @@ class Universal(nn.Module):
 def universal_transformer() -> tuple[nn.Module, Inputs]:
     """Universal transformer."""
     return _tags(Universal())
-
-
-@plain("generic")
-def temporal_convolution() -> tuple[nn.Module, Inputs]:
-    """Dilated convolutions over a series (TCN)."""
-    layers: list[nn.Module] = []
-    for one, dilation in ((3, 1), (16, 2), (16, 4)):
-        layers += [nn.Conv1d(one, 16, 2, padding=dilation, dilation=dilation), nn.ReLU(), nn.Dropout(0.1)]
-    network = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 3))
-    return Wrapped(network), {"inputs": numbers(2, 3, 12), "labels": numbers(2, 3, seed=1)}

@@ -81,7 +81,12 @@ def _several_kinds(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def _recommender(evidence: Evidence) -> Iterator[Judgement]:
-    bags, attention = evidence.count(_BAGS), evidence.of("attention")
+    bags, attention, met = evidence.count(_BAGS), evidence.of("attention"), evidence.of("interaction")
+    if met:
+        where = ", ".join(str(match.nodes[-1]) for match in met[:3])
+        yield Judgement(
+            WorkloadType.RECOMMENDER, 0.94, f"features from tables of ids meet in products, as in node {where}"
+        )
     if bags and evidence.products:
         yield Judgement(
             WorkloadType.RECOMMENDER, 0.96, f"{bags} bags of embeddings before {evidence.products} products"

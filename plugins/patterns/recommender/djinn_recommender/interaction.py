@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Graph, Node, PatternMatch
 from djinn.patterns import Gradients
+from djinn_recommender.attending import ATTENTION
 from djinn_recommender.features import LOOK_UPS, features
-from djinn_recommender.meetings import PLACES, Meeting, meetings
+from djinn_recommender.meeting import Meeting
+from djinn_recommender.meetings import PLACES, meetings
 
 _WHAT = {
     "dot": "the products of all pairs of features",
@@ -16,8 +18,10 @@ _WHAT = {
     "cross": "features times a layer over them, added to them",
     "product": "products of two features",
     "towers": "how alike what two groups of features lead to is",
+    "distance": "how far two features are apart",
+    "attention": "weighted sums of features, weighted by how alike they are",
 }
-_LESS_SURE = {"product": 0.92, "pairs": 0.93, "towers": 0.95}
+_LESS_SURE = {"product": 0.92, "pairs": 0.93, "towers": 0.95, "distance": 0.9, "attention": 0.9}
 
 
 class Interaction:
@@ -25,7 +29,7 @@ class Interaction:
 
     name = "interaction"
     tolerates_growth = True
-    operations = LOOK_UPS | PLACES
+    operations = LOOK_UPS | PLACES | ATTENTION
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """One match for each place where features meet; with the look-ups that lead to it."""
