@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from djinn_core.builtins.cluster import read_cluster
 from djinn_core.ir.together import Together, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.stages.ordering import Dependences, groups_of, ready_order
-from djinn_core.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate
+from djinn_core.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate, simulated
 from djinn_core.stages.steps import made_in_order, write_steps
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "homes_of_values",
     "made_in_order",
     "memory_peaks",
+    "read_cluster",
     "ready_order",
     "resident_blocks",
     "simulate",
+    "simulated",
     "storage_sizes",
     "together",
     "write_steps",

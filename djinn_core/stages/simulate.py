@@ -16,6 +16,7 @@ import attrs
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import CLIENT
+from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import storage_of
 
@@ -233,7 +234,7 @@ class Memory:
         values.discard(value)
         if not values:
             del self._values[key]
-            self.now[device] -= self._sizes.pop(key)
+            self.now[device] -= self._sizes.pop(key, 0)  # what has no elements has no size
 
     def _key(self, device: str, value: int) -> tuple[str, int]:
         """A value at home shares its storage; a copy elsewhere has its own bytes only."""
@@ -258,3 +259,25 @@ def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]
                 case _:
                     pass
     return memory.peak
+
+
+def simulated(
+    result: PipelineResult,
+    *,
+    resident: Mapping[int, str] | None = None,
+    fetch: tuple[int, ...] = (),
+    copies: Mapping[int, tuple[str, ...]] | None = None,
+    step_seconds: float = 0.0,
+) -> Timeline:
+    """What the schedule in `result` would take, where its inputs live as `resident` and `copies` say.
+
+    Raises:
+        ValueError: not all stages ran, or devices wait for each other for ever.
+    """
+    graph, plan, placement, costs = result.graph, result.plan, result.placement, result.costs
+    schedule = result.schedule
+    if plan is None or placement is None or costs is None or schedule is None:
+        raise ValueError("only what was scheduled can be simulated: plan until='schedule'")
+    topology, program = result.topology, schedule.program
+    context = SchedulingContext(program, graph, plan, placement, costs, topology, resident or {}, fetch, copies or {})
+    return simulate(context, schedule, step_seconds=step_seconds)

@@ -176,10 +176,10 @@ def _settled(unit: Unit, listing: Listing, fresh: int = 0) -> str | None:
 
 
 def _made(unit: Unit, listing: Listing) -> str | None:
-    """Where most of what a unit needs was made."""
-    where = listing.result.where
-    makers = {m: size for m, size in unit.needs.items() if where[m]}
-    return where[max(makers, key=makers.__getitem__)] if makers else None
+    """Where most of what a unit needs was made; of equally much, what was made last."""
+    result = listing.result
+    makers = [(size, result.done[m], result.where[m]) for m, size in unit.needs.items() if result.where[m]]
+    return max(makers)[2] if makers else None
 
 
 def _by_parts(where: Mapping[int, str]) -> Choose:

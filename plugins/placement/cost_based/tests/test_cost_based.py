@@ -113,6 +113,20 @@ def test_a_model_too_large_for_one_device_is_cut_into_stretches():
     assert [d.device for d in again.decisions] == [d.device for d in placement.decisions]
 
 
+def test_in_parts_what_came_last_is_followed_and_not_the_residual_stream():
+    builder = ProgramBuilder()
+    x, weights = builder.input(8, 64), []
+    for _ in range(8):
+        weights.append(builder.input(64, 64))
+        x = builder.op("aten::add.Tensor", x, builder.op("aten::mm", x, weights[-1], shape=(8, 64)), shape=(8, 64))
+    graph = builder.graph()
+    one = graph.meta(weights[0]).nbytes
+    placement = CostBased().place(context(graph, devices(6 * one, 6 * one)))
+    where = [d.device for d in placement.decisions]
+    assert where == sorted(where)
+    assert len(set(where)) == 2
+
+
 def test_a_model_too_large_for_all_devices_is_refused_with_figures():
     graph, weights = chain(12)
     with pytest.raises(InvalidStage, match=r"bytes of the inputs fit into no device .*connect more devices"):

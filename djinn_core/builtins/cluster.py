@@ -1,0 +1,138 @@
+"""Cluster files: devices that are described instead of found, as a topology to plan for."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.ir.costs import CLIENT, EVERYWHERE, DeviceCapabilities, Link, NetworkTopology
+
+_GIGA = 1e9
+_GIB = 1 << 30
+
+
+class Wire(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A kind of link.
+
+    Attributes:
+        gbs: gigabytes a second in each direction.
+        us: latency in microseconds.
+    """
+
+    gbs: float
+    us: float = 0.0
+
+
+class Machines(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Machines of one make.
+
+    Attributes:
+        name: the first is called `name0`.
+        devices: devices in each, linked by `link`.
+        memory_gib, tflops, gbs: of a device: memory, peak of arithmetic, bandwidth of memory.
+        count: how many machines.
+        rack: machines in a rack; 0: all in one.
+        kind: kind of device.
+        dtypes: what the devices compute with; empty: everything.
+    """
+
+    name: str
+    devices: int
+    memory_gib: float
+    tflops: float
+    gbs: float
+    link: Wire
+    count: int = 1
+    rack: int = 0
+    kind: str = "cuda"
+    dtypes: tuple[str, ...] = ()
+
+
+class Cluster(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A cluster file.
+
+    Attributes:
+        machines: makes of machines.
+        network: links between machines of different racks.
+        rack: links between machines of one rack; None: as `network`.
+        client: links between the client and every device.
+    """
+
+    machines: tuple[Machines, ...]
+    network: Wire
+    rack: Wire | None = None
+    client: Wire = Wire(1.0, 1000.0)
+
+
+def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology:
+    """The devices and links that a cluster file describes.
+
+    Raises:
+        ConfigurationError: it is no TOML, or a field is missing, unknown or of the wrong type; the message names it.
+    """
+    try:
+        cluster = msgspec.convert(tomllib.loads(text), Cluster, strict=False)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigurationError(f"{source} describes no cluster: {error}. docs/scheduling.md has an example") from None
+    devices: list[DeviceCapabilities] = []
+    links: list[Link] = []
+    for machines in cluster.machines:
+        _refuse_nonsense(machines, source)
+        devices += _devices(machines)
+        links += _inner_links(cluster, machines)
+    if len({d.id for d in devices}) < len(devices):
+        raise ConfigurationError(f"{source} gives two makes of machines one name; each needs a name of its own")
+    links += _both_ways(EVERYWHERE, EVERYWHERE, cluster.network) + _both_ways(CLIENT, EVERYWHERE, cluster.client)
+    return NetworkTopology(tuple(devices), tuple(links))
+
+
+def _refuse_nonsense(machines: Machines, source: str) -> None:
+    numbers = (machines.devices, machines.count, machines.memory_gib, machines.tflops, machines.gbs, machines.link.gbs)
+    if min(numbers) <= 0 or "/" in machines.name or not machines.name:
+        raise ConfigurationError(
+            f"{source}: machines {machines.name!r} need a name without '/', and devices, count, memory_gib, tflops, gbs and "
+            "link.gbs above 0"
+        )
+
+
+def _groups(machines: Machines) -> Iterator[tuple[str, str]]:
+    """Name of each machine, and the groups that it is in."""
+    for number in range(machines.count):
+        rack = number // machines.rack if machines.rack else 0
+        name = f"{machines.name}{number}"
+        yield name, f"{machines.name}-rack{rack}/{name}"
+
+
+def _devices(machines: Machines) -> list[DeviceCapabilities]:
+    memory = int(machines.memory_gib * _GIB)
+    return [
+        DeviceCapabilities(
+            id=f"{name}/{machines.kind}:{index}",
+            kind=machines.kind,
+            name=f"simulated {machines.name}",
+            memory=memory,
+            memory_free=memory,
+            flops=machines.tflops * 1e12,
+            bandwidth=machines.gbs * _GIGA,
+            dtypes=frozenset(machines.dtypes),
+            group=group,
+        )
+        for name, group in _groups(machines)
+        for index in range(machines.devices)
+    ]
+
+
+def _inner_links(cluster: Cluster, machines: Machines) -> list[Link]:
+    groups = [group for _, group in _groups(machines)]
+    links = [link for group in groups for link in _both_ways(group, group, machines.link)]
+    for rack in dict.fromkeys(group.rpartition("/")[0] for group in groups):
+        links += _both_ways(rack, rack, cluster.rack or cluster.network)
+    return links
+
+
+def _both_ways(source: str, target: str, wire: Wire) -> list[Link]:
+    there = Link(source, target, wire.gbs * _GIGA, wire.us * 1e-6)
+    return [there] if source == target else [there, Link(target, source, there.bandwidth, there.latency)]
