@@ -28,7 +28,20 @@ _ROLES = {
         "q_attn",
         "add_q_proj",
     ),
-    "key": ("k_proj", "key", "k_lin", "to_k", "k", "kv_b_proj", "key_proj", "kv", "in_proj", "wk", "add_k_proj"),
+    "key": (
+        "k_proj",
+        "key",
+        "k_lin",
+        "to_k",
+        "k",
+        "kv_b_proj",
+        "key_proj",
+        "kv",
+        "in_proj",
+        "wk",
+        "add_k_proj",
+        "kv_a_proj_with_mqa",
+    ),
     "value": ("v_proj", "value", "v_lin", "to_v", "v", "kv_b_proj", "value_proj", "kv", "in_proj", "wv", "add_v_proj"),
     "output": ("o_proj", "out_proj", "out_lin", "o", "output.dense", "to_out.0", "wo", "attn_out", "to_add_out"),
 }
@@ -81,6 +94,8 @@ def _reach(modules: Sequence[nn.Module], keys: int) -> dict[str, object]:
             continue
         if not isinstance(window, int):
             return {"reach": "full"}
+        if getattr(module, "is_causal", None) is False:
+            window = 2 * window - 1  # as many on the other side, as kernels count
         return {"reach": "sliding", "window": window} if keys > window else {}
     return {}
 

@@ -70,7 +70,9 @@ class Kept:
         for layer in getattr(cache, "layers", ()):
             held = keys_and_values(layer)
             if held:
-                self.caches[held] = {"layer": number, "attends": attends} | _said_of_layer(layer)
+                self.caches[held] = {"layer": number, "attends": attends}
+                if attends == "self":  # those of another sequence are made once, whatever class they have
+                    self.caches[held] |= _said_of_layer(layer)
                 number += 1
             for value in vars(layer).values():
                 for tensor in tensors_in(value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -13,6 +13,8 @@ from djinn_attention.sites import Site
 
 _LAYERS = frozenset({"addmm", "linear", "matmul", "mm"})
 _ATTENDING = frozenset({"_softmax", "baddbmm", "bmm", "embedding", "softmax"})
+_ENDS = _LAYERS | _ATTENDING | {"convolution"}
+_BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 # What makes shorter or normal what is projected afterwards, written out or not.
 _REDUCTIONS = frozenset({
     "_fused_rms_norm", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "batch_norm", "convolution",
@@ -20,6 +22,7 @@ _REDUCTIONS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_group_norm",
     "native_layer_norm", "pow", "rms_norm", "rsqrt", "std", "sqrt", "var", "var_mean", "index", "index_select", "gather",
 })  # fmt: skip
+_WRITES = frozenset({"index_copy", "index_put", "scatter", "slice_scatter"})
 _SCALINGS = frozenset({"add", "cat", "div", "mul", "sub"})
 _NEAR, _BACK, _AFTER = 64, 24, 8  # ops between attention and its layers, before those, and after attention
 
@@ -57,8 +60,19 @@ class Feeding:
 def feeding(graph: Graph, site: Site) -> Feeding:
     """The layers around an attention."""
     operands = ((site.query, site.nodes[0]), (site.key, site.nodes[0]), (site.value, site.nodes[-1]))
-    query, key, value = (_before(graph, _source(graph, v, at)) for v, at in operands)
+    query, key, value = (_before(graph, _pieces(graph, v, _source(graph, v, at))) for v, at in operands)
     return Feeding(query, key, value, _after(graph, site.nodes[-1]))
+
+
+def _pieces(graph: Graph, value: int, source: int) -> Sequence[int]:
+    """The source of an operand; where it was put together in a new tensor, piece by piece, those of all pieces."""
+    maker = graph.producer(value)
+    if maker is None or maker.operation not in _BLANK:
+        return (source,)
+    flow = graph.flow
+    parts = [part for part in flow.readers(maker.id) if flow.looks[part] and not graph.nodes[part].writes]
+    writes = [n for at in (maker.id, *parts) for n in flow.readers(at) if graph.nodes[n].operation == "copy_"]
+    return [flow.sources[n][1] for n in writes] or (source,)
 
 
 def _source(graph: Graph, value: int, at: int) -> int:
@@ -67,13 +81,14 @@ def _source(graph: Graph, value: int, at: int) -> int:
     return graph.flow.operand(node, value) if value in node.inputs else graph.flow.source(value)
 
 
-def _before(graph: Graph, source: int) -> tuple[Projection, ...]:
+def _before(graph: Graph, sources: Sequence[int]) -> tuple[Projection, ...]:
     """The layers that lead to an operand with nothing but positions, norms and the like between."""
     found: dict[int, Projection] = {}
-    for at in graph.flow.ancestors(source, _LAYERS | _ATTENDING | {"convolution"}, _NEAR):
-        projection = _projection(graph, at)
-        if projection is not None:
-            found.setdefault(projection.node, projection)
+    for source in sources:
+        for at in graph.flow.ancestors(source, _ENDS, _NEAR):
+            projection = _projection(graph, at)
+            if projection is not None:
+                found.setdefault(projection.node, projection)
     return tuple(found.values())
 
 
@@ -144,12 +159,14 @@ def _reduced(graph: Graph, source: int) -> Iterable[int]:
     operands = flow.operands(node)
     if node.operation in _REDUCTIONS:
         return operands[:1]
+    if node.operation.removesuffix("_") in _WRITES:
+        return operands[-1:]  # what is new in a buffer that is kept
     if node.operation.removesuffix("_") in _SCALINGS:
         computed = [s for s in dict.fromkeys(operands) if not is_given(flow, s)]
         same = len(computed) == 1 or node.operation in {"div", "mul", "sub"}
         return computed if same else ()
-    narrow = _projection(graph, source) if node.operation in _LAYERS else None
-    return (narrow.data,) if narrow is not None and narrow.narrows else ()
+    before = _projection(graph, source) if node.operation in _LAYERS else None
+    return () if before is None else (before.data,)
 
 
 def _is_weight(graph: Graph, source: int) -> bool:

@@ -1,103 +1,203 @@
-"""Whether what attention reads is a cache: where it came from, and whether it outlives the program."""
+"""What a program keeps of keys and values: buffers that it writes, and what it puts behind what was there before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal
 
 import attrs
+import torch
 
-from djinn.dataflow import COPIES, chain, origin
+from djinn.dataflow import COPIES, is_view
 from djinn.hooks import Graph, Node, storage_of
 
 Kind = Literal["appended", "written", "created", "kept", "read"]
+Layout = Literal["growing", "static"]
 
-# Between a cache and the attention that reads it: repeating for the query heads, scaling, views and copies.
-_PASSED = frozenset({*COPIES, "index_select", "repeat", "repeat_interleave", "mul", "div"})
 _WRITES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "scatter_", "slice_scatter_"})
 _SCATTERS = frozenset({"index_copy", "index_put", "scatter", "select_scatter", "slice_scatter"})
+# Between numbers of few bits and what they stand for, both ways; and what puts a batch in another order.
+SCALED = frozenset({
+    *COPIES, "__rshift__", "add", "bitwise_and", "bitwise_right_shift", "clamp", "clamp_max", "clamp_min", "div",
+    "index_select", "mul", "roll", "round", "sub", "view_dtype",
+})  # fmt: skip
+_STEPS = 16
 
 
 @attrs.frozen
 class Cache:
-    """A value that attention reads and that is, or may be, kept from one step to the next.
+    """Keys or values that attention reads and that are, or may be, kept from one step to the next.
 
     Attributes:
         kind: `appended` to a cache from before, `written` into a buffer from before, `created` here as a cache,
             `kept` for whatever reason, or only `read` from outside.
         values: everything that is the cache: what came in, and what is left.
         nodes: ids of the ops that write it.
+        layout: whether it grows or has a fixed length; None where it cannot be told.
+        sliding: whether what is oldest is let go.
+        quantised: whether it is kept in fewer bits than it is read in.
     """
 
     kind: Kind
     values: tuple[int, ...]
     nodes: tuple[int, ...] = ()
+    layout: Layout | None = None
+    sliding: bool = False
+    quantised: bool = False
 
     @property
     def from_before(self) -> bool:
         """Whether the program found it rather than made it."""
         return self.kind in {"appended", "written", "read"}
 
+    @property
+    def grows(self) -> bool:
+        """Whether it is certain that something is put into it."""
+        return self.kind in {"appended", "written", "created"}
+
 
 @attrs.define
-class Surroundings:
-    """What the graph says about storages: which are kept, and who writes them."""
+class Caches:
+    """All that may be a cache in a graph.
+
+    Attributes:
+        kept: what is left of each storage that the program makes.
+        by_storage: caches by each storage that is part of them.
+        by_source: caches of few bits, by the node whose result they keep.
+        filled: by storage that is neither from before nor kept, what is written into it.
+    """
 
     graph: Graph
     kept: dict[int, list[int]] = attrs.field(init=False, factory=dict)
-    writers: dict[int, list[Node]] = attrs.field(init=False, factory=dict)
+    by_storage: dict[int, Cache] = attrs.field(init=False, factory=dict)
+    by_source: dict[int, Cache] = attrs.field(init=False, factory=dict)
+    filled: dict[int, list[int]] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         for value in self.graph.outputs:
             self.kept.setdefault(storage_of(value), []).append(value)
-        for operation in _WRITES:
-            for i in self.graph.by_op.get(operation, ()):
-                node = self.graph.nodes[i]
-                for value in node.writes:
-                    self.writers.setdefault(storage_of(value), []).append(node)
+        for cache in (*self._grown(), *self._scattered(), *self._written()):
+            for value in cache.values:
+                self.by_storage.setdefault(storage_of(value), cache)
+        self.by_source.update(self._quantised())
 
-    def cache(self, value: int) -> Cache | None:
-        """The cache that `value`, a key or value operand of attention, was read from, or None."""
-        path = list(chain(self.graph, value, _PASSED))
-        first = path[-1]
-        node = self.graph.producer(first)
-        if node is not None and node.operation == "cat":
-            return self._grown(node, first)
-        if node is not None and node.operation in _SCATTERS:
-            return self._scattered(node, first)
-        return self._buffer(path, first, node)
+    def _nodes(self, operations: frozenset[str]) -> Iterator[Node]:
+        for operation in operations & self.graph.by_op.keys():
+            yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
-    def _grown(self, node: Node, result: int) -> Cache | None:
-        left = self.kept.get(storage_of(result))
-        parts = self._parts(node)
-        if left is None or not parts:
-            return None
-        before = origin(self.graph, parts[0])
-        while (maker := self.graph.producer(before)) is not None and maker.operation == "cat":
-            if len(again := self._parts(maker)) != 1:
-                break
-            before = origin(self.graph, again[0])  # `cat` with nothing: a cache handed over
-        if len(parts) > 1 and self.graph.producer(before) is None:
-            return Cache("appended", tuple(dict.fromkeys((before, result, *left))), (node.id,))
-        return Cache("created", tuple(dict.fromkeys((result, *left))), (node.id,)) if len(parts) == 1 else None
+    def _grown(self) -> Iterator[Cache]:
+        """What is put together and kept, as a whole or its end."""
+        for node in self._nodes(frozenset({"cat"})):
+            left = self.kept.get(storage_of(node.outputs[0]))
+            parts = self.parts(node) if left else []
+            if not left or not parts:
+                continue
+            before = self.from_outside(parts[0])
+            values = (node.outputs[0], *left)
+            sliding = any(self._shorter(v, node.outputs[0]) for v in left)
+            low = self.is_low(node.outputs[0])
+            if before is not None and len(parts) > 1:
+                sliding = sliding or self._shorter(parts[0], before)
+                yield Cache("appended", _once(before, *values), (node.id,), "growing", sliding, low)
+            elif len(parts) == 1:
+                yield Cache("created", _once(*values), (node.id,), "growing", sliding, low)
 
-    def _parts(self, node: Node) -> list[int]:
+    def parts(self, node: Node) -> list[int]:
         """What a `cat` puts together; an empty tensor is how many programs spell "nothing yet"."""
-        return [v for v in node.inputs if self.graph.meta(v).numel]
+        parts = [v for v in node.inputs if self.graph.meta(v).numel]
+        if len(parts) > 1:
+            maker = self.graph.producer(parts[0])
+            if maker is not None and maker.operation == "cat":  # with nothing: a cache handed over
+                again = self.parts(maker)
+                return [again[0], *parts[1:]] if len(again) == 1 else parts
+        return parts
 
-    def _scattered(self, node: Node, result: int) -> Cache | None:
-        before, left = origin(self.graph, node.inputs[0]), self.kept.get(storage_of(result))
-        if left is None:
-            return None
-        kind: Kind = "written" if self.graph.producer(before) is None else "created"
-        return Cache(kind, tuple(dict.fromkeys((before, result, *left))), (node.id,))
+    def _scattered(self) -> Iterator[Cache]:
+        for node in self._nodes(_SCATTERS):
+            left = self.kept.get(storage_of(node.outputs[0]))
+            if left is None:
+                continue
+            before = self.from_outside(node.inputs[0])
+            first = (before,) if before is not None else ()
+            kind: Kind = "created" if before is None else "written"
+            low = self.is_low(node.outputs[0])
+            yield Cache(kind, _once(*first, node.outputs[0], *left), (node.id,), "static", quantised=low)
 
-    def _buffer(self, path: Iterable[int], first: int, node: Node | None) -> Cache | None:
-        nodes = tuple(n.id for n in self.writers.get(storage_of(first), ()))
-        left = self.kept.get(storage_of(first), [])
-        if node is None:
-            return Cache("written" if nodes else "read", tuple(dict.fromkeys((first, *left))), nodes)
-        if nodes and left:
-            return Cache("created", tuple(dict.fromkeys((first, *left))), nodes)
-        held = [v for v in path if v in left]
-        return Cache("kept", tuple(held)) if held else None
+    def _written(self) -> Iterator[Cache]:
+        """Buffers from before, or new ones that are kept, with all that writes into them."""
+        found: dict[int, list[Node]] = {}
+        for node in self._nodes(_WRITES):
+            for value in node.writes:
+                found.setdefault(storage_of(value), []).append(node)
+        for storage, nodes in found.items():
+            first = self._whole(nodes[0].writes[0])
+            left, outside = self.kept.get(storage, []), self.graph.producer(first) is None
+            if outside or left:
+                kind: Kind = "written" if outside else "created"
+                sliding = any(self._turns(node) for node in nodes)
+                ids = tuple(sorted(n.id for n in nodes))
+                yield Cache(kind, _once(first, *left), ids, "static", sliding, self.is_low(first))
+            else:
+                self.filled[storage] = [node.inputs[-1] for node in nodes]
+
+    def _whole(self, value: int) -> int:
+        """What a view is a view of."""
+        for _ in range(_STEPS):
+            node = self.graph.producer(value)
+            if node is None or not node.inputs or not is_view(node):
+                break
+            value = node.inputs[0]
+        return value
+
+    def _turns(self, node: Node) -> bool:
+        """Whether a write moves everything on by some places, or begins anew at the front once it is at the end."""
+        flow = self.graph.flow
+        for source in flow.sources[node.id][1:]:
+            for at in flow.ancestors(source, limit=6):
+                maker = flow.node(at)
+                if maker is not None and maker.operation in {"fmod", "remainder", "roll"}:
+                    return True
+        return False
+
+    def _quantised(self) -> Iterator[tuple[int, Cache]]:
+        """Kept numbers of few bits, by what was turned into them."""
+        for storage, left in self.kept.items():
+            if storage in self.by_storage or not self.is_low(left[0]):
+                continue
+            source = self.graph.flow.source(left[0])
+            for _ in range(_STEPS):
+                node = self.graph.flow.node(source)
+                if node is None:
+                    break
+                yield source, Cache("created", tuple(left), (), "growing", quantised=True)
+                if node.operation not in SCALED:
+                    break
+                source = self.graph.flow.operands(node)[0]
+
+    def from_outside(self, value: int) -> int | None:
+        """The value from outside that `value` shows, as it is, in part, or out of fewer bits."""
+        for _ in range(_STEPS):
+            node = self.graph.producer(value)
+            if node is None:
+                return value
+            if not node.inputs or not (node.operation in SCALED or is_view(node)):
+                return None
+            value = node.inputs[0]
+        return None
+
+    def is_low(self, value: int) -> bool:
+        """Whether a value is kept in numbers of few bits."""
+        dtype = self.graph.meta(value).dtype
+        return dtype.itemsize == 1 and dtype is not torch.bool
+
+    def _shorter(self, value: int, whole: int) -> bool:
+        """Whether a value has fewer rows than another, and is like it otherwise."""
+        pair = self.graph.meta(value).shape, self.graph.meta(whole).shape
+        if len(pair[0]) != len(pair[1]):
+            return False
+        differing = [(a, b) for a, b in zip(*pair, strict=True) if a != b]
+        return len(differing) == 1 and differing[0][0] < differing[0][1]
+
+
+def _once(*values: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))

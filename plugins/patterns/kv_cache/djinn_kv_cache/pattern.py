@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX, chain, origin
-from djinn.hooks import DataResidency, ExecutionPhase, Graph, Node, PatternMatch
-from djinn_kv_cache.caches import Cache, Kind, Surroundings
+from djinn.hooks import DataResidency, ExecutionPhase, Graph, Node, Nodes, PatternMatch
+from djinn_kv_cache.caches import Cache, Caches, Kind
 from djinn_kv_cache.reads import Read, reads
+from djinn_kv_cache.sides import attends
+from djinn_kv_cache.tracing import Tracing
 
 # How sure each kind is: a value that is merely held after attention read it may be held for another reason.
 _CONFIDENCE: dict[Kind, float] = {"appended": 0.98, "written": 0.98, "created": 0.95, "kept": 0.75, "read": 0.7}
@@ -28,45 +33,83 @@ class KeyValueCache:
     operations = FUSED_ATTENTION | SOFTMAX
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each attention whose keys and values are a cache."""
-        surroundings = Surroundings(graph)
-        found = [
-            (read, key, value)
-            for read in reads(graph, list(candidates))
-            if (key := surroundings.cache(read.key)) and (value := surroundings.cache(read.value))
-        ]
-        certain = any(_grows(key) and _grows(value) for _, key, value in found)
-        for read, key, value in found:
-            if _plausible(graph, read, key, value, certain):
-                yield _match(read, key, value)
+        """One match for each layer's keys and values, however many attentions read them."""
+        layers: Counter[str] = Counter()
+        for found in _shared(_found(graph, list(candidates))):
+            side = attends(graph, found.read, found.key.kind)
+            yield _match(found, side, layers[side])
+            layers[side] += 1
 
 
-def _grows(cache: Cache) -> bool:
-    return cache.kind in {"appended", "written", "created"}
+@attrs.frozen
+class _Found:
+    """An attention with the caches of its keys and values, and the ids of all attentions that read them."""
+
+    read: Read
+    key: Cache
+    value: Cache
+    readers: tuple[int, ...]
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((*self.key.values, *self.value.values)))
 
 
-def _plausible(graph: Graph, read: Read, key: Cache, value: Cache, certain: bool) -> bool:
+def _found(graph: Graph, candidates: list[Node]) -> list[_Found]:
+    caches = Caches(graph)
+    if not (caches.kept or caches.by_storage):
+        return []  # nothing outlives the program
+    tracing = Tracing(graph, caches)
+    found = [
+        _Found(read, key, value, (read.nodes[-1],))
+        for read in reads(graph, candidates)
+        if (key := tracing.cache(read.key)) and (value := tracing.cache(read.value))
+    ]
+    certain = any(f.key.grows and f.value.grows for f in found)
+    return [f for f in found if _plausible(graph, f, certain)]
+
+
+def _plausible(graph: Graph, found: _Found, certain: bool) -> bool:
     """Keys that are only read count beside real caches; keys that are only held, where the queries are not."""
-    kinds = {key.kind, value.kind}
+    kinds = {found.key.kind, found.value.kind}
     if "read" in kinds:
-        return certain and kinds == {"read"} and graph.producer(origin(graph, read.query)) is not None
+        return certain and kinds == {"read"} and graph.producer(origin(graph, found.read.query)) is not None
     if "kept" in kinds:
-        return not set(chain(graph, read.query)) & set(graph.outputs)
+        return not set(chain(graph, found.read.query)) & set(graph.outputs)
     return True
 
 
-def _match(read: Read, key: Cache, value: Cache) -> PatternMatch:
+def _shared(found: Iterable[_Found]) -> Iterator[_Found]:
+    """Those of one layer's keys and values put together."""
+    by_values: dict[tuple[int, ...], _Found] = {}
+    for one in found:
+        first = by_values.get(one.values)
+        by_values[one.values] = one if first is None else attrs.evolve(first, readers=(*first.readers, *one.readers))
+    yield from by_values.values()
+
+
+def _match(found: _Found, side: str, layer: int) -> PatternMatch:
+    read, key, value = found.read, found.key, found.value
     decode = read.queries == 1 and key.from_before
-    values = tuple(dict.fromkeys((*key.values, *value.values)))
     return PatternMatch(
         pattern=KeyValueCache.name,
         nodes=tuple(sorted({*key.nodes, *value.nodes, *read.nodes})),
         confidence=min(_CONFIDENCE[key.kind], _CONFIDENCE[value.kind]),
         reason=f"keys and values of the attention in node {read.nodes[-1]} {_TOLD[key.kind]}; {_counts(read)}",
-        hints={"colocate": (values,)},
-        residency=dict.fromkeys(values, DataResidency.STATEFUL_KV_CACHE),
+        hints={"colocate": (found.values,)},
+        residency=dict.fromkeys(found.values, DataResidency.STATEFUL_KV_CACHE),
         phase=ExecutionPhase.LLM_DECODE if decode else ExecutionPhase.LLM_PREFILL,
-        details={"kind": key.kind, "queries": read.queries, "keys": read.keys},
+        details={
+            "kind": key.kind,
+            "queries": read.queries,
+            "keys": read.keys,
+            "layout": key.layout or value.layout,
+            "sliding": None if key.layout is None else key.sliding or value.sliding,
+            "quantised": key.quantised or value.quantised,
+            "attends": side,
+            "layer": layer,
+            "readers": Nodes(found.readers),
+        },
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import attrs
 
-from djinn.dataflow import COPIES, FUSED_ATTENTION, ancestors, query_shape, users
+from djinn.dataflow import COPIES, FUSED_ATTENTION, query_shape
 from djinn.hooks import Graph, Node, arguments
 
 _PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul"})
-_DROPOUT = frozenset({*COPIES, "div", "dropout", "mul", "native_dropout"})
+_DROPOUT = frozenset({*COPIES, "div", "dropout", "mul", "native_dropout", "where"})
+_REACH = 48  # ops between a softmax and the products before and after it, those on wrong tracks included
 
 
 @attrs.frozen
@@ -41,13 +43,40 @@ def _fused(graph: Graph, node: Node) -> Read:
 
 def _unfused(graph: Graph, softmax: Node) -> Read | None:
     scores = graph.meta(softmax.inputs[0])
-    makers = (node for _, node in ancestors(graph, softmax.inputs[0], _PRODUCTS, limit=64))
-    before = next((n for n in makers if n is not None and n.operation in _PRODUCTS), None)
-    if before is None or len(scores.shape) < 2 or graph.meta(before.outputs[0]).numel != scores.numel:
+    if len(scores.shape) < 2 or not scores.numel:
         return None
-    for after, weights in users(graph, softmax.outputs[0], _DROPOUT):
-        if after.operation in _PRODUCTS and after.inputs[-2] == weights:
-            query, key = before.inputs[-2:]
-            nodes = tuple(sorted({before.id, softmax.id, after.id}))
-            return Read(nodes, query, key, after.inputs[-1], query_shape(graph, query)[-2], scores.shape[-1])
+    # As many scores as there are weights, or one fewer for each query: a sink was put beside them.
+    fitting = (scores.numel, scores.numel - scores.numel // scores.shape[-1])
+    before = _before(graph, softmax, fitting)
+    after = _after(graph, softmax) if before is not None else None
+    if before is None or after is None:
+        return None
+    query, key = before.inputs[-2:]
+    keys = graph.meta(before.outputs[0]).numel * scores.shape[-1] // scores.numel
+    nodes = tuple(sorted({before.id, softmax.id, after.id}))
+    return Read(nodes, query, key, after.inputs[-1], query_shape(graph, query)[-2], keys)
+
+
+def _before(graph: Graph, softmax: Node, fitting: tuple[int, int]) -> Node | None:
+    for source in graph.flow.ancestors(graph.flow.sources[softmax.id][0], _PRODUCTS, _REACH):
+        node = graph.flow.node(source)
+        if node is not None and node.operation in _PRODUCTS and graph.meta(node.outputs[0]).numel in fitting:
+            return node
+    return None
+
+
+def _after(graph: Graph, softmax: Node) -> Node | None:
+    """The product of the weights with the values, with the weights on the left."""
+    flow, limit = graph.flow, _REACH
+    queue = deque([softmax.id])
+    while queue and limit:
+        weights = queue.popleft()
+        for user in flow.users(weights):
+            limit -= 1
+            node = graph.nodes[user]
+            if node.operation in _PRODUCTS:
+                if len(node.inputs) > 1 and flow.beyond(flow.sources[user][-2]) == weights:
+                    return node
+            elif node.operation in _DROPOUT:
+                queue.append(user)
     return None

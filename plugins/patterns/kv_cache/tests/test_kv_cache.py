@@ -7,6 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+import djinn
 import djinn_kv_cache
 from djinn.fx import fx_graph
 from djinn.hooks import DataResidency, ExecutionPhase
@@ -67,6 +68,10 @@ def by_index_put(buffer, new, position):
     return buffer
 
 
+def by_scatter(buffer, new, position):
+    return buffer.scatter_(2, position.view(1, 1, -1, 1).expand(new.shape), new)
+
+
 def static_step(mix, write):
     """A step with buffers of fixed length, which the program writes into."""
 
@@ -110,13 +115,17 @@ def static(mix, write, queries=1):
     return traced(static_step(mix, write), *tokens(queries), *old(8), torch.arange(3, 3 + queries))
 
 
+def said(match):
+    return {name: match.details[name] for name in ("kind", "queries", "keys", "layout")}
+
+
 def buffers(graph):
     """The inputs of the shape of a static cache."""
     return {v for v in graph.inputs if graph.meta(v).shape == (1, HEADS, 8, WIDTH)}
 
 
 MIXES = pytest.mark.parametrize("mix", [fused, parts], ids=lambda m: m.__name__)
-WRITES = pytest.mark.parametrize("write", [by_index_copy, by_slice, by_index_put], ids=lambda w: w.__name__)
+WRITES = pytest.mark.parametrize("write", [by_index_copy, by_slice, by_index_put, by_scatter], ids=lambda w: w.__name__)
 
 
 @MIXES
@@ -124,7 +133,7 @@ def test_a_new_cache_is_prefill(mix):
     graph = traced(first_step(mix), *tokens(6))
     (match,) = matches(graph)
     assert match.phase is ExecutionPhase.LLM_PREFILL
-    assert match.details == {"kind": "created", "queries": 6, "keys": 6}
+    assert said(match) == {"kind": "created", "queries": 6, "keys": 6, "layout": "growing"}
     assert set(match.residency) == set(graph.outputs[:2])  # the result of the attention is made last
 
 
@@ -134,7 +143,7 @@ def test_a_growing_cache_is_decode_with_one_query_and_prefill_with_many(mix, que
     graph = traced(next_step(mix), *tokens(queries), *old())
     (match,) = matches(graph)
     assert match.phase is phase
-    assert match.details == {"kind": "appended", "queries": queries, "keys": 5 + queries}
+    assert said(match) == {"kind": "appended", "queries": queries, "keys": 5 + queries, "layout": "growing"}
     assert set(match.residency) == {*graph.inputs[2:], *graph.outputs[:2]}
     assert set(match.residency.values()) == {DataResidency.STATEFUL_KV_CACHE}
 
@@ -145,7 +154,8 @@ def test_a_static_cache_is_found_by_its_writes(mix, write):
     graph = static(mix, write)
     (match,) = matches(graph)
     assert match.phase is ExecutionPhase.LLM_DECODE
-    assert match.details == {"kind": "written", "queries": 1, "keys": 8}
+    assert said(match) == {"kind": "written", "queries": 1, "keys": 8, "layout": "static"}
+    assert match.details["sliding"] is False
     assert {v for v in graph.inputs if v in match.residency} == buffers(graph)
 
 
@@ -165,6 +175,140 @@ def test_a_sliding_window_keeps_a_part_of_what_attention_read():
 
     (match,) = matches(traced(run, *tokens(1), *old()))
     assert match.details["kind"] == "appended"
+    assert match.details["sliding"] is True
+
+
+def rolled(buffer, new, position):
+    del position
+    buffer.copy_(torch.cat([buffer.roll(-1, 2)[:, :, :-1], new], 2))
+    return buffer
+
+
+def by_turns(buffer, new, position):
+    return buffer.index_copy_(2, position % buffer.shape[2], new)
+
+
+@pytest.mark.parametrize("write", [rolled, by_turns], ids=lambda w: w.__name__)
+def test_a_static_window_turns(write):
+    (match,) = matches(static(fused, write))
+    assert (match.details["layout"], match.details["sliding"]) == ("static", True)
+
+
+def to_few_bits(t, scale):
+    return (t / scale).round().clamp(-128, 127).to(torch.int8)
+
+
+def test_a_quantised_cache_that_grows():
+    def run(x, w, keys, values, scale):
+        q, k, v = project(x, w)
+        k, v = (torch.cat([old, to_few_bits(new, scale)], -2) for old, new in ((keys, k), (values, v)))
+        return fused(q, k.float() * scale, v.float() * scale), k, v
+
+    few = [torch.ones(1, HEADS, 5, WIDTH, dtype=torch.int8) for _ in range(2)]
+    graph = traced(run, *tokens(1), *few, torch.ones(1))
+    (match,) = matches(graph)
+    assert match.details["quantised"] is True
+    assert match.phase is ExecutionPhase.LLM_DECODE
+    few = {v for v in (*graph.inputs, *graph.outputs) if graph.meta(v).dtype is torch.int8}
+    assert set(match.residency) == few
+    assert len(few) == 4
+
+
+def test_a_quantised_cache_with_the_newest_beside_it():
+    def run(x, w, keys, values, far_keys, far_values, scale):
+        q, k, v = project(x, w)
+        whole = [torch.cat([far.float() * scale, near, new], -2)
+                 for far, near, new in ((far_keys, keys, k), (far_values, values, v))]  # fmt: skip
+        return fused(q, *whole), torch.cat([keys, k], -2), torch.cat([values, v], -2)
+
+    few = [torch.ones(1, HEADS, 9, WIDTH, dtype=torch.int8) for _ in range(2)]
+    graph = traced(run, *tokens(1), *old(2), *few, torch.ones(1))
+    (match,) = matches(graph)
+    assert match.details["quantised"] is True
+    olds = {v for v in graph.inputs if len(graph.meta(v).shape) == 4}
+    assert len(olds) == 4
+    assert olds <= set(match.residency)
+
+
+def test_what_is_kept_in_few_bits_of_keys_that_attention_reads_whole():
+    def run(x, w, scale):
+        q, k, v = project(x, w)
+        return fused(q, k, v), to_few_bits(k, scale), to_few_bits(v, scale)
+
+    (match,) = matches(traced(run, *tokens(6), torch.ones(1)))
+    assert (match.details["kind"], match.details["quantised"]) == ("created", True)
+    assert match.phase is ExecutionPhase.LLM_PREFILL
+
+
+@MIXES
+@pytest.mark.parametrize("put", [False, True], ids=["cat", "pieces"])
+def test_keys_that_are_made_of_a_narrow_cache(mix, put):
+    """Latent attention: one narrow row is kept for each token, and a few turned numbers beside it."""
+
+    def run(x, w, narrow, turned, down, up):
+        q = (x @ w).view(1, -1, HEADS, WIDTH + 2).transpose(1, 2)
+        row = F.layer_norm(x @ down, (3,))
+        narrow, turned = torch.cat([narrow, row], 1), torch.cat([turned, x[..., :2]], 1)
+        k, v = (narrow @ up).view(1, -1, HEADS, 2 * WIDTH).transpose(1, 2).split(WIDTH, -1)
+        beside = turned[:, None].expand(-1, HEADS, -1, -1)
+        if put:
+            whole = k.new_empty(*k.shape[:-1], WIDTH + 2)
+            whole[..., :WIDTH].copy_(k)
+            whole[..., WIDTH:].copy_(beside)
+        else:
+            whole = torch.cat([k, beside], -1)
+        return mix(q, whole, v), narrow, turned
+
+    wide = HEADS * WIDTH
+    shapes = (1, 1, wide), (wide, HEADS * (WIDTH + 2)), (1, 5, 3), (1, 5, 2), (wide, 3), (3, 2 * wide)
+    graph = traced(run, *(torch.rand(s) for s in shapes))
+    (match,) = matches(graph)
+    assert match.phase is ExecutionPhase.LLM_DECODE
+    assert {graph.meta(v).shape for v in match.residency} == {(1, 5, 3), (1, 5, 2), (1, 6, 3), (1, 6, 2)}
+
+
+def test_layers_that_share_keys_are_one_cache_with_two_readers():
+    def run(x, w, keys, values):
+        q, k, v = project(x, w)
+        k, v = torch.cat([keys, k], -2), torch.cat([values, v], -2)
+        return fused(fused(q, k, v) * 2, k, v), k, v
+
+    graph = traced(run, *tokens(1), *old())
+    (match,) = matches(graph)
+    assert list(match.details["readers"]) == graph.by_op["_scaled_dot_product_flash_attention_for_cpu"]
+
+
+def test_layers_are_numbered_and_keys_of_another_sequence_are_told_apart():
+    def run(x, w, far, wk, wv):
+        kept = []
+        for _ in range(2):
+            q, k, v = project(x, w)
+            far_k, far_v = ((far @ m).view(1, -1, HEADS, WIDTH).transpose(1, 2) for m in (wk, wv))
+            kept += [torch.cat([torch.empty(0), t], -2) for t in (k, v, far_k, far_v)]
+            q = fused(q, kept[-4], kept[-3])
+            asks = (q.transpose(1, 2).reshape(1, -1, HEADS * WIDTH) @ wk).view(1, -1, HEADS, WIDTH).transpose(1, 2)
+            x = fused(asks, kept[-2], kept[-1]).transpose(1, 2).reshape(1, -1, HEADS * WIDTH)
+        return x, *kept
+
+    wide = HEADS * WIDTH
+    graph = traced(run, *tokens(3), torch.rand(1, 7, wide), torch.rand(wide, wide), torch.rand(wide, wide))
+    found = [(m.details["attends"], m.details["layer"]) for m in sorted(matches(graph), key=lambda m: m.nodes[-1])]
+    assert found == [("self", 0), ("cross", 0), ("self", 1), ("cross", 1)]
+
+
+def test_what_one_step_leaves_is_what_the_next_one_finds():
+    """Recognised by the values that flow from one program into the next."""
+    with djinn.capture() as first:
+        x, w = tokens(3)
+        mixed, keys, values = first_step(fused)(x, w)
+    with djinn.capture() as second:
+        later = next_step(fused)(x[:, :1], w, keys, values)
+    before, after = (next(m for m in c.patterns if m.pattern == "kv_cache") for c in (first, second))
+    left = {v for v in before.residency if v in first.graph.outputs}
+    assert left
+    assert left == {v for v in after.residency if v in second.graph.inputs}
+    assert (before.phase, after.phase) == (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
+    del mixed, later
 
 
 @MIXES

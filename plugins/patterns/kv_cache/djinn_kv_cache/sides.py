@@ -1,0 +1,37 @@
+"""Whether the keys of a cache are of the sequence that asks, or of another one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from djinn.hooks import Graph
+from djinn.patterns import layer_at
+from djinn_kv_cache.caches import Kind
+from djinn_kv_cache.reads import Read
+
+_LAYERS = frozenset({"addmm", "linear", "matmul", "mm"})
+_ATTENDING = frozenset({
+    "_scaled_dot_product_flash_attention_for_cpu", "_softmax", "embedding", "scaled_dot_product_attention", "softmax",
+})  # fmt: skip
+_REACH = 48  # ops that lead to a query or a key
+
+
+def attends(graph: Graph, read: Read, kind: Kind) -> Literal["self", "cross"]:
+    """`self` where queries and keys were projected from the same thing, or keys are added step by step."""
+    if kind == "appended":
+        return "self"
+    if kind == "read":
+        return "cross"
+    asks, asked = (_projected(graph, value) for value in (read.query, read.key))
+    return "cross" if asks and asked and not asks & asked else "self"
+
+
+def _projected(graph: Graph, value: int) -> set[int]:
+    """What the layers project that lead to `value`."""
+    flow = graph.flow
+    found = set()
+    for at in flow.ancestors(flow.source(value), _ATTENDING, _REACH):
+        node = flow.node(at)
+        if node is not None and node.operation in _LAYERS and (layer := layer_at(graph, node)) is not None:
+            found.add(flow.beyond(layer.data))
+    return found

@@ -1,0 +1,86 @@
+"""From what attention reads back to the cache that it comes from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+
+from djinn.dataflow import COPIES, chain
+from djinn.hooks import Graph, Node, storage_of
+from djinn_kv_cache.caches import SCALED, Cache, Caches
+
+# Between a cache and the attention that reads it: repeating for the query heads, scaling, views and copies.
+_PASSED = frozenset({*COPIES, "div", "gather", "index", "index_select", "mul", "repeat", "repeat_interleave"})
+_LAYERS = {"addmm": slice(1, 2), "linear": slice(0, 1), "matmul": slice(0, 1), "mm": slice(0, 1)}
+# Before a layer that makes keys out of what is kept, and after it: positions that are turned, few bits made many.
+_BEFORE_LAYER = frozenset({*_PASSED, "_fused_rms_norm", "cat", "layer_norm", "native_layer_norm", "rms_norm"})
+_AFTER_LAYER = frozenset({*_BEFORE_LAYER, *SCALED, *_LAYERS, "neg", "stack"})
+_BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "zeros"})
+_FAR = 40  # ops between a cache and the attention that reads what is made of it
+
+
+@attrs.define
+class Tracing:
+    """Finds the cache behind an operand of attention."""
+
+    graph: Graph
+    caches: Caches
+
+    def cache(self, value: int) -> Cache | None:
+        """The cache that `value`, a key or value operand of attention, was read from, or None."""
+        path = list(chain(self.graph, value, _PASSED))
+        known = next((k for v in path if (k := self._known(v)) is not None), None) or self._far(path[-1])
+        if known is not None:
+            return known
+        if self.graph.producer(path[-1]) is None:
+            return Cache("read", (path[-1],))
+        held = [v for v in path if v in self.caches.kept.get(storage_of(v), ())]
+        return Cache("kept", tuple(held)) if held else None
+
+    def _known(self, value: int) -> Cache | None:
+        found = self.caches.by_storage.get(storage_of(value))
+        if found is None and self.caches.by_source and (maker := self.graph.producer(value)) is not None:
+            found = self.caches.by_source.get(maker.id)
+        return found
+
+    def _far(self, value: int) -> Cache | None:
+        """What `value` is made of, where that is kept: the nearest cache, with what else was kept in few bits."""
+        queue, seen, limit = deque([(value, _AFTER_LAYER)]), {value}, _FAR
+        nearest: Cache | None = None
+        few: list[int] = []
+        while queue and limit:
+            limit -= 1
+            current, allowed = queue.popleft()
+            node = self.graph.producer(current)
+            if (known := self._known(current)) is not None:
+                nearest = nearest or known
+            elif node is None and self._few_bits(current):
+                few.append(current)
+            elif node is not None:
+                rest = _BEFORE_LAYER if node.operation in _LAYERS else allowed
+                fresh = [v for v in self._made_of(current, node, allowed) if v not in seen]
+                seen.update(fresh)
+                queue.extend((v, rest) for v in fresh)
+        if few:
+            nearest = nearest or Cache("appended", (), layout="growing")
+            return attrs.evolve(nearest, values=(*few, *nearest.values), quantised=True)
+        return nearest
+
+    def _few_bits(self, value: int) -> bool:
+        return self.caches.is_low(value) and len(self.graph.meta(value).shape) > 2
+
+    def _made_of(self, value: int, node: Node, allowed: frozenset[str]) -> Sequence[int]:
+        """What a result is made of: of a layer its data, of sums and scalings what is largest and first."""
+        if node.operation in _BLANK:
+            return self.caches.filled.get(storage_of(value), ())
+        if not node.inputs:
+            return ()
+        if node.operation not in allowed:
+            return node.inputs[:1] if self.graph.flow.looks[node.id] else ()
+        if node.operation in _LAYERS:
+            return node.inputs[_LAYERS[node.operation]]
+        if node.operation in {"cat", "stack"}:
+            return node.inputs
+        return (max(node.inputs, key=lambda v: self.graph.meta(v).numel),)
