@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -59,17 +60,21 @@ def _look(graph: Graph) -> Inputs:
     entries: dict[int, Modality] = {}
     kinds: dict[int, Modality] = {}
     tokens = 0
-    for node in _of(graph, EMBEDDING):
-        if looks_up_tokens(graph, node):
-            entries[node.id] = Modality.TEXT
-            indices = _indices(node)
-            tokens = max(tokens, (graph.meta(indices).shape or (1,))[-1])
-            _mark(graph, node, indices, Modality.TEXT, weights, kinds)
     for node in _of(graph, CONVOLUTION):
         kind = _raw_kind(graph, node)
         if kind is not None:
             entries[node.id] = kind
             _mark(graph, node, node.inputs[0], kind, weights, kinds)
+    for layer, value in _patches(graph, weights):
+        entries[layer], kinds[value] = Modality.VISION, Modality.VISION
+    samples = {graph.meta(v).shape[:1] for v in kinds}
+    for node in _of(graph, EMBEDDING):
+        indices = _indices(node)
+        labels = graph.meta(indices).shape in samples  # one for each picture: classes, no text
+        if not labels and looks_up_tokens(graph, node):
+            entries[node.id] = Modality.TEXT
+            tokens = max(tokens, (graph.meta(indices).shape or (1,))[-1])
+            _mark(graph, node, indices, Modality.TEXT, weights, kinds)
     if entries:
         _mark_masks(graph, weights, kinds)
         weights |= _other_weights(graph, weights, kinds)
@@ -113,17 +118,37 @@ def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int
             kinds.setdefault(outside, kind)
 
 
+def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
+    """Layers and values, where layers take in pictures patch by patch: one layer reads them, and how high and wide they are stands beside them."""
+    metas = [(v, graph.meta(v)) for v in graph.inputs if v not in weights]
+    sides = {
+        m.shape[0] for _, m in metas if len(m.shape) == 2 and m.shape[1] in _SIDES and not m.dtype.is_floating_point
+    }
+    if not sides:
+        return
+    for position, value in enumerate(graph.inputs):
+        meta = graph.meta(value)
+        if value in weights or len(meta.shape) != 3 or not meta.dtype.is_floating_point or meta.shape[0] not in sides:
+            continue
+        readers = graph.flow.users(~position)
+        if len(readers) == 1 and graph.nodes[readers[0]].operation in {"addmm", "linear", "matmul", "mm"}:
+            yield readers[0], value
+
+
 def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
     """Beside data, other integers of the same sizes are its masks, positions or types."""
     seen = [graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.VISION]
     pictures = {shape[-2:] for shape in seen}
+    patches = {shape[:2] for shape in seen if len(shape) == 3}
     flattened = any(len(shape) < 4 for shape in seen)
     tokens = {graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.TEXT}
     for value in graph.inputs:
         meta = graph.meta(value)
         if value in kinds or value in weights or meta.dtype.is_floating_point or len(meta.shape) < 2:
             continue
-        if meta.shape[-2:] in pictures and len(meta.shape) > 2:
+        if (meta.shape[-2:] in pictures and len(meta.shape) > 2) or (
+            meta.shape in patches and meta.shape not in tokens
+        ):
             kinds[value] = Modality.VISION
         elif flattened and len(meta.shape) == 2 and meta.shape[1] in _SIDES and meta.shape not in tokens:
             kinds[value] = Modality.VISION  # how high and wide pictures are that come patch by patch

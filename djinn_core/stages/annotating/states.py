@@ -14,11 +14,10 @@ import attrs
 from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality
-from djinn_core.ir.values import TensorMeta, storage_of
+from djinn_core.ir.values import storage_of
 from djinn_core.stages.annotating.inputs import Inputs
 
 _FRESH = frozenset({"empty", "empty_like", "empty_strided", "new_zeros", "zeros", "zeros_like"})
-_STATISTICS = 2  # dimensions of what layers count up, at most
 _COPIES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "scatter_", "slice_scatter_"})
 
 
@@ -105,18 +104,13 @@ def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int],
             node = graph.nodes[i]
             storage = storage_of(node.writes[0]) if node.writes else 0
             meta = graph.meta(node.inputs[0])
-            if storage in weights or not _is_state(meta) or graph.flow.sources[i][-1] < 0:
+            if storage in weights or not meta.dtype.is_floating_point or graph.flow.sources[i][-1] < 0:
                 continue
             if storage in outside:
                 before.add(storage)
             elif storage in kept and _is_buffer(graph, node.writes[0]):
                 created.add(storage)
     return before, created
-
-
-def _is_state(meta: TensorMeta) -> bool:
-    """Whether numbers are kept by sample and place, as no statistics of a layer are."""
-    return meta.dtype.is_floating_point and len(meta.shape) > _STATISTICS
 
 
 def _is_buffer(graph: Graph, value: int) -> bool:
@@ -137,5 +131,6 @@ def _appended(graph: Graph, inputs: Inputs, kept: set[int]) -> Iterator[tuple[in
         value = graph.inputs[~first]
         meta = graph.meta(value)
         result = storage_of(graph.nodes[i].outputs[0])
-        if _is_state(meta) and value not in inputs.weights and result in kept:
+        floats = meta.dtype.is_floating_point and len(meta.shape) > 2
+        if floats and value not in inputs.weights and result in kept:
             yield storage_of(value), result
