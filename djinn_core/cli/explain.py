@@ -64,10 +64,12 @@ def command(
 
         check_name(picture)
     status, results = _results(target, arguments, _STAGES[-1] if picture is not None else until, model)
-    chosen = _chosen(results, program, target)
+    chosen = _chosen(results, program)
     shown = [shown_until(result, until) for result in chosen]
     if as_json:
         _print_json(shown, unfold=unfold)
+    elif not results:
+        click.echo(f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)")
     elif picture is None:
         _print_text(shown, program, unfold=unfold, depth=depth)
     if picture is not None:

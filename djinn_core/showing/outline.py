@@ -81,7 +81,7 @@ def outline(
 
     Args:
         graph: what to outline.
-        profile: what is known of it; layers of different phases or roles are not equal.
+        profile: what is known of it; layers of different phases are not equal.
         grouping: `by_name` or `by_call`.
         unfold: whether equal layers are listed one by one.
     """
@@ -138,15 +138,11 @@ class _Maker:
 
     @cached_property
     def _ops(self) -> list[Hashable]:
-        """What each node does: its op, the metadata of its results, its phase and its role."""
+        """What each node does: its op, the metadata of its results, and its phase."""
         profile = self.profile
         phases = profile.phases if profile is not None else [None] * len(self.graph.nodes)
-        roles = profile.roles if profile is not None else {}
         metas = [tuple([id(self.graph.meta(v)) for v in node.outputs]) for node in self.graph.nodes]
-        return [
-            (node.op, made, phase, roles.get(node.id))
-            for node, made, phase in zip(self.graph.nodes, metas, phases, strict=True)
-        ]
+        return [(node.op, made, phase) for node, made, phase in zip(self.graph.nodes, metas, phases, strict=True)]
 
     @cached_property
     def routes(self) -> list[tuple[_Step, ...]]:
