@@ -165,6 +165,183 @@ def test_one_query_is_neither_causal_nor_not():
     assert match.details["causal"] is None
 
 
+def one(function, *inputs):
+    (match,) = matches(traced(function, *inputs))
+    return match.details
+
+
+def test_one_key_head_is_multi_query_also_where_it_was_repeated_before_positions_were_added():
+    def repeated_first(q, k, v):
+        cos = torch.ones(LENGTH, WIDTH // HEADS)
+        k, v = repeat(k), repeat(v)
+        return fused(q, k * cos + k.roll(1, -1) * cos, v)
+
+    for kv_heads, sharing in ((1, "multi-query"), (2, "grouped-query"), (HEADS, "multi-head")):
+        details = one(Block(repeated_first, kv_heads=kv_heads), torch.rand(1, LENGTH, WIDTH))
+        assert (details["kv_heads"], details["sharing"]) == (kv_heads, sharing)
+        assert details["head_size"] == WIDTH // HEADS
+
+
+def nearest(mask_of):
+    """Attention under what `mask_of` allows; keys and queries are counted in the program."""
+
+    def mix(q, k, v):
+        keys, queries = torch.arange(k.shape[-2])[None], torch.arange(q.shape[-2])[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask_of(keys, queries))
+
+    return mix
+
+
+def cut(q, k, v):
+    allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril().triu(-2)
+    return (q @ k.mT).masked_fill(~allowed, -math.inf).softmax(-1) @ v
+
+
+def cut_away(q, k, v):
+    far = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
+    return (q @ k.mT).masked_fill(far.triu(1) | far.tril(-3), -math.inf).softmax(-1) @ v
+
+
+REACHES = {
+    "sliding": (nearest(lambda k, q: (k <= q) & (k > q - 3)), True, "sliding", 3),
+    "from the other side": (nearest(lambda k, q: (q >= k) & ((q - 3) < k)), True, "sliding", 3),
+    "by distance": (nearest(lambda k, q: ((q - k) >= 0) & ((q - k) <= 2)), True, "sliding", 3),
+    "both ways": (nearest(lambda k, q: (q - k).abs() <= 2), False, "sliding", 5),
+    "triangles": (cut, True, "sliding", 3),
+    "triangles apart": (cut_away, True, "sliding", 3),
+    "chunks": (nearest(lambda k, q: (k // 3 == q // 3) & (k <= q)), True, "chunked", 3),
+    "causal": (nearest(lambda k, q: k <= q), True, "full", None),
+    "padding of both": (nearest(lambda k, q: (k < 5) & (q < 4)), False, "full", None),
+}
+
+
+@pytest.mark.parametrize("way", REACHES)
+def test_how_far_queries_see(way):
+    mix, causal, reach, window = REACHES[way]
+    details = one(mix, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))
+    assert (details["causal"], details["reach"], details["window"]) == (causal, reach, window)
+
+
+def test_a_cache_before_the_queries_does_not_widen_the_window():
+    def later(q, k, v, past):
+        keys, queries = torch.arange(9)[None], torch.arange(2)[:, None] + past
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=(keys <= queries) & (keys > queries - 4))
+
+    details = one(later, torch.rand(1, 2, 2, 8), *(torch.rand(1, 2, 9, 8) for _ in range(2)), torch.tensor(7))
+    assert (details["causal"], details["reach"], details["window"]) == (True, "sliding", 4)
+
+
+def test_a_mask_that_is_written_into_the_scores_counts():
+    def in_place_mask(q, k, v):
+        scores = q @ k.mT
+        scores.masked_fill_(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -math.inf)
+        return scores.softmax(-1) @ v
+
+    assert one(in_place_mask, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))["causal"] is True
+
+
+def test_sinks_are_no_keys():
+    def with_sinks(q, k, v, sinks):
+        scores = torch.cat([q @ k.mT, sinks.view(1, -1, 1, 1).expand(*q.shape[:-1], 1)], -1)
+        weights = (scores - scores.max(-1, keepdim=True).values).softmax(-1)
+        return weights[..., :-1] @ v
+
+    details = one(with_sinks, torch.rand(1, 2, LENGTH, 8), *(torch.rand(1, 2, 9, 8) for _ in range(2)), torch.rand(2))
+    assert (details["queries"], details["keys"]) == (LENGTH, 9)
+
+
+def layers(graph):
+    return [n.id for n in graph.nodes if n.operation in {"addmm", "linear"}]
+
+
+@pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
+def test_layers_that_feed_it_and_that_takes_its_result(way):
+    graph = traced(Block(way), torch.rand(1, LENGTH, WIDTH))
+    (match,) = matches(graph)
+    q, k, v, out = layers(graph)
+    assert match.details["projections"] == {"query": (q,), "key": (k,), "value": (v,), "output": (out,)}
+    assert match.hints["fuse"] == ((q, k, v),)
+    graph = traced(Block(way, cross=True), torch.rand(1, LENGTH, WIDTH), torch.rand(1, 9, WIDTH))
+    assert matches(graph)[0].hints["fuse"] == ()
+
+
+class OneLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(1, -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(fused(q, k, v).transpose(1, 2).reshape(1, -1, WIDTH))
+
+
+def test_one_layer_for_all_three():
+    graph = traced(OneLayer(), torch.rand(1, LENGTH, WIDTH))
+    (match,) = matches(graph)
+    qkv, out = layers(graph)
+    assert match.details["projections"] == {"query": (qkv,), "key": (qkv,), "value": (qkv,), "output": (out,)}
+    assert match.hints["fuse"] == ()
+
+
+class Reduced(nn.Module):
+    """Keys from a shorter sequence: one made of the same (SegFormer), or queries of one that was pooled (Funnel)."""
+
+    def __init__(self, pooled):
+        super().__init__()
+        self.pooled = pooled
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.shorter, self.norm = nn.Conv1d(WIDTH, WIDTH, 2, 2), nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        y = x = x.relu()
+        if self.pooled:
+            x = F.avg_pool1d(torch.cat([x[:, :1], x[:, :-1]], 1).mT, 2).mT
+        else:
+            y = self.norm(self.shorter(x.mT).mT)
+        split = [
+            t.view(1, -1, HEADS, WIDTH // HEADS).transpose(1, 2) for t in (self.query(x), self.key(y), self.value(y))
+        ]
+        return fused(*split)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_attention_to_a_shorter_form_of_itself_is_self_attention(pooled):
+    details = one(Reduced(pooled), torch.rand(1, LENGTH, WIDTH))
+    assert details["kind"] == "self"
+    assert details["queries"] != details["keys"]
+
+
+class Latent(nn.Module):
+    """Keys and values out of a narrow row for each token, as in DeepSeek."""
+
+    def __init__(self, in_pieces):
+        super().__init__()
+        self.in_pieces = in_pieces
+        self.query, self.down, self.norm = nn.Linear(WIDTH, HEADS * 10), nn.Linear(WIDTH, 6 + 2), nn.LayerNorm(6)
+        self.up = nn.Linear(6, HEADS * 16)
+
+    def forward(self, x):
+        narrow, turned = self.down(x).split([6, 2], -1)
+        k, v = self.up(self.norm(narrow)).view(1, -1, HEADS, 16).transpose(1, 2).split(8, -1)
+        turned = turned[:, None].expand(-1, HEADS, -1, -1)
+        if self.in_pieces:
+            whole = k.new_empty(*k.shape[:-1], 10)
+            whole[..., :8].copy_(k)
+            whole[..., 8:].copy_(turned)
+        else:
+            whole = torch.cat([k, turned], -1)
+        return plain(self.query(x).view(1, -1, HEADS, 10).transpose(1, 2), whole, v)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_latent_attention(in_pieces):
+    graph = traced(Latent(in_pieces), torch.rand(1, LENGTH, WIDTH))
+    (match,) = matches(graph)
+    down, up, q = layers(graph)
+    assert (match.details["sharing"], match.details["kind"]) == ("latent", "self")
+    assert match.details["projections"] == {"query": (q,), "key": (down, up), "value": (up,), "output": ()}
+
+
 def softmax_layer(x, w1, w2):
     return torch.softmax(x.relu() @ w1, -1) @ w2
 
