@@ -2,27 +2,28 @@
 
 Values are numbered by first appearance, so that the next step of a loop looks like the last. Everything else counts exactly
 where some plugin may look at it: sizes, scalars, dtypes, what dies. A plugin that says the same for sizes and numbers of the
-same class says so by its attribute `tolerates_growth`; where all do, sizes from 8 and whole numbers from 8 count by class
-only, to within a factor of two, but for the sizes of weights. Then how many different sizes there are in a class still
-counts.
+same class says so by its attribute `tolerates_growth`; where all do, sizes and whole numbers from 8 count by class only (8
+to 127, 128 to 2047, and so on), but for the sizes of weights, and of other numbers than small whole ones only the sign.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
-from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, NORMALISATION
+from djinn_core.ir.families import CONVOLUTION, EMBEDDING, NORMALISATION
 from djinn_core.ir.program import Call, Program, Slot
-from djinn_core.ir.values import TensorMeta
 
 _EXACT_BELOW = 8
+_BITS = 4  # of a size, by which classes differ
 _REMEMBERED = 65536
-_WEIGHED = CONVOLUTION | EMBEDDING | MATRIX_PRODUCT | NORMALISATION
+_WEIGHED = CONVOLUTION | NORMALISATION | {"linear"}  # the first operand is data, the others are weights
+_MATRIX = 2
 
 
 @attrs.frozen
@@ -55,11 +56,19 @@ def fingerprint(program: Program, exact: bool = True) -> Fingerprint:
     marks = tuple(map(looked.marks.__getitem__, calls))
     topology = (marks, flow, _shared(numbers), dead, tuple(map(type, slots)))
     if exact:
-        return Fingerprint(topology, (tuple(map(looked.sizes.__getitem__, calls)), slots), tuple(numbers))
-    rough = tuple(map(looked.rough.__getitem__, calls))
-    sizes = frozenset().union(*{*map(looked.all_sizes.__getitem__, calls)})
-    classes = tuple(sorted(map(_class_of, sizes)))  # how many different sizes there are in each class
-    return Fingerprint(topology, (rough, classes, _slot_classes(slots)), tuple(numbers))
+        return Fingerprint(topology, (tuple(map(looked.sizes.__getitem__, calls)), repr(slots)), tuple(numbers))
+    return Fingerprint(topology, (tuple(map(looked.rough.__getitem__, calls)), classes_of(slots)), tuple(numbers))
+
+
+def kinds_of(calls: tuple[Call, ...], exact: bool) -> tuple[int, ...]:
+    """Of each call a number for all that counts of it; with `exact` unset, sizes count by class only."""
+    table = _latest
+    kinds = table.exact if exact else table.classes
+    try:
+        return tuple(map(kinds.__getitem__, calls))
+    except KeyError:
+        table = _looked_at(calls)
+        return tuple(map((table.exact if exact else table.classes).__getitem__, calls))
 
 
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
@@ -73,14 +82,14 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
 
 @attrs.define
 class _LookedAt:
-    """What counts of calls, as numbers: what they are, their sizes, the classes of these; and the set of their sizes."""
+    """What counts of calls, as numbers: what they are, their sizes, the classes of these; then the first with either."""
 
     marks: dict[Call, int] = attrs.field(factory=dict)
     sizes: dict[Call, int] = attrs.field(factory=dict)
     rough: dict[Call, int] = attrs.field(factory=dict)
-    all_sizes: dict[Call, frozenset[int]] = attrs.field(factory=dict)
+    exact: dict[Call, int] = attrs.field(factory=dict)
+    classes: dict[Call, int] = attrs.field(factory=dict)
     numbered: dict[object, int] = attrs.field(factory=dict)
-    sets: dict[frozenset[int], frozenset[int]] = attrs.field(factory=dict)
 
     def number(self, key: object) -> int:
         return self.numbered.setdefault(key, next(_numbers))
@@ -88,12 +97,14 @@ class _LookedAt:
     def look(self, call: Call) -> None:
         metas = [*call.operands, *[m for m in call.results if m is not None]]
         kinds = tuple((m.dtype, len(m.shape), m.device, m.conj, m.neg) for m in metas)
-        weighed = call.op.removeprefix("aten::").partition(".")[0] in _WEIGHED
-        sizes = frozenset(n for m in metas for n in m.shape if n >= _EXACT_BELOW)
-        self.all_sizes[call] = self.sets.setdefault(sizes, sizes)
-        self.sizes[call] = self.number(("sizes", tuple((m.shape, m.stride, m.offset) for m in metas)))
-        self.rough[call] = self.number(("rough", tuple(_rough_shape(m, weighed) for m in metas)))
-        self.marks[call] = self.number((call.signature.id, kinds, call.random, call.inplace, call.aliases))
+        weights = _weights_in(call)
+        shapes = [m.shape if i in weights else tuple(map(_class_of, m.shape)) for i, m in enumerate(metas)]
+        marks = self.number((call.signature.id, kinds, call.random, call.inplace, call.aliases))
+        sizes = self.number(("sizes", tuple((m.shape, m.stride, m.offset) for m in metas)))
+        rough = self.number(("rough", tuple(shapes)))
+        self.sizes[call], self.rough[call] = sizes, rough
+        self.exact[call], self.classes[call] = self.number((marks, sizes)), self.number((marks, rough))
+        self.marks[call] = marks  # last: other threads take a call that is here for known
 
 
 _numbers = itertools.count()  # never gives two threads the same number, nor one twice
@@ -111,23 +122,41 @@ def _looked_at(calls: tuple[Call, ...]) -> _LookedAt:
     return table
 
 
-def _rough_shape(meta: TensorMeta, weighed: bool) -> tuple[int, ...]:
-    if weighed and len(meta.shape) <= 2 and meta.dtype.is_floating_point:
-        return meta.shape
-    return tuple(map(_class_of, meta.shape))
+def _weights_in(call: Call) -> range:
+    """The operands that are weights for sure; their sizes tell models of one architecture apart."""
+    name, operands = call.op.removeprefix("aten::").partition(".")[0], call.operands
+    if name in _WEIGHED:
+        return range(1, len(operands))
+    if name in EMBEDDING:
+        return range(1)
+    if name == "matmul" and len(operands[0].shape) > len(operands[-1].shape) == _MATRIX:
+        return range(1, 2)
+    return range(0)
 
 
 def _class_of(size: int) -> int:
-    """The class of a size or number: itself where it is small, else the power of two that it reaches."""
+    """The class of a size or number: itself where it is small, else how many times it is sixteen times as large."""
     if -_EXACT_BELOW < size < _EXACT_BELOW:
         return size
-    return _EXACT_BELOW + size.bit_length() if size > 0 else -_EXACT_BELOW - size.bit_length()
+    reached = _EXACT_BELOW + size.bit_length() // _BITS
+    return reached if size > 0 else -reached
 
 
-_classes_of_slots: dict[Slot, Slot] = {}
+def _class_of_slot(slot: Slot) -> Slot | str:
+    if slot is True or slot is False:
+        return slot
+    if not isinstance(slot, float):
+        return _class_of(slot)
+    if not math.isfinite(slot) or (slot.is_integer() and abs(slot) < _EXACT_BELOW):
+        return str(slot)
+    return "+" if slot > 0 else "-"
 
 
-def _slot_classes(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+_classes_of_slots: dict[Slot, Slot | str] = {}
+
+
+def classes_of(slots: tuple[Slot, ...]) -> tuple[Slot | str, ...]:
+    """The class of each number. What is an int for one call is one for all calls of its kind, so equal ones are one here."""
     found = list(map(_classes_of_slots.get, slots))
     if None not in found:
         return tuple(found)  # type: ignore[arg-type] # no None is left
@@ -135,7 +164,5 @@ def _slot_classes(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
         _classes_of_slots.clear()
     for slot in slots:
         if slot not in _classes_of_slots:
-            _classes_of_slots[slot] = (
-                slot if isinstance(slot, float) or slot is True or slot is False else _class_of(slot)
-            )
-    return tuple([_classes_of_slots.get(slot, slot) for slot in slots])
+            _classes_of_slots[slot] = _class_of_slot(slot)
+    return tuple([_classes_of_slots[slot] if slot in _classes_of_slots else _class_of_slot(slot) for slot in slots])

@@ -154,7 +154,7 @@ def test_conditions_on_scalars_are_asked_again(registry):
 
 def test_the_cache_forgets_the_least_recently_used(registry):
     cache, request = PlanCache(capacity=2), Request(topology())
-    programs = [build(length=n) for n in (10, 100, 1000)]
+    programs = [build(length=n) for n in (10, 200, 4000)]
     for index in (0, 1, 0, 2, 0, 1):
         planned(programs[index], registry, request, cache)
     counts = cache.statistics()
