@@ -286,6 +286,8 @@ def storages_read(node: Node) -> dict[int, None]:
 
 def storages_written(node: Node) -> dict[int, None]:
     """The storages that `node` writes into in place, in order, the random state included."""
+    if not node.writes and not node.random:
+        return {}
     random = (RANDOM_STATE,) if node.random else ()
     return dict.fromkeys((*map(storage_of, node.writes), *random))
 

@@ -142,7 +142,7 @@ class _Rehearsal:
     def _run_node(self, device: str, node: Node) -> None:
         for value in node.inputs:
             used = self.replace.get(value, value)
-            seen, wanted = self._version(device, used), self.expected[node.id, storage_of(used)]
+            seen, wanted = self._version(device, used), self.expected.get((node.id, storage_of(used)), 0)
             if seen != wanted:
                 raise _Broken(f"{node.op} (node {node.id}) sees value {used} after {seen} writes, not after {wanted}")
         if node.random and self.versions[RANDOM_STATE] != self.expected[node.id, RANDOM_STATE]:
@@ -182,12 +182,14 @@ class _Rehearsal:
 
 
 def _expected_versions(running: Sequence[Node], replace: Mapping[int, int]) -> dict[tuple[int, int], int]:
-    """How often each storage was written, in program order, when each node reads it."""
+    """How often each storage was written, in program order, when each node reads it; only for those that are written."""
+    written = {storage for node in running for storage in storages_written(node)}
     versions: Counter[int] = Counter()
     expected: dict[tuple[int, int], int] = {}
-    for node in running:
+    for node in running if written else ():
         for storage in (*storages_read(node), *(storage_of(replace.get(v, v)) for v in node.inputs)):
-            expected[node.id, storage] = versions[storage]
+            if storage in written:
+                expected[node.id, storage] = versions[storage]
         for storage in storages_written(node):
             versions[storage] += 1
     return expected

@@ -32,7 +32,14 @@ def room(
     return found
 
 
-def transient_bytes(context: PlacementContext, kept: frozenset[int]) -> int:
+def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
+    """What results take at most beside inputs and what is kept; not looked at closely where all together is `enough`."""
+    nodes = context.graph.nodes
+    whole = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
+    return whole if 2 * whole <= enough else _most_at_once(context, kept)  # what is kept counts once more, by unit
+
+
+def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
     """The most bytes of results, beside those in `kept`, that are needed at once when nodes run in program order."""
     graph, replace = context.graph, context.plan.replace
     inputs = {v >> 32 for v in graph.inputs}

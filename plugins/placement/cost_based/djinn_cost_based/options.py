@@ -13,7 +13,7 @@ from djinn.hooks import DeviceCapabilities, InvalidStage, PlacementContext
 from djinn.scheduling import resident_blocks, together
 from djinn_cost_based.hardware import Hardware
 from djinn_cost_based.listing import Choose, Listed, Listing, ranked
-from djinn_cost_based.memory import missing_dtypes, room, transient_bytes
+from djinn_cost_based.memory import SPARE, missing_dtypes, room, transient_bytes
 from djinn_cost_based.parts import cuts
 from djinn_cost_based.units import Unit, work_of
 
@@ -61,7 +61,9 @@ class Options:
         self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf)
         self.copies = {v >> 32: holders for v, holders in context.copies.items()}
         kept = frozenset(v >> 32 for v in context.graph.outputs)
-        self.room = room(self.devices, self.work, self.copies, transient_bytes(context, kept))
+        smallest = min((min(d.memory, d.memory_free or d.memory) for d in self.devices if d.memory), default=0)
+        enough = smallest * (1 - SPARE) - sum(self.work.sizes.values()) if smallest else math.inf
+        self.room = room(self.devices, self.work, self.copies, transient_bytes(context, kept, enough))
         self._homes = resident_blocks(blocks, context.graph.inputs, context.resident)
         self._order = ranked(self.work, self.hardware)
         self._held = Counter[str]()

@@ -175,8 +175,11 @@ class _Gathering:
         return before + self.branch[node.id] + size / self.rate <= self.hop
 
     def _fresh(self, unit: Unit, used: tuple[int, ...]) -> int:
-        sizes = self.work.sizes
-        return sum(sizes[s] for v in used if (s := v >> 32) in sizes and s not in unit.reads)
+        sizes, fresh = self.work.sizes, 0
+        for value in used:
+            if value >> 32 in sizes and value >> 32 not in unit.reads:
+                fresh += sizes[value >> 32]
+        return fresh
 
     def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
         """Where what a node writes or reads lives already, and whether it is written."""
