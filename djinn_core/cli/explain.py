@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from djinn_core.cli.script import Script
 
@@ -94,7 +95,19 @@ def _results(
         raise click.BadParameter(
             f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
         )
+    _refuse_options_of_models(model)
     return _run(Script(target, arguments))
+
+
+def _refuse_options_of_models(names: Iterable[str]) -> None:
+    """An option that is meant for the script is not taken from it."""
+    context = click.get_current_context()
+    given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(
+            f"{', '.join(given)} is for models without weights; options of the script come after --, as in "
+            f"`djinn explain script.py -- {given[0]} ...`"
+        )
 
 
 def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
@@ -112,11 +125,7 @@ def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
     return 0, plans
 
 
-def _chosen(results: Sequence[PipelineResult], number: int | None, target: str) -> Sequence[PipelineResult]:
-    if not results:
-        click.echo(
-            f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)", err=True
-        )
+def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[PipelineResult]:
     if number is None:
         return results
     if number > len(results):
