@@ -17,7 +17,9 @@ from ground_truth import ModuleRun
 from likeness import loss_of
 from module_runs import Recorded, recording
 from torch import nn
-from value_truth import Kept
+from value_truth import Kept, storage_in, tensors_in
+
+from djinn.hooks import Modality
 
 SEED = 1
 _CACHES = ("past_key_values", "cache_params")
@@ -167,6 +169,8 @@ def _known(situation: str, recorded: Recorded, model: nn.Module, given: Mapping[
     kept = Kept()
     names = {"past_key_values", "cache_params", "encoder_outputs", "state"}
     kept.inputs({name: value for name, value in given.items() if name not in names})
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):  # its decoder reads them, one place later
+        kept.modalities.update(dict.fromkeys(map(storage_in, tensors_in(given.get("labels"))), Modality.TEXT))
     kept.model(model)
     sources = (given, output if isinstance(output, Mapping) else {})
     caches = {id(cache): cache for source in sources for name in _CACHES if (cache := source.get(name)) is not None}
