@@ -369,6 +369,24 @@ def test_a_network_for_the_time_is_no_half_of_a_block():
     assert len(found_in("mlp", graph)) == 3, "the time's network ends before the layers that it tells the time"
 
 
+def test_what_is_added_to_attention_reads_the_same_or_is_no_half():
+    class Told(Block):
+        def __init__(self):
+            super().__init__()
+            self.time = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
+
+        def forward(self, x, time):
+            told = self.time(time)[:, None]
+            x = self.attend(self.before(x)) + told
+            return x + self.network(self.after(x))
+
+    graph = recorded(Told(), data(2, 3, 8), data(2, 8))
+    (block,) = found_in("block", graph)
+    _, network = found_in("mlp", graph)
+    assert set(network.nodes) < set(block.nodes)
+    assert not block.details["parallel"]
+
+
 def test_what_is_bent_or_normed_is_no_score():
     class Pooled(nn.Module):
         """As many places as features; what is pooled is as wide as there are places."""
