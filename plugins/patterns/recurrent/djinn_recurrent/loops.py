@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from djinn.hooks import Graph, Node, storage_of
-from djinn.patterns import EMBEDDING, Gradients
+from djinn.patterns import EMBEDDING, OPTIMIZER, Gradients
 from djinn_recurrent.found import Recurrence
 from djinn_recurrent.walks import MADE, SOFT, behind, plain
 
@@ -21,7 +21,9 @@ WRITES = frozenset({"copy_"})
 _FEWEST_STEPS = 3
 _MOST_OPS = 256  # in a step
 _LONGEST = 4096  # steps that are looked at
-_SOFTMAX = frozenset({"_softmax", "scaled_dot_product_attention", "softmax"})
+_LARGER = OPTIMIZER | {
+    "_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu", "_softmax", "scaled_dot_product_attention", "softmax",
+}  # fmt: skip
 
 
 @attrs.frozen
@@ -83,7 +85,12 @@ def _loop(graph: Graph, results: Sequence[int], apart: frozenset[int]) -> Recurr
     steps: list[_Step] = []
     for before, floor, result in zip(floors, [begin, *results], results, strict=False):
         step = _step(graph, result, floor, before)
-        if step is None or step.carried & apart or (len(steps) > 1 and not _follows(steps[-1], step)):
+        if (
+            step is None
+            or step.carried & apart
+            or _is_no_layer(step)
+            or (len(steps) > 1 and not _follows(steps[-1], step))
+        ):
             return None
         steps.append(step)
     nodes = frozenset().union(
@@ -93,8 +100,12 @@ def _loop(graph: Graph, results: Sequence[int], apart: frozenset[int]) -> Recurr
         f"each of {len(steps)} steps up to node {results[-1]} reads what the one before computed, another part of what comes "
         f"in, and the same weights"
     )
-    confidence = 0.9 if any(o in _SOFTMAX for o in steps[-1].operations) else 0.95
-    return Recurrence(nodes, "loop", "steps", len(steps), confidence, reason)
+    return Recurrence(nodes, "loop", "steps", len(steps), 0.95, reason)
+
+
+def _is_no_layer(step: _Step) -> bool:
+    """Whether it is a step of something larger: of writing with attention, of training."""
+    return any(o in _LARGER or "_backward" in o for o in step.operations)
 
 
 def _is_soft(graph: Graph, source: int) -> bool:

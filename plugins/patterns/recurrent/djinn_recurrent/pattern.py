@@ -60,7 +60,7 @@ def _joined(found: Sequence[Recurrence]) -> list[Recurrence]:
             members += groups.pop(other)
         groups[number] = members
         of.update((n, number) for r in members for n in r.nodes)
-    return [_one(members) for members in groups.values()]
+    return sorted(map(_one, groups.values()), key=lambda r: min(r.nodes))
 
 
 def _one(members: Sequence[Recurrence]) -> Recurrence:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from djinn.hooks import Graph, storage_of
-from djinn.patterns import Gradients
+from djinn.patterns import Gradients, layer_at
 from djinn_recurrent.found import Recurrence
 from djinn_recurrent.updates import GATES, Update
 from djinn_recurrent.walks import BLANK, LAYERS, SOFT, behind, plain
@@ -57,7 +57,9 @@ class Steps:
             for other in self._by_node.get(source, ()):
                 if source != update.node and self._alike(update, other):
                     return source
-            if source >= 0 and plain(graph.nodes[source].operation) in SOFT:
+            operation = plain(graph.nodes[source].operation) if source >= 0 else ""
+            # The new candidate in the difference of a GRU is bent, the state is not.
+            if operation in SOFT and not (update.differs and operation == "tanh"):
                 queue.extend(graph.flow.operands(graph.nodes[source]))
         return None
 
@@ -77,6 +79,8 @@ class Steps:
         maker = flow.node(update.state)
         if maker is not None:
             return maker.operation in BLANK and not update.bent and self._is_decay(update)
+        if not self._comes_in(update):
+            return False
         read = [
             v for n in update.nodes for v in graph.nodes[n].inputs if flow.operand(graph.nodes[n], v) == update.state
         ]
@@ -85,6 +89,14 @@ class Steps:
         sizes = {graph.meta(v).numel for v in read}
         kept = self._is_kept(update.node) or self._depends([update]) or self._goes_out(update)
         return graph.meta(result).numel in sizes and self._is_decay(update) and kept
+
+    def _comes_in(self, update: Update) -> bool:
+        """Whether layers over something other than the state take part; in a highway network they do not."""
+        graph, flow = self._graph, self._graph.flow
+        _, leaves = behind(graph, update.node, state=update.state)
+        layers = [layer for n in leaves if n >= 0 and (layer := layer_at(graph, graph.nodes[n])) is not None]
+        read = {flow.beyond(layer.data) for layer in layers}
+        return not read or bool(read - {update.state})
 
     def _goes_out(self, update: Update) -> bool:
         """Whether the new state is bent and gated, as in an LSTM."""

@@ -22,7 +22,9 @@ _PLUS = frozenset({"add", "add_", "sub", "sub_"})
 _ONE_LESS = frozenset({"rsub", "sub"})
 _COMBINED = frozenset({"addcmul", "addcmul_", "lerp", "lerp_"})
 _BEFORE_BEND = frozenset({*NORMALISATION, *_PLUS, "addmm", "div", "linear", "matmul", "mm", "mul"})
+_MASKS = frozenset({"clamp", "masked_fill", "where"})
 _LAYERS_BEHIND = 8
+_SCALED, _MOST_FACTORS, _SMALL = 3, 4, 4
 
 
 @attrs.frozen
@@ -34,6 +36,7 @@ class Update:
         state: source of the old state.
         by: the op that says what is kept: a gate, or the bend of a plain cell.
         nodes: ids of the ops between.
+        bent: whether it is that of a plain cell. differs: whether the state is in a difference.
     """
 
     node: int
@@ -41,34 +44,69 @@ class Update:
     by: int
     nodes: tuple[int, ...]
     bent: bool = False
+    differs: bool = False
 
 
 def kept(graph: Graph, gates: Iterable[Node]) -> Iterator[Update]:
     """The steps in which one of `gates` is multiplied with a state, and something added."""
     for gate in gates:
-        for factor in (gate.id, *_one_less(graph, gate)):
+        for factor, path in _factors(graph, gate).items():
             for user in graph.flow.users(factor):
-                yield from _used(graph, gate.id, factor, graph.nodes[user])
+                if user not in path:
+                    yield from _used(graph, gate.id, factor, path, graph.nodes[user])
 
 
-def _one_less(graph: Graph, gate: Node) -> list[int]:
-    """Ids of the ops that take a gate from one."""
-    users = graph.flow.users(gate.id)
-    return [u for u in users if graph.nodes[u].operation in _ONE_LESS and len(graph.nodes[u].inputs) == 1]
+def _factors(graph: Graph, gate: Node) -> dict[int, tuple[int, ...]]:
+    """What the gate says, itself or scaled, masked or taken from one; and the ops up to there."""
+    found: dict[int, tuple[int, ...]] = {gate.id: (gate.id,)}
+    front = [gate.id]
+    for _ in range(_SCALED):
+        users = [(u, n) for n in front for u in graph.flow.users(n) if _scales(graph, graph.nodes[u], n)]
+        front = [u for u, _ in users if u not in found][:_MOST_FACTORS]
+        found.update((u, (*found[n], u)) for u, n in users if u in front)
+    return found
 
 
-def _used(graph: Graph, gate: int, factor: int, node: Node) -> Iterator[Update]:
+def _scales(graph: Graph, node: Node, gate: int) -> bool:
+    operation = plain(node.operation)
+    if operation in _MASKS or (operation in _ONE_LESS and len(node.inputs) == 1):
+        return True
+    others = [s for s in graph.flow.operands(node) if s != gate]
+    return operation in {"add", "mul"} and all(_is_small(graph, s) for s in others)
+
+
+def _is_small(graph: Graph, source: int) -> bool:
+    """Whether it is a weight, a mask or another number that no layer makes."""
+    for _ in range(_SMALL):
+        if source < 0:
+            return True
+        node = graph.nodes[source]
+        if node.operation in LAYERS or plain(node.operation) in {
+            "add",
+            "cat",
+            "mul",
+            "zeros",
+            "zeros_like",
+            "new_zeros",
+        }:
+            return False
+        source = next(iter(graph.flow.operands(node)), -1)
+    return False
+
+
+def _used(graph: Graph, gate: int, factor: int, path: tuple[int, ...], node: Node) -> Iterator[Update]:
     flow = graph.flow
     if node.operation in _COMBINED:
         for state in dict.fromkeys(flow.operands(node)):
             if state not in {gate, factor}:
-                yield Update(node.id, state, gate, (gate, factor, node.id))
+                yield Update(node.id, state, gate, (*path, node.id))
     elif node.operation in _TIMES:
         states = [s for s in flow.operands(node) if s != factor]
         for user in flow.users(node.id) if states else ():
             if graph.nodes[user].operation in _PLUS and len(graph.nodes[user].inputs) > 1:
-                for state, between in _states(graph, states[0]):
-                    yield Update(user, state, gate, (gate, factor, node.id, *between, user))
+                found = _states(graph, states[0])
+                for state, between in found:
+                    yield Update(user, state, gate, (*path, node.id, *between, user), differs=len(found) > 1)
 
 
 def _states(graph: Graph, source: int) -> list[tuple[int, tuple[int, ...]]]:

@@ -1,0 +1,278 @@
+"""Bags, tables and interactions are found however they were written down, and nothing in models of other kinds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import djinn
+import djinn_recommender
+from djinn.hooks import storage_of
+from djinn.testing import PatternConformance, PluginConformance, ProgramBuilder
+from djinn_recommender import EmbeddingBag, IdTables, Interaction
+
+DEVICE = "remote_accelerator:0"
+FIELDS, ROWS, WIDTH, BATCH = 3, 20, 4, 2
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_recommender
+
+
+def of_tables(put_together):
+    """Two look-ups, and what is made of them."""
+    builder = ProgramBuilder()
+    rows = []
+    for _ in range(2):
+        table, ids = builder.input(ROWS, WIDTH), builder.input(BATCH, dtype=torch.int64)
+        rows.append(builder.op("aten::embedding", table, ids, shape=(BATCH, WIDTH)))
+    put_together(builder, *rows)
+    return {"two tables": builder.graph()}
+
+
+class TestInteraction(PatternConformance):
+    @pytest.fixture
+    def pattern(self):
+        return Interaction()
+
+    @pytest.fixture
+    def recognised(self):
+        return of_tables(lambda builder, *rows: builder.op("aten::mul.Tensor", *rows, shape=(BATCH, WIDTH)))
+
+
+class TestIdTables(PatternConformance):
+    @pytest.fixture
+    def pattern(self):
+        return IdTables()
+
+    @pytest.fixture
+    def recognised(self):
+        return of_tables(lambda builder, *rows: builder.op("aten::cat", *rows, shape=(BATCH, 2 * WIDTH), slots=(1,)))
+
+
+class TestEmbeddingBag(PatternConformance):
+    @pytest.fixture
+    def pattern(self):
+        return EmbeddingBag()
+
+
+def found_in(graph):
+    patterns = [EmbeddingBag(), Interaction(), IdTables()]
+    by = {p: [n for n in graph.nodes if n.operation in p.operations] for p in patterns}
+    return [m for p, nodes in by.items() for m in p.match(graph, nodes)]
+
+
+def recorded(model, *inputs, train=False):
+    """As Djinn records it, on meta tensors: no executor is needed to look at a program."""
+    model, given = model.train(train).to(DEVICE), [i.to(DEVICE) for i in inputs]
+    with djinn.capture() as captured, torch.set_grad_enabled(train):
+        result = model(*given)
+        if train:
+            (result[0] if isinstance(result, tuple) else result).sum().backward()
+    return captured.graph
+
+
+def matches(model, *inputs, train=False):
+    return found_in(recorded(model, *inputs, train=train))
+
+
+def kinds(found):
+    return [m.details["kind"] for m in found if m.pattern == "interaction"]
+
+
+class Tables(nn.Module):
+    """A table for each field, and something over their rows."""
+
+    def __init__(self, over, make=None, fields=FIELDS):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(ROWS, WIDTH) for _ in range(fields))
+        self.layers = make() if make is not None else None
+        self.over = over
+
+    def forward(self, ids):
+        rows = [table(ids[:, i]) for i, table in enumerate(self.tables)]
+        return self.over(rows) if self.layers is None else self.over(rows, self.layers)
+
+
+def ids(fields=FIELDS):
+    return torch.zeros(BATCH, fields, dtype=torch.long)
+
+
+def all_pairs(rows):
+    features = torch.stack(rows, 1)
+    return torch.bmm(features, features.transpose(1, 2))
+
+
+def some_pairs(rows):
+    features = torch.stack(rows, 1)
+    return (features[:, [0, 0, 1]] * features[:, [1, 2, 2]]).sum(-1)
+
+
+def factorised(rows):
+    features = torch.stack(rows, 1)
+    return 0.5 * (features.sum(1) ** 2 - (features**2).sum(1))
+
+
+def factorised_by_multiplying(rows):
+    features = torch.stack(rows, 1)
+    total = features.sum(1)
+    return total * total - (features * features).sum(1)
+
+
+def crossed(rows, layers):
+    first = state = torch.cat(rows, 1)
+    for layer in layers:
+        state = first * layer(state) + state
+    return state
+
+
+def crossed_in_one_op(rows, layers):
+    first = torch.cat(rows, 1)
+    return torch.addcmul(first, first, layers[0](first))
+
+
+def multiplied(rows):
+    return rows[0] * rows[1]
+
+
+def scored(rows, layers):
+    left, right = (layer(row) for layer, row in zip(layers[:2], rows[:2], strict=True))
+    return functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T
+
+
+def apart(rows):
+    return (rows[0] - rows[1]).norm(dim=-1)
+
+
+def attended(rows, layers):
+    features = torch.stack(rows, 1)
+    query, key, value = (layer(features) for layer in layers)
+    return (query @ key.transpose(-1, -2) / 2).softmax(-1) @ value
+
+
+def wide():
+    return nn.ModuleList(nn.Linear(FIELDS * WIDTH, FIELDS * WIDTH) for _ in range(2))
+
+
+def narrow():
+    return nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, WIDTH)) for _ in range(FIELDS))
+
+
+INTERACTIONS = {
+    "dot": (all_pairs, None, ["dot"]), "pairs": (some_pairs, None, ["pairs"]),
+    "factorisation": (factorised, None, ["factorisation"]),
+    "products of sums": (factorised_by_multiplying, None, ["factorisation"]),
+    "cross": (crossed, wide, ["cross", "cross"]), "addcmul": (crossed_in_one_op, wide, ["cross"]),
+    "product": (multiplied, None, ["product"]), "towers": (scored, narrow, ["towers"]),
+    "distance": (apart, None, ["distance"]), "attention": (attended, narrow, ["attention"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", INTERACTIONS)
+def test_interactions(name, train):
+    over, make, expected = INTERACTIONS[name]
+    assert kinds(matches(Tables(over, make), ids(), train=train)) == expected
+
+
+def test_what_meets_is_named():
+    (match,) = (m for m in matches(Tables(multiplied, fields=2), ids(2)) if m.pattern == "interaction")
+    assert match.details == {"kind": "product", "tables": 2}
+    assert len(match.hints["gather"]) == 2
+
+
+def test_tables_whose_rows_are_put_side_by_side():
+    graph = recorded(Tables(crossed, wide), ids())
+    (match,) = (m for m in found_in(graph) if m.pattern == "id_tables")
+    weights = {n.inputs[0] for n in graph.nodes if n.operation == "embedding"}
+    assert set(match.hints["spread"]) == weights
+    assert match.details["tables"] == FIELDS
+    assert match.details["rows"] == FIELDS * ROWS
+    assert match.details["bytes"] == FIELDS * ROWS * WIDTH * 4
+
+
+class Pooled(nn.Module):
+    """Rows that are looked up, weighed and reduced."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.table, self.reduce = nn.Embedding(ROWS, WIDTH), reduce
+
+    def forward(self, given):
+        return self.reduce(self.table(given))
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("reduce", "mode"),
+    [
+        (lambda rows: rows.sum(1), "sum"), (lambda rows: rows.mean(-2), "mean"),
+        (lambda rows: (rows * torch.ones(BATCH, FIELDS, 1, device=rows.device)).sum(dim=1), "sum"),
+    ],
+)  # fmt: skip
+def test_bags_that_are_written_out(reduce, mode, train):
+    graph = recorded(Pooled(reduce), ids(), train=train)
+    (match,) = (m for m in found_in(graph) if m.pattern == "embedding_bag")
+    assert match.details == {"rows": ROWS, "width": WIDTH, "mode": mode, "fused": False}
+    assert match.hints["split_rows"] == (graph.nodes[match.nodes[0]].inputs[0],)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_pytorch(mode):
+    (match,) = matches(nn.EmbeddingBag(ROWS, WIDTH, mode=mode), ids())
+    assert match.confidence == 1.0
+    assert match.details == {"rows": ROWS, "width": WIDTH, "mode": mode, "fused": True}
+    assert storage_of(match.hints["split_rows"][0])
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [lambda rows: rows.sum(-1), lambda rows: rows.sum((1, 2)), lambda rows: rows + rows.mean(1, keepdim=True)],
+)
+def test_what_is_no_bag(reduce):
+    assert not matches(Pooled(reduce), ids())
+
+
+class Text(nn.Module):
+    """Tokens and positions, through attention (written out or not) to scores."""
+
+    def __init__(self, counted):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(ROWS, WIDTH), nn.Embedding(8, WIDTH)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, dropout=0.0)
+        self.head, self.counted = nn.Linear(WIDTH, ROWS), counted
+
+    def forward(self, given):
+        places = torch.arange(given.shape[1], device=given.device)
+        state, where = self.tokens(given), self.positions(places)
+        state = state * where if self.counted else state + where
+        return self.head(self.layer(state))
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+def test_text_is_no_recommender(counted, train):
+    """Positions that are counted are no ids, even where tokens are multiplied with them."""
+    assert not matches(Text(counted), ids(), train=train)
+
+
+class Gated(nn.Module):
+    """Features that are gated by layers over them, and added to: no cross, because nothing is multiplied with a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.layer = nn.Linear(FIELDS * WIDTH, 8), nn.Linear(FIELDS * WIDTH, 8)
+
+    def forward(self, rows):
+        state = torch.cat(rows, 1)
+        return torch.sigmoid(self.gate(state)) * self.layer(state)
+
+
+def test_gates_over_features_are_no_interaction():
+    gated = Gated().to(DEVICE)
+    found = matches(Tables(gated), ids())
+    assert [m.pattern for m in found] == ["id_tables"]
