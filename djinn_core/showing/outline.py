@@ -209,8 +209,9 @@ def _merged(folded: Folded[Part]) -> Part:
         return attrs.evolve(members[0], count=len(rounds) * members[0].count)
     nodes = tuple(sorted(n for member in members for n in member.nodes))
     sample = tuple(n for part in rounds[0] for n in part.sample)
+    name = _spanned([part.name for r in rounds for part in r if part.name])
     return Part(
-        _spanned([part.name for r in rounds for part in r if part.name]),
+        name if name and "…" not in name else ", ".join(part.name for part in members if part.name),
         members[0].path,
         "",
         nodes,
@@ -234,7 +235,7 @@ def together(parts: Sequence[Part]) -> Part:
 
 def _spanned(names: Sequence[str]) -> str:
     """`layers.0-31` for names that differ in one number; with gaps `layers.0,2-30`."""
-    distinct = list(dict.fromkeys(names))
+    distinct = list(dict.fromkeys(names)) or [""]
     first, last = distinct[0], distinct[-1]
     if len(distinct) == 1:
         return first

@@ -19,6 +19,7 @@ from djinn_core.showing.survey import Facts, Survey, some
 from djinn_core.showing.units import duration, share, size, work
 
 BOXES = 40  # that are shown at first
+_LITTLE = 0.03  # of the time: boxes that take less stay closed
 _MOST = 0.9  # of a box's ops, that its phase is the phase of
 _CHIPS = 3  # patterns that a closed box names
 
@@ -85,7 +86,7 @@ class _Chosen:
             box = max(waiting, key=lambda b: b.share)  # the first of equals
             waiting.remove(box)
             structure = _structure(box)
-            if self._seen - 1 + len(box.inner) > self.most or structure in self._structures:
+            if self._seen - 1 + len(box.inner) > self.most or structure in self._structures or box.share < _LITTLE:
                 continue
             self._structures.add(structure)
             self.opened.add(id(box))
