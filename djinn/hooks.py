@@ -64,6 +64,7 @@ from djinn_core.ir.schedule import (
     Step,
     Upload,
 )
+from djinn_core.ir.substitution import Substitution
 from djinn_core.ir.values import TensorMeta, storage_of
 
 __all__ = [
@@ -132,6 +133,7 @@ __all__ = [
     "SessionLost",
     "StartupError",
     "Step",
+    "Substitution",
     "TensorMeta",
     "Tier",
     "Transport",

@@ -18,11 +18,12 @@ from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
-from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
+from djinn_core.ir.substitution import Rewritten
 from djinn_core.stages.annotate import NOTHING_KNOWN, annotate
 from djinn_core.stages.cache import PlanCache, Remembered
 from djinn_core.stages.estimate import estimate
@@ -30,6 +31,7 @@ from djinn_core.stages.fingerprint import fingerprint, tolerates_growth
 from djinn_core.stages.optimize import optimize, starting_plan
 from djinn_core.stages.place import place
 from djinn_core.stages.schedule import schedule
+from djinn_core.substituting import substitute
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ class Request:
         topology: devices and links.
         resident: device id by value, for the inputs that already live somewhere.
         copies: ids of the other devices that hold a copy of an input.
+        exact: whether optimizations are left out that round otherwise than the program does.
         fetch: values that the client wants at the end.
         until: the last stage to run.
         placement_policy, scheduler: names of the ones to use.
@@ -81,6 +84,7 @@ class Request:
     placement_policy: str = "single"
     scheduler: str = "sequential"
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
+    exact: bool = True
     pins: tuple[tuple[str, str], ...] = ()
     memory_limits: Mapping[str, int] = attrs.field(factory=dict)
     latency_target: float = 0.0
@@ -126,7 +130,14 @@ def plan(
         return result
 
     context = OptimizationContext(graph, profile, costs, topology, starting_plan(graph, profile), _kept(graph))
-    optimized = known_plan or clock.time("optimize", lambda: optimize(context, plugins.optimizations))
+    wanted = _wanted(plugins, request.exact)
+    optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
+    substituted = [o for o in optimized.results if o.rewrite.substitutions]
+    if substituted and not known_plan:
+        rewritten = substitute(graph, profile, substituted)
+        if rewritten is not None:  # planned in place of this program, and only once
+            return _plan_rewritten(rewritten, substituted, plugins, request)
+        optimized = attrs.evolve(optimized, results=tuple(_without(r) for r in optimized.results))
     result = attrs.evolve(result, plan=optimized)
     if request.until == "optimize":
         return result
@@ -135,7 +146,7 @@ def plan(
         graph, profile, optimized, costs, topology, request.resident, request.copies, dict(request.pins)
     )
     placement = clock.time("place", lambda: place(where, policy, _POLICY))
-    again = [o for o in plugins.optimizations if o.after_placement]
+    again = [o for o in wanted if o.after_placement]
     if again and not known_plan:  # once more, and only once, now that it is known where things are
         placed = attrs.evolve(context, plan=optimized, placement=placement)
         optimized = clock.time("optimize", lambda: optimize(placed, again))
@@ -160,12 +171,47 @@ def plan(
     return attrs.evolve(result, schedule=clock.time("schedule", lambda: schedule(order, maker, _SCHEDULER)))
 
 
+def _without(result: OptimizationResult) -> OptimizationResult:
+    """What is left of a result when its substitutions could not be recorded."""
+    rewrite = attrs.evolve(result.rewrite, substitutions=())
+    if rewrite == result.rewrite:
+        return result
+    return attrs.evolve(result, applied=bool(rewrite), rewrite=rewrite, reason="its substitution cannot be recorded")
+
+
+def _plan_rewritten(
+    rewritten: Rewritten, results: Sequence[OptimizationResult], plugins: Plugins, request: Request
+) -> PipelineResult:
+    done = {result.optimization for result in results}
+    rest = Fewer(plugins, tuple(o for o in plugins.optimizations if o.name not in done))
+    resident = dict(request.resident)
+    for recipe in rewritten.recipes:  # what is made of weights stays where they are
+        homes = [resident[v] for v in recipe.sources if v in resident]
+        resident |= dict.fromkeys(recipe.makes, homes[0]) if homes else {}
+    result = plan(ProgramGraph(rewritten.program), rest, attrs.evolve(request, resident=resident))
+    if result.plan is not None:
+        result = attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*results, *result.plan.results)))
+    if result.schedule is not None:
+        result = attrs.evolve(result, schedule=attrs.evolve(result.schedule, rewritten=rewritten))
+    return result
+
+
+@attrs.frozen
+class Fewer:
+    """Plugins without the optimizations that have put substitutions into a program."""
+
+    _plugins: Plugins
+    optimizations: Sequence[Optimization]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plugins, name)
+
+
 def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request, cache: PlanCache) -> PipelineResult:
     """As `plan`, but look the result up where a program of the same kind was planned before."""
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
-    identity, grows = _identity(plugins)
-    mark = fingerprint(graph.program, exact=not grows)
-    profile_key = (mark.topology, mark.shapes, identity)
+    mark = fingerprint(graph.program, exact=not tolerate_growth(plugins, request.exact))
+    profile_key = (mark.topology, mark.shapes, _identity(plugins))
     plan_key = (*profile_key, _circumstances(request, mark.values))
     if (found := cache.find_plan(plan_key, graph.program)) is not None:
         return rebind(found.result, graph, found.values, mark.values)
@@ -174,16 +220,28 @@ def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request,
     if known is not None and known.result.profile is not None:
         profile = rebind_profile(known.result.profile, known.names(mark.values))
     result = plan(graph, plugins, request, profile=profile)
+    if result.graph is not graph:  # another program, which came of this one
+        return result
     cache.store(profile_key, plan_key, Remembered(result, mark.values))
     return result
 
 
+def tolerate_growth(plugins: Plugins, exact: bool = True) -> bool:
+    """Whether all that are asked say the same for sizes and numbers of the same class; `exact` as in `Request`."""
+    choosing: list[Any] = [*plugins.placement_policies, *plugins.schedulers]
+    return tolerates_growth([*plugins.patterns, *plugins.cost_models, *_wanted(plugins, exact), *choosing])
+
+
+def _wanted(plugins: Plugins, exact: bool) -> list[Optimization]:
+    return [o for o in plugins.optimizations if getattr(o, "exact", True) or not exact]
+
+
 _IDENTITIES = 16
-_identities: dict[int, tuple[Plugins, Hashable, bool]] = {}
+_identities: dict[int, tuple[Plugins, Hashable]] = {}
 
 
-def _identity(plugins: Plugins) -> tuple[Hashable, bool]:
-    """Which plugins take part, in which versions; and whether all of them tolerate growth. Registries never change."""
+def _identity(plugins: Plugins) -> Hashable:
+    """Which plugins take part, in which versions. Registries never change."""
     found = _identities.get(id(plugins))
     if found is None or found[0] is not plugins:
         rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
@@ -194,8 +252,8 @@ def _identity(plugins: Plugins) -> tuple[Hashable, bool]:
         key = _Key((rows, tuple((type(o).__module__, type(o).__qualname__, o.name, _Same(o)) for o in objects)))
         if len(_identities) >= _IDENTITIES:
             _identities.clear()
-        found = _identities[id(plugins)] = (plugins, key, tolerates_growth(objects))
-    return found[1], found[2]
+        found = _identities[id(plugins)] = (plugins, key)
+    return found[1]
 
 
 class _Key:
@@ -231,7 +289,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
-    names = (request.until, request.placement_policy, request.pins, request.scheduler)
+    names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact)
     aims = (tuple(request.memory_limits.items()), request.latency_target)
     return devices, request.topology.links, homes, copies, fetch, aims, *names
 

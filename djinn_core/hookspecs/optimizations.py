@@ -46,6 +46,9 @@ class Optimization(Protocol):
         name: unique among optimizations.
         before, after: names of optimizations that must run after or before this one; unknown names are ignored.
         after_placement: whether it wants to run again, once, when placement is known.
+
+    One whose results may differ in rounding from those of the program as written says so by an attribute `exact = False`: it
+    is used only where the setting `exact` is off.
     """
 
     name: str

@@ -11,6 +11,7 @@ import attrs
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.program import Slot
 from djinn_core.ir.shown import ShownInNotebooks
+from djinn_core.ir.substitution import Substitution
 
 
 @attrs.frozen
@@ -23,15 +24,18 @@ class Rewrite:
         hints: facts for placement and scheduling, such as `{"colocate": [(...), ...]}` with value ids.
         equal_slots: pairs of positions in the program's slot list; the rewrite holds only while both are equal. Programs
             of one template differ in slots, so a rewrite that compared scalars must list the comparisons here.
+        substitutions: parts of the program that give way to other computation. They are recorded when all optimizations
+            have run, and the program that comes of them is planned in place of this one.
     """
 
     drop: frozenset[int] = frozenset()
     replace: Mapping[int, int] = attrs.field(factory=dict)
     hints: Mapping[str, Any] = attrs.field(factory=dict)
     equal_slots: tuple[tuple[int, int], ...] = ()
+    substitutions: tuple[Substitution, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.drop or self.replace or self.hints)
+        return bool(self.drop or self.replace or self.hints or self.substitutions)
 
 
 @attrs.frozen

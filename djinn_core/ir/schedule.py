@@ -9,6 +9,7 @@ import attrs
 
 from djinn_core.ir.program import Program
 from djinn_core.ir.shown import ShownInNotebooks
+from djinn_core.ir.substitution import Rewritten
 
 
 class SchedulingStrategy(str, Enum):
@@ -99,6 +100,7 @@ class ExecutionSchedule(ShownInNotebooks):
         equal_slots: conditions on the slots under which the schedule holds.
         scheduler: name of the scheduler that made it.
         reasons: what it decided and why; a fallback names what failed.
+        rewritten: how the program came of another one, where it did.
     """
 
     program: Program
@@ -108,3 +110,4 @@ class ExecutionSchedule(ShownInNotebooks):
     equal_slots: tuple[tuple[int, int], ...] = ()
     scheduler: str = ""
     reasons: tuple[str, ...] = ()
+    rewritten: Rewritten | None = attrs.field(default=None, repr=False)

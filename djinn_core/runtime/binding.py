@@ -28,7 +28,11 @@ class Bound:
 
 def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
     """What a template is bound to by a program whose values, by first appearance, are `values`."""
-    slots = program.slots if prepared.slots is None else tuple([program.slots[i] for i in prepared.slots])
+    slots = program.slots
+    if prepared.remade is not None:
+        slots = (*slots, *prepared.remade.constants)
+    if prepared.slots is not None:
+        slots = tuple([slots[i] for i in prepared.slots])
     return Bound(slots, [values[i] for i in prepared.inputs])
 
 
@@ -37,7 +41,7 @@ def open_claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:
     claims: list[Claim] = []
     doubtful: list[int] = []
     for instruction in prepared.claims:
-        call = program.calls[prepared.nodes[instruction]]
+        call = prepared.call(instruction, program)
         made = [] if call.signature.layout_trusted else _claims_of(instruction, call)
         if made:
             claims += made
@@ -56,7 +60,7 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
 
 def settle_claims(prepared: Prepared, program: Program, claimed: Sequence[int], completed: Completed) -> None:
     """Note which predictions of layouts came true, and learn from those that did not."""
-    calls = [program.calls[node] for node in prepared.nodes]
+    calls = [prepared.call(instruction, program) for instruction in range(len(prepared.nodes))]
     for relaid in completed.relaid:
         learn_layout(calls[relaid.instruction], relaid.result, relaid.stride)
     doubtful = {f.instruction for f in completed.failures} | {r.instruction for r in completed.relaid}

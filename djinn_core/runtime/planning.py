@@ -63,6 +63,7 @@ def plan_program(
         until=until,
         placement_policy=settings.placement_policy,
         scheduler=settings.scheduler,
+        exact=settings.exact,
     )
     return plan(graph, registry, request, profile=profile, known=known)
 
@@ -82,5 +83,6 @@ def plan_for_pool(
         copies=copies,
         placement_policy=settings.placement_policy,
         scheduler=settings.scheduler,
+        exact=settings.exact,
     )
     return plan(graph, registry, request)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
+import attrs
 import msgspec
 import torch
 
@@ -19,6 +20,7 @@ from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger
 from djinn_core.runtime.binding import Bound, bind, open_claims, settle_claims
 from djinn_core.runtime.compressing import Compressing
+from djinn_core.runtime.derived import DerivedValues
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.late import LateAnswers, RoundTrips
@@ -94,6 +96,7 @@ class Session:
         self._spent = 0.0  # seconds of the executor's
         self._number = number
         self._failures = failures if failures is not None else Failures()
+        self._derived = DerivedValues(self.submit)
         self._known: TemplateCache[Bound] = TemplateCache()
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
@@ -110,9 +113,17 @@ class Session:
             SessionLost: the executor is gone.
         """
         self._check()
-        if not submission.program.calls:
+        program = submission.program
+        if not program.calls and not self._derived:
             return self.run(submission)
-        return self.run(submission, *self._planner.prepare(submission.program))
+        prepared, values = self._planner.prepare(program) if program.calls else (None, [])
+        if prepared is not None:
+            values = self._derived.extend(prepared, values)
+        if self._derived:
+            written = [values[i] for i in prepared.written] if prepared is not None else ()
+            self._derived.touched([*submission.free, *program.dead, *written])
+            submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
+        return self.run(submission, prepared, values)
 
     def run(self, submission: Submission, prepared: Prepared | None = None, values: Sequence[int] = ()) -> int:
         """Send a submission of which the executor runs what is `prepared`, over `values` of its program.

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import itertools
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 
 import attrs
 
 from djinn_core.ir.form import Form
-from djinn_core.ir.plan import conditions_hold
-from djinn_core.ir.program import Instruction, Program
+from djinn_core.ir.plan import conditions_hold, interchangeable
+from djinn_core.ir.program import Call, Instruction, Program, Slot
+from djinn_core.ir.substitution import Recipe, Rewritten
 from djinn_core.wire.messages import Template
 from djinn_core.wire.templates import digest_of
+
+
+@attrs.frozen(eq=False)
+class Remade:
+    """What a template has beyond its program, because it came of another program that was made from that.
+
+    Attributes:
+        rewritten: how.
+        calls: by instruction of the template its call, where it is not one of the program's.
+        constants: slots that are not the program's.
+        fixed: slots of the program, by position, that have to be what they were.
+        recipes: each with its identity and the positions of the weights that it starts from.
+    """
+
+    rewritten: Rewritten
+    calls: Mapping[int, Call]
+    constants: tuple[Slot, ...]
+    fixed: tuple[tuple[int, Slot], ...]
+    recipes: tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]
+
+    def holds_for(self, program: Program) -> bool:
+        """Whether `program` is like the original in what was rewritten, sizes and numbers included."""
+        calls, slots = program.calls, program.slots
+        return all(calls[node] is call for node, call in self.rewritten.relied) and all(
+            interchangeable(slots[position], slot) for position, slot in self.fixed
+        )
 
 
 @attrs.define(eq=False)
@@ -24,6 +52,9 @@ class Prepared:
         slots: positions of the template's slots in the program's; None: all, in order.
         equal_slots: pairs of positions in the program's slots that must be equal for this to hold.
         claims: instructions of the template whose layout no executor has confirmed yet.
+        written: positions, among the program's values, of those that are written into.
+        remade: how the program came of another one, where it did. Positions and nodes are those of the other one then, and
+            negative positions of slots count the constants from the end.
     """
 
     template: Template
@@ -34,10 +65,20 @@ class Prepared:
     slots: tuple[int, ...] | None
     equal_slots: tuple[tuple[int, int], ...]
     claims: tuple[int, ...]
+    written: tuple[int, ...] = ()
+    remade: Remade | None = None
 
     def holds_for(self, program: Program) -> bool:
         """Whether `program`, of the right structure, also has the scalars that the plan relied on."""
+        if self.remade is not None and not self.remade.holds_for(program):
+            return False
         return conditions_hold(self.equal_slots, program.slots)
+
+    def call(self, instruction: int, program: Program) -> Call:
+        """The call that an instruction of the template stands for, in a run for `program`."""
+        if self.remade is not None and (own := self.remade.calls.get(instruction)) is not None:
+            return own
+        return program.calls[self.nodes[instruction]]
 
 
 def make_template(
@@ -46,16 +87,22 @@ def make_template(
     replace: Mapping[int, int],
     equal_slots: tuple[tuple[int, int], ...],
     dead: Container[int] | None = None,
+    rewritten: Rewritten | None = None,
 ) -> Prepared:
     """The template that runs `nodes` of `program`, with values replaced as the plan says.
 
-    `dead`: values that are forgotten when it has run; None: those that die with the program.
+    `dead`: values that are forgotten when it has run; None: those that die with the program. `rewritten`: how the program
+    came of another one, where it did; what is prepared is good for that one then.
     """
     builder = _Builder(program, replace, program.dead if dead is None else dead)
     instructions = list(program.instructions())
     for index in nodes:
         builder.add(instructions[index])
-    return builder.finish(tuple(nodes), _slot_positions(instructions, nodes), equal_slots)
+    slots = _slot_positions(instructions, nodes)
+    if rewritten is None:
+        return builder.finish(tuple(nodes), slots, equal_slots, dict.fromkeys(program.operands))
+    prepared = builder.finish(tuple(nodes), slots, (), rewritten.values)
+    return _for_origin(prepared, rewritten, equal_slots)
 
 
 def _slot_positions(instructions: Sequence[Instruction], nodes: Sequence[int]) -> tuple[int, ...] | None:
@@ -69,6 +116,27 @@ def _slot_positions(instructions: Sequence[Instruction], nodes: Sequence[int]) -
     return tuple(starts[n] + i for n in nodes for i in range(len(instructions[n].slots)))
 
 
+def _for_origin(prepared: Prepared, rewritten: Rewritten, equal_slots: tuple[tuple[int, int], ...]) -> Prepared:
+    """What is prepared for a rewritten program, for the program that it came of."""
+    origin = list(rewritten.origin.instructions())
+    taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots
+    constants = [rewritten.program.slots[i] for i in taken if rewritten.slots[i] < 0]
+    left = iter(range(-len(constants), 0))
+    slots = tuple(rewritten.slots[i] if rewritten.slots[i] >= 0 else next(left) for i in taken)
+    starts = list(itertools.accumulate((len(i.slots) for i in origin), initial=0))
+    compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
+    compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))
+    positions = {value: i for i, value in enumerate(rewritten.values)}
+    remade = Remade(
+        rewritten,
+        {i: rewritten.program.calls[n] for i, n in enumerate(prepared.nodes) if n in rewritten.own},
+        tuple(constants),
+        tuple((p, rewritten.origin.slots[p]) for p in sorted(compared)),
+        tuple((r, r.identity, tuple(positions[v] for v in r.sources)) for r in rewritten.recipes),
+    )
+    return attrs.evolve(prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=slots, remade=remade)
+
+
 class _Builder:
     def __init__(self, program: Program, replace: Mapping[int, int], dead: Container[int]) -> None:
         self.program = program
@@ -80,6 +148,7 @@ class _Builder:
         self.numbers: dict[int, int] = {}
         self.inputs: list[int] = []
         self.made: list[int] = []
+        self.written: dict[int, None] = {}
 
     def add(self, instruction: Instruction) -> None:
         form = instruction.call.signature.form
@@ -89,12 +158,17 @@ class _Builder:
             if handle not in self.numbers:
                 self.inputs.append(handle)
             self.references.append(self.numbers.setdefault(handle, len(self.numbers)))
+        self.written.update(dict.fromkeys(self.replace.get(h, h) for h in instruction.writes))
         for handle in instruction.outputs:
             self.made.append(handle)
             self.references.append(self.numbers.setdefault(handle, len(self.numbers)))
 
     def finish(
-        self, nodes: tuple[int, ...], slots: tuple[int, ...] | None, equal_slots: tuple[tuple[int, int], ...]
+        self,
+        nodes: tuple[int, ...],
+        slots: tuple[int, ...] | None,
+        equal_slots: tuple[tuple[int, int], ...],
+        values: Iterable[int],
     ) -> Prepared:
         dead = self.dead
         outputs = [h for h in self.made if h not in dead]
@@ -106,7 +180,7 @@ class _Builder:
             outputs=tuple(self.numbers[h] for h in outputs),
             consumed=tuple(self.numbers[h] for h in self.inputs if h in dead),
         )
-        positions = {handle: i for i, handle in enumerate(dict.fromkeys(self.program.operands))}
+        positions = {handle: i for i, handle in enumerate(values)}
         return Prepared(
             template=template,
             digest=digest_of(template),
@@ -116,4 +190,5 @@ class _Builder:
             slots=slots,
             equal_slots=equal_slots,
             claims=tuple(range(len(nodes))),
+            written=tuple(positions[h] for h in self.written),
         )

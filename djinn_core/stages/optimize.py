@@ -15,6 +15,7 @@ from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite, re
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.stages.attribution import title, warn_skipped
 from djinn_core.stages.verify_rewrite import check_rewrite
+from djinn_core.stages.verify_substitution import check_substitutions
 
 
 def starting_plan(graph: Graph, profile: WorkloadProfile) -> OptimizationPlan:
@@ -35,7 +36,9 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
     for optimization in in_order(optimizations):
         try:
             result = optimization.optimize(attrs.evolve(context, plan=plan))
-            check_rewrite(context.graph, plan, result.rewrite, context.kept, title("optimization", optimization))
+            author = title("optimization", optimization)
+            check_rewrite(context.graph, plan, result.rewrite, context.kept, author)
+            check_substitutions(context.graph, plan, result.rewrite.substitutions, context.kept, author)
         except Exception as error:
             reason = warn_skipped("optimization", optimization, error, "the plan stays as it was")
             result = OptimizationResult(optimization.name, applied=False, reason=reason)

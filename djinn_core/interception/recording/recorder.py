@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -338,6 +339,18 @@ _local: _PerThread | _Refusing = _PerThread()
 def current() -> Recorder:
     """This thread's recorder."""
     return _local.recorder
+
+
+@contextmanager
+def recording_on(recorder: Recorder) -> Iterator[None]:
+    """What this thread does inside the block is recorded there."""
+    if isinstance(_local, _Refusing):
+        raise ForkedProcess
+    before, _local.recorder = _local.recorder, recorder
+    try:
+        yield
+    finally:
+        _local.recorder = before
 
 
 def recorders() -> list[Recorder]:

@@ -1,0 +1,82 @@
+"""Parts of a program that give way to other computation, and the program that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import attrs
+import torch
+
+from djinn_core.ir.program import Call, Program
+
+Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+@attrs.frozen(eq=False)
+class Substitution:
+    """Nodes that go, and PyTorch code that makes what they made.
+
+    The code runs once, on remote tensors: it is recorded where the first of the nodes was, so all inputs have to be there
+    by then. What depends on weights alone is computed once and kept as long as they do not change.
+
+    Attributes:
+        nodes: ids of the nodes that go. Nothing else may use what they make, but for the outputs.
+        inputs: values that `compute` is given, in order.
+        outputs: values that it returns, in order: of the same shape and dtype.
+        compute: ordinary PyTorch code without sync points.
+    """
+
+    nodes: frozenset[int]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    compute: Compute = attrs.field(repr=False)
+
+
+@attrs.frozen(eq=False)
+class Recipe:
+    """What is computed once from weights, for as long as they stay as they are.
+
+    Attributes:
+        program: makes it; whatever it makes and does not keep dies with it.
+        sources: the weights. makes: the values that are kept, under handles that stand for those of each time.
+    """
+
+    program: Program
+    sources: tuple[int, ...]
+    makes: tuple[int, ...]
+
+    @property
+    def identity(self) -> Hashable:
+        """What recipes have in common that make the same of the same weights."""
+        numbers: dict[int, int] = {}
+        flow = tuple([numbers.setdefault(v, len(numbers)) for v in (*self.program.operands, *self.makes)])
+        return self.program.calls, flow, self.program.slots
+
+
+@attrs.frozen(eq=False)
+class Rewritten:
+    """A program that does the work of another one in another way.
+
+    Attributes:
+        program: values that the original has, too, have the same handles; others are its own and die with it.
+        origin: the original.
+        slots: for each slot of the program its position in the original's, or -1 where it is what it is.
+        nodes: for each instruction the original's node that it is or stands for.
+        own: instructions whose calls are not the original's.
+        relied: nodes of the original with the calls that this holds for, sizes and numbers included.
+        recipes: what is computed from weights beforehand, each by itself.
+    """
+
+    program: Program
+    origin: Program
+    slots: tuple[int, ...]
+    nodes: tuple[int, ...]
+    own: frozenset[int]
+    relied: tuple[tuple[int, Call], ...]
+    recipes: tuple[Recipe, ...] = ()
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The original's values by first appearance, then those of the recipe, then those of its own."""
+        derived = (value for recipe in self.recipes for value in recipe.makes)
+        return tuple(dict.fromkeys((*self.origin.operands, *derived, *self.program.operands)))

@@ -1,0 +1,69 @@
+"""Which substitutions are legal: nothing outside them may see that other ops have run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from djinn_core.errors import InvalidStage
+from djinn_core.ir.graph import Graph, storages_written
+from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.substitution import Substitution
+from djinn_core.ir.values import storage_of
+
+
+def check_substitutions(
+    graph: Graph, plan: OptimizationPlan, substitutions: Sequence[Substitution], kept: frozenset[int], author: str
+) -> None:
+    """Refuse substitutions that could be seen by more than their outputs.
+
+    Raises:
+        InvalidStage: one of them could; the message names `author` and the first problem.
+    """
+    taken: set[int] = set()
+    for substitution in substitutions:
+        problem = next(_problems(graph, plan, substitution, kept), None)
+        if problem is None and taken & substitution.nodes:
+            problem = "two of them take the same nodes"
+        if problem:
+            raise InvalidStage(f"{author} proposed an illegal substitution: {problem}")
+        taken |= substitution.nodes
+
+
+def _problems(graph: Graph, plan: OptimizationPlan, given: Substitution, kept: frozenset[int]) -> Iterator[str]:
+    if not given.nodes or not given.nodes <= frozenset(plan.nodes):
+        yield f"it takes nodes that do not run: {sorted(given.nodes - frozenset(plan.nodes))[:8]}"
+        return
+    nodes = [graph.nodes[n] for n in sorted(given.nodes)]
+    made = frozenset(v for node in nodes for v in node.outputs)
+    for node in nodes:
+        if node.random or node.writes or not node.outputs:
+            yield f"it takes {node.op} (node {node.id}), which writes, draws random numbers or is there for its effect"
+    if not made.issuperset(given.outputs):
+        yield "it makes values that its nodes do not make"
+    for value in made - frozenset(given.outputs):
+        if value in kept or any(user.id not in given.nodes for user in graph.consumers(value)):
+            yield f"value {value} is used by others and would be gone"
+    yield from _inputs(graph, given, made)
+    yield from _memory(graph, given)
+
+
+def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator[str]:
+    first, last = min(given.nodes), max(given.nodes)
+    storages = {storage_of(v) for v in given.inputs}
+    for value in given.inputs:
+        maker = graph.producer(value)
+        if value in made or (maker is not None and maker.id >= first):
+            yield f"value {value} is not there yet where it would run"
+    for node in graph.nodes[first : last + 1]:
+        if storages.intersection(storages_written(node)):
+            yield f"{node.op} (node {node.id}) writes one of its inputs meanwhile"
+
+
+def _memory(graph: Graph, given: Substitution) -> Iterator[str]:
+    """Outputs have memory of their own, which nobody writes."""
+    own = {storage_of(v) for v in given.outputs}
+    if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
+        yield "it makes a view of memory that was there before"
+    written = {s for node in graph.nodes for s in storages_written(node)}
+    if own & written:
+        yield "what it makes is written later"

@@ -1,0 +1,34 @@
+"""From substitutions that optimizations want to the program that comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from djinn_core.interception.recording.rewriting import rewrite
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import OptimizationResult
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.substitution import Rewritten
+from djinn_core.ir.values import storage_of
+from djinn_core.logs import get_logger
+
+_log = get_logger("djinn.pipeline")
+
+
+def substitute(
+    graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]
+) -> Rewritten | None:
+    """The program with all substitutions in it; None, with a warning, where that does not work."""
+    written = {storage_of(v) for node in graph.nodes for v in node.writes}
+    weights = frozenset(
+        v
+        for v in graph.inputs
+        if profile.residency.get(v) is DataResidency.PERSISTENT_WEIGHT and storage_of(v) not in written
+    )
+    substitutions = [s for result in results for s in result.rewrite.substitutions]
+    try:
+        return rewrite(graph.program, substitutions, weights)
+    except Exception as error:  # code of plugins runs in there
+        names = ", ".join(result.optimization for result in results)
+        _log.warning("substitutions cannot be recorded; the program stays as it was", by=names, error=repr(error))
+        return None

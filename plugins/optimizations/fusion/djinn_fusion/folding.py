@@ -1,0 +1,93 @@
+"""A batch norm in evaluation is a scale and a shift for each channel: the convolution before it can do both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from djinn.hooks import (
+    DataResidency,
+    Node,
+    OptimizationContext,
+    OptimizationResult,
+    Rewrite,
+    Substitution,
+    arguments,
+)
+
+_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
+
+
+class FoldBatchNorms:
+    """The norm's scale and shift go into the weights of the convolution, once; the norm itself is gone.
+
+    It pays always: a pass over the output less. Weights are folded anew when they or the statistics change.
+    """
+
+    name = "fold_batch_norms"
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    after_placement = False
+    exact = False
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Substitutions for all convolutions with nothing but a norm after them."""
+        running = frozenset(context.plan.nodes)
+        norms = [context.graph.nodes[n] for op in _NORMS for n in context.graph.by_op.get(op, ()) if n in running]
+        found = [s for norm in norms if (s := _folded(context, norm)) is not None]
+        if not found:
+            return OptimizationResult(self.name, applied=False, reason="no batch norm follows a convolution alone")
+        reason = f"{len(found)} batch norms become part of the convolutions before them"
+        return OptimizationResult(self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(found)))
+
+
+def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
+    graph = context.graph
+    given = arguments(norm)
+    convolution = graph.producer(given["input"])
+    if convolution is None or convolution.operation != "convolution" or given.get("training"):
+        return None
+    if not _alone(context, convolution, norm):
+        return None
+    how = arguments(convolution)
+    statistics = [given[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    weights = [how["weight"], how["bias"]]
+    used = [v for v in (*weights, *statistics) if v is not None]
+    if None in statistics[:2] or not all(_is_constant(context, v) for v in used):
+        return None
+    return Substitution(
+        nodes=frozenset({convolution.id, norm.id}),
+        inputs=(how["input"], *used),
+        outputs=norm.outputs[:1],
+        compute=_computing(how, given, [v is not None for v in (*weights, *statistics)]),
+    )
+
+
+def _alone(context: OptimizationContext, convolution: Node, norm: Node) -> bool:
+    """Whether the norm is all that sees the convolution's result, and nobody sees what else the norm returns."""
+    graph, made = context.graph, (*convolution.outputs, *norm.outputs[1:])
+    users = {user.id for value in made for user in graph.consumers(value)}
+    return users <= {norm.id} and context.kept.isdisjoint(made) and not norm.writes
+
+
+def _is_constant(context: OptimizationContext, value: int) -> bool:
+    residency = context.profile.residency.get(value)
+    return residency is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(value) is None
+
+
+def _computing(how: dict[str, Any], norm: dict[str, Any], present: Sequence[bool]) -> Any:
+    geometry = [how[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
+
+    def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        rest = iter(tensors[1:])
+        weight, bias, mean, variance, scale, shift = (next(rest) if there else None for there in present)
+        assert weight is not None
+        assert mean is not None
+        assert variance is not None
+        folded = fuse_conv_bn_weights(weight, bias, mean, variance, norm["eps"], scale, shift, how["transposed"])
+        return [torch.convolution(tensors[0], folded[0], folded[1], *geometry)]
+
+    return compute

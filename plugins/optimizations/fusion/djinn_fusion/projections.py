@@ -1,0 +1,94 @@
+"""Linear layers of one input become one: query, key and value of attention; gate and up of a gated MLP."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from djinn.hooks import (
+    DataResidency,
+    Node,
+    OptimizationContext,
+    OptimizationResult,
+    Rewrite,
+    Substitution,
+    arguments,
+)
+
+# A product with as many rows is bound by arithmetic, and gains nothing from being wider.
+ROWS: Final = 64
+
+
+class FuseProjections:
+    """One wide product in place of several that read the same input.
+
+    It pays where the input has few rows, as in decoding: then a product takes as long as its weights take to be read, and
+    each op costs something besides. Weights are put together once.
+    """
+
+    name = "fuse_projections"
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    after_placement = False
+    exact = False
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Substitutions for all groups of products that can be one."""
+        groups = [_substitution(context, group) for group in _groups(context)]
+        if not groups:
+            return OptimizationResult(
+                self.name, applied=False, reason="no two linear layers of few rows share their input"
+            )
+        products = sum(len(s.nodes) for s in groups)
+        reason = f"{products} linear layers with at most {ROWS} rows read {len(groups)} inputs: one product for each"
+        return OptimizationResult(self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(groups)))
+
+
+def _groups(context: OptimizationContext) -> list[list[Node]]:
+    running = frozenset(context.plan.nodes)
+    alike: dict[tuple[object, ...], list[Node]] = defaultdict(list)
+    for node_id in context.graph.by_op.get("linear", ()):
+        node = context.graph.nodes[node_id]
+        if node_id in running and _fusible(context, node):
+            given = arguments(node)
+            weight = context.graph.meta(given["weight"])
+            alike[given["input"], weight.dtype, weight.shape[1], given["bias"] is None].append(node)
+    return [group for group in alike.values() if len(group) > 1]
+
+
+def _fusible(context: OptimizationContext, node: Node) -> bool:
+    given = arguments(node)
+    if not isinstance(given["input"], int) or not isinstance(given["weight"], int) or len(node.outputs) != 1:
+        return False
+    rows = context.graph.meta(given["input"])
+    weights = [v for v in (given["weight"], given["bias"]) if v is not None]
+    constant = all(
+        context.profile.residency.get(w) is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(w) is None
+        for w in weights
+    )
+    few = len(rows.shape) > 0 and rows.numel <= ROWS * rows.shape[-1]
+    return constant and few and context.graph.meta(given["weight"]).shape[:1] != ()
+
+
+def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substitution:
+    given = [arguments(node) for node in group]
+    weights = [g["weight"] for g in given]
+    biases = [g["bias"] for g in given if g["bias"] is not None]
+    sizes = [context.graph.meta(w).shape[0] for w in weights]
+
+    def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        rows, parts = tensors[0], tensors[1:]
+        weight = torch.cat(list(parts[: len(weights)]))
+        bias = torch.cat(list(parts[len(weights) :])) if biases else None
+        wide = torch.nn.functional.linear(rows, weight, bias)
+        return [part.contiguous() for part in wide.split(sizes, -1)]
+
+    return Substitution(
+        nodes=frozenset(node.id for node in group),
+        inputs=(given[0]["input"], *weights, *biases),
+        outputs=tuple(node.outputs[0] for node in group),
+        compute=compute,
+    )

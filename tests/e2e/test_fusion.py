@@ -1,0 +1,143 @@
+"""Fewer ops, the same results within rounding; weights are put together once, and anew when they change."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.runtime import client
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inexact(connect, url_of):
+    """A server of its own process, and a client that may round otherwise."""
+    with connect(url_of("tcp"), exact=False):
+        yield
+
+
+class Gated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.other = (torch.nn.Linear(16, n) for n in (24, 24, 8))
+        self.down = torch.nn.Linear(24, 16, bias=False)
+
+    def forward(self, rows):
+        return self.down(torch.nn.functional.silu(self.gate(rows)) * self.up(rows)), self.other(rows)
+
+
+class Convolutions(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.ConvTranspose2d(8, 4, 2, 2)
+        self.norms = torch.nn.ModuleList([torch.nn.BatchNorm2d(8), torch.nn.BatchNorm2d(4)])
+
+    def forward(self, pictures):
+        return self.norms[1](self.second(self.norms[0](self.first(pictures)).relu()))
+
+
+def applied(run):
+    """What `run` returns, and the names of the optimizations that changed its program."""
+    with client.record_plans() as plans:
+        result = run()
+    return result, {r.optimization for plan in plans for r in plan.plan.results if r.applied}, plans
+
+
+@torch.no_grad()
+def test_products_of_one_input_become_one():
+    torch.manual_seed(0)
+    theirs = Gated().eval()
+    ours = copy.deepcopy(theirs).to(REMOTE)
+    rows = torch.randn(2, 16)
+    (first, second), names, plans = applied(lambda: [t.cpu() for t in ours(rows.to(REMOTE))])
+    assert "fuse_projections" in names
+    assert any(len(plan.graph.by_op.get("linear", ())) == 2 for plan in plans), "one for three, and `down`"
+    for mine, other in zip((first, second), theirs(rows), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@torch.no_grad()
+def test_weights_are_put_together_once_and_again_when_they_change():
+    theirs = Gated().eval()
+    ours = copy.deepcopy(theirs).to(REMOTE)
+
+    def compare():
+        rows = torch.randn(1, 16)
+        made = ours(rows.to(REMOTE))
+        for mine, other in zip(made, theirs(rows), strict=True):
+            torch.testing.assert_close(mine.cpu(), other)
+
+    for _ in range(3):
+        compare()
+    derived = len(client._state.session._derived._made)
+    assert derived
+    compare()
+    assert len(client._state.session._derived._made) == derived, "what is put together stays so"
+    for model in (ours, theirs):
+        model.other.weight.mul_(3)
+    for _ in range(3):
+        compare()
+
+
+@torch.no_grad()
+def test_many_rows_stay_as_they_are():
+    ours = Gated().eval().to(REMOTE)
+    rows = torch.randn(100, 16).to(REMOTE)
+    _, names, _ = applied(lambda: [made.cpu() for made in ours(rows)])
+    assert "fuse_projections" not in names
+
+
+@torch.no_grad()
+def test_norms_become_part_of_convolutions():
+    theirs = Convolutions()
+    for _ in range(3):
+        theirs(torch.randn(4, 3, 8, 8))  # so that the statistics are some
+    theirs.eval()
+    ours = copy.deepcopy(theirs).to(REMOTE)
+    pictures = torch.randn(2, 3, 8, 8)
+    mine, names, plans = applied(lambda: ours(pictures.to(REMOTE)).cpu())
+    assert "fold_batch_norms" in names
+    assert any(not plan.graph.by_op.get("batch_norm") and plan.graph.by_op.get("relu") for plan in plans)
+    torch.testing.assert_close(mine, theirs(pictures))
+    for model in (ours, theirs):
+        model.norms[0].running_var.mul_(4)
+    torch.testing.assert_close(ours(pictures.to(REMOTE)).cpu(), theirs(pictures))
+
+
+@torch.no_grad()
+def test_other_sizes_are_other_plans():
+    theirs = Convolutions().eval()
+    ours = copy.deepcopy(theirs).to(REMOTE)
+    for size in (8, 11, 8):
+        pictures = torch.randn(1, 3, size, size)
+        torch.testing.assert_close(ours(pictures.to(REMOTE)).cpu(), theirs(pictures))
+
+
+def test_training_stays_as_it_is():
+    ours = Convolutions().to(REMOTE)
+
+    def step():
+        ours(torch.randn(2, 3, 8, 8).to(REMOTE)).sum().backward()
+        djinn.synchronize()
+
+    _, names, _ = applied(step)
+    assert names.isdisjoint({"fuse_projections", "fold_batch_norms"})
+
+
+@torch.no_grad()
+def test_what_was_put_together_goes_with_its_weights():
+    gc.collect()
+    djinn.synchronize()
+    before = client._state.session.figures()["values"]
+    ours = Gated().eval().to(REMOTE)
+    ours(torch.randn(1, 16).to(REMOTE))[0].cpu()
+    del ours
+    gc.collect()
+    djinn.synchronize()
+    djinn.synchronize()
+    assert client._state.session.figures()["values"] <= before
