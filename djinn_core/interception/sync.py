@@ -9,6 +9,8 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.dispatch import handles, record
+from djinn_core.interception.recording import recorder as recorders
+from djinn_core.interception.recording.absent import absent
 from djinn_core.interception.recording.recorder import Ask, current
 from djinn_core.interception.tensors import landing, lazy_tensor
 from djinn_core.interception.tensors.expected import here
@@ -148,6 +150,9 @@ def show(tensor: Any, contents: str | None) -> str:
 def _elements(tensor: Any) -> str:
     if tensor.is_meta or tensor.numel() == 0:
         return "[]"
+    with recorders.sending:
+        if absent.has(tensor.remote.handle, current().entries):
+            return "..."
     return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
 
 

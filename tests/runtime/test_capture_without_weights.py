@@ -83,6 +83,7 @@ def test_what_has_no_data_says_so_and_harms_nothing_else() -> None:
         both = real + 1
         assert both.sum().item() == 6  # asked for inside the capture
     assert captured.graph.by_op["linear"]
+    assert "..." in repr(nothing)
     assert "on the meta device" in refusal_of(nothing.cpu)
     assert "on the meta device" in refusal_of((nothing + both).sum().item)
     real += nothing

@@ -39,6 +39,12 @@ class Absent:
                 present.append(entry)
         return present
 
+    def has(self, handle: int, unsent: Sequence[Entry]) -> bool:
+        """Whether there is no data behind a value, after what is `unsent` in this thread."""
+        if self._storages:
+            self.sift(unsent)
+        return storage_of(handle) in self._storages
+
     def refuse(self, handles: Iterable[int]) -> None:
         """Say so where somebody wants the data of one of these values.
 

@@ -14,9 +14,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from djinn_core import torch_private
+from djinn_core.interception.recording import recorder as recorders
 from djinn_core.interception.recording.absent import absent
 from djinn_core.interception.recording.optimizer_steps import OptimizerSteps
-from djinn_core.interception.recording.recorder import sending
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import meta_of
@@ -86,7 +86,7 @@ class StandIns(TorchFunctionMode):
         key = torch_private.storage_key(tensor)
         if key not in self._storages:
             storage = self._storages[key] = Storage(tensor.untyped_storage().nbytes(), None)
-            with sending:
+            with recorders.sending:  # looked up each time: a forked child has a new one
                 absent.add(storage.id)
         with torch.inference_mode(tensor.is_inference()):
             stand_in = wrap(Value(self._storages[key], meta_of(tensor)))
