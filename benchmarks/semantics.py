@@ -185,7 +185,15 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
 
 
 _TIMED = ("time_median_error", "time_r2_log", "analysis_ms_1000", "analysis_ratio_100k", "hit_us", "hit_rate")
-_WITHOUT_TRAINING = ("forward", "prefill", "decode", "static_decode", "eager_forward", "eager_decode")
+_WITHOUT_TRAINING = (
+    "forward",
+    "prefill",
+    "decode",
+    "static_decode",
+    "quantised_decode",
+    "eager_forward",
+    "eager_decode",
+)
 
 
 def share_of(pairs: list[tuple[int, int]]) -> float | None:

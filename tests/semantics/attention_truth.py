@@ -59,10 +59,16 @@ def facts_of(graph: Graph, runs: Sequence[ModuleRun], index: int, core: int) -> 
     )
     facts |= _heads(modules)
     causal = [m.is_causal for m in modules if isinstance(getattr(m, "is_causal", None), bool)]
+    queries, keys = _lengths(graph, graph.nodes[core], facts.get("heads"))
     # Some are told at each call, by a mask; then the attribute says no. In encoders it means it.
-    if causal and not cross and (causal[-1] or "encoder" in paths or "vision" in paths) and "text_model" not in paths:
+    if (
+        causal
+        and queries > 1
+        and not cross
+        and (causal[-1] or "encoder" in paths or "vision" in paths)
+        and "text_model" not in paths
+    ):
         facts["causal"] = causal[-1]
-    queries, keys = _lengths(graph, graph.nodes[core])
     return facts | (_reach(modules, keys) if queries > 1 and not cross else {})
 
 
@@ -111,10 +117,14 @@ def _stated(modules: Sequence[nn.Module], names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _lengths(graph: Graph, weighing: Node) -> tuple[int, int]:
-    """Numbers of queries and keys, from the shapes of what is weighed."""
+def _lengths(graph: Graph, weighing: Node, heads: object) -> tuple[int, int]:
+    """Numbers of queries and keys, from the shapes of what is weighed. Query heads may lie folded beside queries."""
     shapes = [graph.meta(v).shape for v in weighing.inputs[:2]]
-    return (shapes[0][-2], shapes[1][-2]) if "attention" in weighing.operation else (shapes[0][-2], shapes[0][-1])
+    if "attention" not in weighing.operation:
+        return shapes[0][-2], shapes[0][-1]
+    query, key = shapes
+    folded = isinstance(heads, int) and len(query) == 4 and query[1] < heads
+    return query[-2] * query[1] // heads if folded else query[-2], key[-2]
 
 
 def projections_of(graph: Graph, runs: Sequence[ModuleRun], index: int, core: int) -> dict[str, object]:

@@ -173,6 +173,9 @@ _enter("diffusion", ONCE, "small_denoiser", 0, blind=True)
 _enter("autoencoder", ONCE, "autoencoder_asymmetric", blind=True)
 _enter("recommender", ONCE, "autoint", 2, blind=True)
 
+for _name in "llama gpt2 gpt_neox opt qwen2 granite olmo2 stablelm phi glm".split():
+    LABELLED[_name] = attrs.evolve(LABELLED[_name], situations=(*LABELLED[_name].situations, "quantised_decode"))
+
 
 def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
     """The programs of one entry, with what is true of them."""
@@ -224,8 +227,9 @@ def _calls(entry: Entry, model: nn.Module, inputs: dict[str, object]) -> Iterato
         yield prefill(model, inputs)
     if "decode" in entry.situations:
         yield from (call for call in generation(model, inputs) if not apart or call.situation != "prefill")
-    if "static_decode" in entry.situations:
-        yield from generation(model, inputs, static=True)
+    for other in ("static_decode", "quantised_decode"):
+        if other in entry.situations:
+            yield from generation(model, inputs, other)
     if "eager" in entry.situations:
         yield from eagerly(model, inputs, "decode" in entry.situations)
     if "train" in entry.situations:

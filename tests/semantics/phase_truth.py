@@ -56,8 +56,8 @@ def phases_of(
     runs, situation = recorded.runs, situation.removeprefix("eager_")
     if situation == "train":
         return {node: frozenset({_part_of_step(node, recorded.marks)}) for node in range(count)}
-    if situation in {"decode", "static_decode"}:
-        return dict.fromkeys(range(count), frozenset({_OF_CALL[situation]}))
+    if "decode" in situation:
+        return dict.fromkeys(range(count), frozenset({Phase.LLM_DECODE}))
     if family == "vision":
         return _painted(count, {SEEING}, runs, _DECODERS, {SEEING, DRAWING})
     if family == "autoencoder":

@@ -104,22 +104,28 @@ def backward(model: nn.Module, inputs: Mapping[str, Any], recorded: Recorded | N
     loss.backward()
 
 
-def generation(model: nn.Module, inputs: Mapping[str, Any], static: bool = False) -> Iterator[Call]:
-    """Prefill and the second decoding step of `generate()`; with a static cache the step alone.
+# What `generate()` is told for caches that are not its usual one, by what the step is then called.
+_OF_CACHES: Mapping[str, Mapping[str, Any]] = {
+    "static_decode": {"cache_implementation": "static", "disable_compile": True},
+    "quantised_decode": {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
+}
+
+
+def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode") -> Iterator[Call]:
+    """Prefill and the second decoding step of `generate()`; with a cache of another kind the step alone.
 
     `generate()` calls encoders and towers by themselves before; `prefill` records them together.
     """
     model.eval()
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     options["use_cache"] = True  # not every configuration has it so
-    if static:
-        options |= {"cache_implementation": "static", "disable_compile": True}
+    options |= _OF_CACHES.get(name, {})
     given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
     with _each_forward(model) as calls:
         model.generate(**given, **options)
-    names = {2: "static_decode"} if static else {0: "prefill", 2: "decode"}
-    for index, name in names.items():
-        yield attrs.evolve(calls[index], situation=name)
+    names = {2: name} if name in _OF_CACHES else {0: "prefill", 2: "decode"}
+    for index, situation in names.items():
+        yield attrs.evolve(calls[index], situation=situation)
 
 
 def eagerly(model: nn.Module, inputs: Mapping[str, Any], writes: bool) -> Iterator[Call]:

@@ -50,6 +50,7 @@ class Tracing:
         queue, seen, limit = deque([(value, _AFTER_LAYER)]), {value}, _FAR
         nearest: Cache | None = None
         few: list[int] = []
+        scales: list[int] = []
         while queue and limit:
             limit -= 1
             current, allowed = queue.popleft()
@@ -61,12 +62,20 @@ class Tracing:
             elif node is not None:
                 rest = _BEFORE_LAYER if node.operation in _LAYERS else allowed
                 fresh = [v for v in self._made_of(current, node, allowed) if v not in seen]
+                scales += self._scales(node, fresh)
                 seen.update(fresh)
                 queue.extend((v, rest) for v in fresh)
         if few:
-            nearest = nearest or Cache("appended", (), layout="growing")
-            return attrs.evolve(nearest, values=(*few, *nearest.values), quantised=True)
-        return nearest
+            nearest = attrs.evolve(nearest or Cache("appended", (), layout="growing"), quantised=True)
+        if nearest is None or not nearest.quantised:
+            return nearest
+        return attrs.evolve(nearest, values=tuple(dict.fromkeys((*few, *nearest.values, *scales))))
+
+    def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
+        """What numbers of few bits are multiplied with, where that was there before."""
+        if node.operation not in {"add", "div", "mul", "sub"}:
+            return []
+        return [v for v in node.inputs if v not in followed and self.graph.producer(v) is None]
 
     def _few_bits(self, value: int) -> bool:
         return self.caches.is_low(value) and len(self.graph.meta(value).shape) > 2
