@@ -69,6 +69,7 @@ class Request:
         resident: device id by value, for the inputs that already live somewhere.
         copies: ids of the other devices that hold a copy of an input.
         exact: whether optimizations are left out that round otherwise than the program does.
+        substitute: whether other computation may take the place of nodes.
         fetch: values that the client wants at the end.
         until: the last stage to run.
         placement_policy, scheduler: names of the ones to use.
@@ -85,6 +86,7 @@ class Request:
     scheduler: str = "sequential"
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     exact: bool = True
+    substitute: bool = True
     pins: tuple[tuple[str, str], ...] = ()
     memory_limits: Mapping[str, int] = attrs.field(factory=dict)
     latency_target: float = 0.0
@@ -133,10 +135,11 @@ def plan(
     wanted = _wanted(plugins, request.exact)
     optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
     substituted = [o for o in optimized.results if o.rewrite.substitutions]
-    if substituted and not known_plan:
+    if substituted and request.substitute and not known_plan:
         rewritten = substitute(graph, profile, substituted)
         if rewritten is not None:  # planned in place of this program, and only once
             return _plan_rewritten(rewritten, substituted, plugins, request)
+    if substituted:
         optimized = attrs.evolve(optimized, results=tuple(_without(r) for r in optimized.results))
     result = attrs.evolve(result, plan=optimized)
     if request.until == "optimize":
@@ -176,7 +179,7 @@ def _without(result: OptimizationResult) -> OptimizationResult:
     rewrite = attrs.evolve(result.rewrite, substitutions=())
     if rewrite == result.rewrite:
         return result
-    return attrs.evolve(result, applied=bool(rewrite), rewrite=rewrite, reason="its substitution cannot be recorded")
+    return attrs.evolve(result, applied=bool(rewrite), rewrite=rewrite, reason="its substitution cannot be used here")
 
 
 def _plan_rewritten(
@@ -289,7 +292,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
-    names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact)
+    names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact, request.substitute)
     aims = (tuple(request.memory_limits.items()), request.latency_target)
     return devices, request.topology.links, homes, copies, fetch, aims, *names
 

@@ -84,5 +84,7 @@ def plan_for_pool(
         placement_policy=settings.placement_policy,
         scheduler=settings.scheduler,
         exact=settings.exact,
+        substitute=False,  # what is derived from weights would have to be where they are
+        pins=settings.pins,
     )
     return plan(graph, registry, request)
