@@ -64,11 +64,15 @@ def _blocks(graph: Graph, attentions: set[int]) -> Iterable[_Block]:
     halves = _halves(graph)
     ends = {end for half in halves for end in half.ends}
     owners: dict[int, _Block] = {}
+    ordered, first = sorted(attentions), 0  # whatever comes before `first` has its block
     for half in halves:
-        reached = _reached(graph, half.data, attentions, ends.difference(half.ends))
-        free = attentions.difference(owners, reached)
+        while first < len(ordered) and ordered[first] in owners:
+            first += 1
+        reached = _reached(graph, half.data, attentions, ends, ordered[0])
         before = reached.difference(owners)
-        beside = {*free.intersection(half.beside), *_beside(graph, half, free, ends)}
+        joined = _joined(graph, half, attentions, ends, ordered[first]) if first < len(ordered) else set()
+        free = attentions.intersection(half.beside).union(joined).difference(reached)
+        beside = {i for i in free if i not in owners and (i in half.beside or _reads_same(graph, i, half.data))}
         if before or beside:
             owners |= dict.fromkeys(before | beside, _Block([half], before, beside))
         elif reached:
@@ -141,16 +145,16 @@ def _weighs(graph: Graph, softmax: Node) -> bool:
     return any(graph.nodes[i].operation in MIXING for i in graph.flow.descendants(softmax.id, MIXING, limit=8))
 
 
-def _beside(graph: Graph, half: _Half, free: set[int], ends: set[int]) -> set[int]:
-    """Attentions whose result is added to the network's, and that read what it reads."""
+def _joined(graph: Graph, half: _Half, attentions: set[int], ends: set[int], lowest: int) -> set[int]:
+    """Attentions from `lowest` on whose result is added to the network's."""
     found: set[int] = set()
     for end in half.ends:
-        for user in graph.flow.users(end) if free else ():
+        for user in graph.flow.users(end):
             node = graph.nodes[user]
             if node.operation in _SUMS:
                 others = (s for s in graph.flow.operands(node) if s != end)
-                found.update(i for other in others for i in _reached(graph, other, free, ends))
-    return {i for i in found if _reads_same(graph, i, half.data)}
+                found.update(i for other in others for i in _reached(graph, other, attentions, ends, lowest))
+    return found
 
 
 def _reads_same(graph: Graph, attention: int, data: int) -> bool:
@@ -161,17 +165,16 @@ def _reads_same(graph: Graph, attention: int, data: int) -> bool:
     return any(source in wanted for source in _backwards(graph, attention, min(wanted)))
 
 
-def _reached(graph: Graph, source: int, free: set[int], ends: set[int]) -> set[int]:
-    """The attentions of `free` that `source` comes from, past no other attention and no op of `ends`."""
+def _reached(graph: Graph, source: int, attentions: set[int], ends: set[int], lowest: int) -> set[int]:
+    """The attentions from `lowest` on that `source` comes from, past no other attention and no op of `ends`."""
     found: set[int] = set()
-    lowest = min(free, default=0)
     walk = _Backwards(graph, source)
     for current in walk:
         if current < lowest:
             break
         if current in ends:
             lowest = max(lowest, current)  # what was there before belongs to blocks before
-        elif current in free:
+        elif current in attentions:
             found.add(current)
         elif graph.nodes[current].operation not in _ATTENTION:
             walk.go_on(current)
