@@ -31,6 +31,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
+from djinn_core.pipeline import tolerate_growth
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connect import Opened, open_connections, start_executors
@@ -327,7 +328,7 @@ def _described() -> tuple[str, DeviceInfo]:
 def _planner() -> Planner:
     """A session's planner; what is known of whole programs and of their values begins anew with it."""
     _state.wholes = WholePrograms()
-    _state.planner = Planner(_plan, _state.stats, _planned)
+    _state.planner = Planner(_plan, _state.stats, _planned, exact=not tolerate_growth(registry(), settings().exact))
     _state.earlier = EarlierPrograms(_state.planner.recent)
     return _state.planner
 

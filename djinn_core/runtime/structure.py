@@ -1,15 +1,19 @@
-"""The structure of a program: which value each position names, which values share memory, and which die."""
+"""The structure of a program: which value each position names, which values share memory, and which die.
+
+Programs whose calls are of the same kinds have the same counts of operands and results, and their results are new values,
+each in new memory or in that of the operand that the call says. So what is left to compare is which positions name a value
+once more, which values from outside share memory, and what dies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 import attrs
 
 from djinn_core.ir.program import Program
-from djinn_core.ir.values import storage_of
 
 _FEW = 2  # positions: below, `itemgetter` returns no tuple
 
@@ -17,66 +21,81 @@ Take = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 @attrs.frozen
-class _Renaming:
-    """How a sequence repeats its elements: which of them are new, and which earlier one each position shows again."""
-
-    new: Take
-    again: Take
-
-    @classmethod
-    def of(cls, numbers: Sequence[int]) -> _Renaming:
-        """`numbers` count elements by first appearance."""
-        first: dict[int, int] = {}
-        for position, number in enumerate(numbers):
-            first.setdefault(number, position)
-        return cls(_taking(tuple(first.values())), _taking(tuple(numbers)))
-
-    def distinct(self, elements: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The distinct elements by first appearance, where they repeat in this way; otherwise None."""
-        found = self.new(elements)
-        if self.again(found) != tuple(elements) or len(set(found)) != len(found):
-            return None
-        return found
-
-
-@attrs.frozen
 class Structure:
-    """What programs of equal calls must have in common for one plan to serve them.
+    """What programs of the same calls must have in common for one plan to serve them; comparing runs in C.
 
-    Comparing a program with it runs in C but for one loop over its values, unlike finding its structure anew.
+    Attributes:
+        length: how many operands and results there are, all counted.
+        first: takes each value where it comes first. again: what comes once more. shown: where that came first.
+        outside: takes the values from outside, as they come first.
+        storages: of each of these the number of its storage, by first appearance; None where no two share one.
+        dead: takes, from the values, those that die. deaths: how many.
     """
 
-    _length: int
-    _values: _Renaming
-    _storages: _Renaming
-    _dead: Take
+    length: int
+    first: Take
+    again: Take
+    shown: Take
+    outside: Take
+    storages: tuple[int, ...] | None
+    dead: Take
+    deaths: int
 
     def values_of(self, program: Program) -> tuple[int, ...] | None:
         """The program's values by first appearance, where it has this structure; otherwise None."""
-        if len(program.operands) != self._length:
+        operands = program.operands
+        if len(operands) != self.length or self.again(operands) != self.shown(operands):
             return None
-        values = self._values.distinct(program.operands)
-        if values is None or self._storages.distinct([storage_of(v) for v in values]) is None:
+        if not self._are_apart(self.outside(operands)):
             return None
-        return values if program.dead == frozenset(self._dead(values)) else None
+        values, dead = self.first(operands), program.dead
+        return values if len(dead) == self.deaths and dead.issuperset(self.dead(values)) else None
 
-
-def calls_of(program: Program) -> Hashable:
-    """What the calls of programs of one structure have in common."""
-    return tuple([call.signature.id for call in program.calls])
+    def _are_apart(self, outside: tuple[int, ...]) -> bool:
+        """Whether these are different values, and share memory as they should."""
+        storages = [v >> 32 for v in outside]
+        if self.storages is None:
+            return len({*storages}) == len(storages)
+        return len({*outside}) == len(outside) and _numbered(storages) == self.storages
 
 
 def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
     """The structure of a program, and its values by first appearance."""
+    operands = program.operands
+    first: dict[int, int] = {}
+    again = [p for p, value in enumerate(operands) if first.setdefault(value, p) != p]
+    made = {*_results(program)}
+    outside = [p for p in first.values() if p not in made]
+    storages = _numbered([operands[p] >> 32 for p in outside])
+    dead = [number for number, value in enumerate(first) if value in program.dead]
+    found = Structure(
+        length=len(operands),
+        first=_taking([*first.values()]),
+        again=_taking(again),
+        shown=_taking([first[operands[p]] for p in again]),
+        outside=_taking(outside),
+        storages=None if len({*storages}) == len(storages) else storages,
+        dead=_taking(dead),
+        deaths=len(dead),
+    )
+    return found, tuple(first)
+
+
+def _results(program: Program) -> Iterator[int]:
+    """The positions of results among the operands."""
+    at = 0
+    for call in program.calls:
+        at += call.operand_count
+        yield from range(at, at + call.new_count)
+        at += call.new_count
+
+
+def _numbered(elements: Sequence[int]) -> tuple[int, ...]:
     numbers: dict[int, int] = {}
-    references = [numbers.setdefault(h, len(numbers)) for h in program.operands]
-    storages: dict[int, int] = {}
-    shared = [storages.setdefault(storage_of(h), len(storages)) for h in numbers]
-    dead = _taking(tuple(sorted([numbers[h] for h in program.dead])))
-    return Structure(len(references), _Renaming.of(references), _Renaming.of(shared), dead), tuple(numbers)
+    return tuple([numbers.setdefault(e, len(numbers)) for e in elements])
 
 
-def _taking(positions: tuple[int, ...]) -> Take:
+def _taking(positions: Sequence[int]) -> Take:
     if len(positions) >= _FEW:
         return itemgetter(*positions)
     return lambda elements: tuple([elements[p] for p in positions])

@@ -53,6 +53,8 @@ def open_pool(
     devices = tuple(f"{number}/{info.id}" for number, info in enumerate(infos))
     capabilities = tuple(attrs.evolve(capabilities_of(i), id=name) for i, name in zip(infos, devices, strict=True))
     topology = NetworkTopology(capabilities, routes.links(devices))
-    pool_planner = PoolPlanner(lambda graph, where: plan(graph, where, topology), devices, stats, residency)
+    pool_planner = PoolPlanner(
+        lambda graph, where: plan(graph, where, topology), devices, stats, residency, planner.exact
+    )
     uploads = HeldUploads(members, [info.memory_free for info in infos])
     return PoolSession(members, pool_planner, residency, routes, uploads)

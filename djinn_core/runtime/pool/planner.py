@@ -10,7 +10,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.planner import PlansByStructure
+from djinn_core.runtime.plans import PlansByStructure
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
@@ -33,13 +33,15 @@ PlanForPool = Callable[[ProgramGraph, Whereabouts], PipelineResult]
 class PoolPlanner:
     """From programs to parts. Not thread-safe: the recorders' lock is held around it."""
 
-    def __init__(self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency) -> None:
-        """`devices`: ids of the executors' devices, in the order of their numbers."""
+    def __init__(
+        self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency, exact: bool = False
+    ) -> None:
+        """`devices`: ids of the executors' devices, in the order of their numbers. `exact`: as in `PlansByStructure`."""
         self._plan = plan
         self._devices = devices
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[PooledPlan] = PlansByStructure()
+        self._plans: PlansByStructure[PooledPlan] = PlansByStructure(exact)
         self.random: int | None = None
 
     def prepare(self, program: Program) -> tuple[PooledPlan, tuple[int, ...]]:
