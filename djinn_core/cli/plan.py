@@ -81,14 +81,16 @@ def _planned(
 
     registry = load_plugins(resolve().settings)
     request = Request(topology, placement_policy=policy, scheduler=scheduler)
-    graph, profile = captured.graph, captured.profile
-    first = plan(graph, registry, request, profile=profile)  # type: ignore[arg-type] # it was captured from a program
+    program: Any = captured.graph  # it was captured from one
+    first = plan(program, registry, request, profile=captured.profile)
+    graph, profile = first.graph, first.profile  # of what optimizations may have put in the place of the program
     homes = first.placement.values if first.placement else {}
     coming = {v for v in graph.inputs if profile is not None and profile.residency.get(v) is DataResidency.INPUT}
     resident = {v: homes[v] for v in graph.inputs if v not in coming}
     copies = {v: c for v, c in (first.placement.copies if first.placement else {}).items() if v in resident}
     warm = attrs.evolve(request, resident=resident, copies=copies)
-    again = plan(graph, registry, warm, profile=profile, known_plan=first.plan)  # type: ignore[arg-type] # as above
+    program = graph
+    again = plan(program, registry, warm, profile=profile, known_plan=first.plan)
     line = simulated(again, resident=resident, copies=copies)
     return attrs.evolve(again, seconds=first.seconds), forecast(again, line, simulated(first))
 

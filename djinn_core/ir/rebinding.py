@@ -149,7 +149,7 @@ def _result(result: OptimizationResult, names: Names) -> OptimizationResult:
 
 
 def _placement(placement: Placement, names: Names) -> Placement:
-    return attrs.evolve(placement, values=_keys(placement.values, names))
+    return attrs.evolve(placement, values=_keys(placement.values, names), copies=_keys(placement.copies, names))
 
 
 def _schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> ExecutionSchedule:

@@ -25,6 +25,8 @@ from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, r
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.costs import Link, NetworkTopology
+from djinn_core.ir.rebinding import rebind
+from djinn_core.ir.result import PipelineResult
 from djinn_core.stages.schedule import schedule
 from djinn_core.stages.verify_schedule import check_schedule
 from djinn_dynamic import Dynamic
@@ -93,6 +95,15 @@ def test_copies_that_devices_hold_are_not_sent_again_until_they_are_written(make
     written = {v >> 32 for n in context.graph.nodes for v in n.writes}
     sent = {s.value for steps in made.steps.values() for s in steps if isinstance(s, Send)}
     assert not {v for v in sent & copies.keys() if v >> 32 not in written}
+
+
+def test_a_plan_that_is_found_again_keeps_its_copies():
+    graph, other = fork()[0], fork()[0]
+    values = [tuple(dict.fromkeys(g.program.operands)) for g in (graph, other)]
+    weight = graph.nodes[0].inputs[1]
+    placement = Placement((), dict.fromkeys(values[0], "a"), copies={weight: ("b",)})
+    found = rebind(PipelineResult(graph, NetworkTopology(()), placement=placement), other, *values)
+    assert found.placement.copies == {other.nodes[0].inputs[1]: ("b",)}
 
 
 def fork(lengths=(4, 4)):
