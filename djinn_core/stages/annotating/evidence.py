@@ -76,10 +76,13 @@ class Evidence:
     def cached(self) -> list[ExecutionPhase]:
         """Phases of the matches that reveal prefill or decode; where there are none, what other states reveal.
 
-        A few caches beside many attentions without one are taken for something else that is kept.
+        A few caches beside many attentions without one are taken for something else that is kept, and so are those of
+        programs that see or hear and read nothing.
         """
-        found = [m.phase for m in self.matches if m.phase in CACHED]
-        attentions = sum(self._may_cache(m) for m in self.of("attention"))
+        if self.kinds and Modality.TEXT not in self.kinds:
+            return []
+        found = [m.phase for m in self.matches if m.phase in CACHED and self.is_of_text(m)]
+        attentions = sum(self.is_of_text(m) for m in self.of("attention"))
         if len(found) * _ATTENTIONS_PER_CACHE < attentions:
             found = []
         other = self.states.phase(self.inputs.tokens, attention=bool(attentions))
@@ -88,9 +91,14 @@ class Evidence:
         )  # keys may be made anew from what is kept
         return [other] if other is not None and (decodes or not found) else found
 
-    def _may_cache(self, attention: PatternMatch) -> bool:
+    def is_of_text(self, match: PatternMatch) -> bool:
         """Whether it is of text, or of text among other data; nobody keeps keys of a picture that is seen once."""
-        return self.modalities[attention.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
+        return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
+
+    def reveals(self, match: PatternMatch) -> ExecutionPhase | None:
+        """The phase of a match, where everything else in the program agrees."""
+        believed = match.phase not in CACHED or (match.phase in self.cached and self.is_of_text(match))
+        return match.phase if believed else None
 
     @property
     def fused(self) -> int:

@@ -23,9 +23,10 @@ def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhas
         start = drawn_from(evidence.graph)
         phases[start:] = [ExecutionPhase.VISION_DECODING] * (count - start)
     for match in reversed(evidence.matches):  # the surest last, so that it counts
-        if match.phase is not None:
+        phase = evidence.reveals(match)
+        if phase is not None:
             for i in match.nodes:
-                phases[i] = match.phase
+                phases[i] = phase
     return tuple(phases)
 
 
