@@ -9,6 +9,7 @@ from djinn_recommender.features import LOOK_UPS, Features, features
 
 _JOINS = frozenset({"cat", "stack"})
 _FEWEST = 2
+_ROWS = 2  # dimensions of what is looked up: samples and numbers
 
 
 class IdTables:
@@ -42,10 +43,10 @@ class IdTables:
 
 
 def _joined(graph: Graph, found: Features) -> int:
-    """Bits of the look-ups that are put side by side with others."""
+    """Bits of the look-ups that are put side by side with others: one row of each for each sample, and not for each word."""
     bits = 0
     for node, leads in found.leads.items():
-        if graph.nodes[node].operation in _JOINS:
+        if graph.nodes[node].operation in _JOINS and len(graph.meta(graph.nodes[node].inputs[-1]).shape) == _ROWS:
             parts = {found.of(s) for s in graph.flow.operands(graph.nodes[node])} - {0}
             bits |= leads if len(parts) > 1 else 0
     return bits

@@ -260,6 +260,11 @@ def test_text_is_no_recommender(counted, train):
     assert not matches(Text(counted), ids(), train=train)
 
 
+def test_coordinates_of_words_are_no_tables_of_a_recommender():
+    """As in LayoutLM: a row for each word, and not for each sample."""
+    assert not matches(Tables(lambda rows: torch.cat(rows, -1)), torch.zeros(BATCH, FIELDS, 7, dtype=torch.long))
+
+
 class Gated(nn.Module):
     """Features that are gated by layers over them, and added to: no cross, because nothing is multiplied with a layer."""
 
