@@ -118,7 +118,8 @@ def _cells(part: dict[str, Any], whole: dict[str, Any]) -> tuple[str, ...]:
 
 def _note(found: dict[str, Any]) -> Iterator[str]:
     times = f" x{found['count']}" if found["count"] > 1 else ""
-    facts = ", ".join(f"{name} {fact}" for name, fact in found["details"].items() if fact is not None)
+    said = {n: f for n, f in found["details"].items() if f is not None and not isinstance(f, dict | list)}
+    facts = ", ".join(f"{name} {fact}" for name, fact in said.items())
     yield f"{found['pattern']}{times} ({found['confidence']:.2f}): {found['reason']}{f'; {facts}' if facts else ''}"
 
 
