@@ -137,7 +137,8 @@ class _Maker:
         if not self.survey.has_costs:
             return f"{facts.ops:,} ops"
         worked = [work(facts.flops)] if facts.flops else []
-        return " · ".join([share(facts.seconds, self._all.seconds), duration(facts.seconds), *worked])
+        where = [f"on {some(list(facts.devices), 1)}"] if self.survey.is_spread and facts.devices else []
+        return " · ".join([share(facts.seconds, self._all.seconds), duration(facts.seconds), *worked, *where])
 
     def _tip(self, part: Part, facts: Facts) -> str:
         lines = [" ".join(filter(None, [part.path or part.name, part.kind and f"({part.kind})"]))]
