@@ -14,10 +14,12 @@ from djinn.scheduling import resident_blocks, together
 from djinn_cost_based.hardware import Hardware
 from djinn_cost_based.listing import Choose, Listed, Listing, ranked
 from djinn_cost_based.memory import SPARE, missing_dtypes, room, transient_bytes
-from djinn_cost_based.parts import cuts
+from djinn_cost_based.parts import cuts, stages
 from djinn_cost_based.units import Unit, work_of
 
 _PIECES: Final = 16  # a unit may gather a sixteenth of what a device holds
+# What is divided has to be predicted to take less than this share of the time without: predictions are not exact.
+PAYS: Final = 0.9
 _TRIED: Final = 4  # devices that are thought of as the only one; numbers of parts
 
 
@@ -58,7 +60,9 @@ class Options:
         heavy = min((d.memory for d in self.devices if d.memory), default=0) / _PIECES or math.inf
         blocks = together(context.graph, context.plan.nodes, context.plan.replace)
         _colocate(context, blocks.unite)
-        self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf)
+        self._stages = min(max(context.plan.hints.get("pipeline", (0,)), default=0), len(self.devices))
+        pieces = _PIECES * self._stages if self._stages > 1 else 0
+        self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf, pieces)
         self.copies = {v >> 32: holders for v, holders in context.copies.items()}
         kept = frozenset(v >> 32 for v in context.graph.outputs)
         smallest = min((min(d.memory, d.memory_free or d.memory) for d in self.devices if d.memory), default=0)
@@ -109,6 +113,26 @@ class Options:
         if listed is None or len(listed.devices) == 1:
             return None
         return Option(listed, lambda index: self._why_soonest(listed, index))
+
+    def pipelined(self) -> Option | None:
+        """Stages of equal time, where a hint says that many inputs follow each other; None without one."""
+        if self._stages < 2:
+            return None
+        first = sorted(range(len(self.devices)), key=lambda n: -self._held[self.devices[n].id])[: self._stages]
+        devices = [self.devices[n].id for n in sorted(first)]
+        where = stages(self.work, devices)
+        listed = self._listed(lambda index, *_: [where[index]])
+        if listed is None:
+            return None
+        took = Counter[str]()
+        for unit, device in zip(self.work.units, listed.where, strict=True):
+            took[device] += unit.seconds[self.hardware.row_of[device]]  # type: ignore[assignment] # floats add up as well
+        if len(took) < 2 or max(took.values()) > PAYS * sum(took.values()):
+            return None
+        told = {
+            d: f"stage {n} of {len(devices)} for successive inputs, {_time(took[d])}" for n, d in enumerate(devices, 1)
+        }
+        return Option(listed, lambda index: told.get(listed.where[index], "what it writes lives there"))
 
     def in_parts(self) -> Option | None:
         """Stretches of the program on as few devices as hold it."""

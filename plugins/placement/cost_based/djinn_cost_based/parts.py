@@ -27,6 +27,17 @@ def cuts(work: Work, devices: Sequence[DeviceCapabilities], room: Mapping[str, f
         yield _shared_out(work, fresh, chosen, [room.get(d, float(total)) for d in chosen])
 
 
+def stages(work: Work, devices: Sequence[str]) -> dict[int, str]:
+    """Device by unit, in stretches that take about the same time, whatever lives where."""
+    seconds = [min(unit.seconds, default=0.0) for unit in work.units]
+    total, at, where = sum(seconds) or 1.0, 0.0, {}
+    for index, took in enumerate(seconds):
+        turn = int((at + took / 2) / total * len(devices))
+        where[index] = devices[min(turn, len(devices) - 1)]
+        at += took
+    return where
+
+
 def _shared_out(work: Work, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float]) -> dict[int, str]:
     total, capacity = sum(fresh), sum(rooms)
     ends, end = [], 0.0

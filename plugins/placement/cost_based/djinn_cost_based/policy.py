@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import attrs
 
 from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision
 from djinn.scheduling import homes_of_values
 from djinn_cost_based.listing import Listed
-from djinn_cost_based.options import Option, Options
-
-# What is spread has to be predicted to take less than this share of the time without: predictions are not exact.
-PAYS: Final = 0.9
+from djinn_cost_based.options import PAYS, Option, Options
 
 
 class CostBased:
@@ -34,6 +30,8 @@ class CostBased:
 
 def _best(options: Options) -> Option:
     """The first of the plain options; a more costly one only where it pays."""
+    if (stages := options.pipelined()) is not None:
+        return stages
     stay, spread = options.in_place(), options.spread()
     if stay is None:
         stay = options.in_parts()

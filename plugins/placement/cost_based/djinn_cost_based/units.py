@@ -69,8 +69,16 @@ class Work:
     weights: set[int]
 
 
-def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, heavy: float) -> Work:
-    """The running part of a program in units; `heavy` is how many bytes of inputs a unit may gather as it pleases."""
+def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, heavy: float, pieces: int = 0) -> Work:
+    """The running part of a program in units.
+
+    Args:
+        context: what is placed.
+        blocks: what has to be in one place; what units gather is united.
+        hardware: devices and links.
+        heavy: how many bytes of inputs a unit may gather as it pleases.
+        pieces: units end after this part of the program's time; 0: there is no limit.
+    """
     graph = context.graph
     sizes = storage_sizes(graph, graph.inputs)
     homes = {v >> 32: home for v, home in context.resident.items() if v >> 32 in sizes}
@@ -78,20 +86,21 @@ def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, hea
     residency, weight = context.profile.residency, DataResidency.PERSISTENT_WEIGHT
     weights = {v >> 32 for v in graph.inputs if residency.get(v) is weight and v >> 32 not in written}
     work = Work([], [], blocks, sizes, homes, weights)
-    _Gathering(context, hardware, work, heavy).run()
+    _Gathering(context, hardware, work, heavy, pieces).run()
     return work
 
 
 class _Gathering:
     """One walk over the nodes in program order."""
 
-    def __init__(self, context: PlacementContext, hardware: Hardware, work: Work, heavy: float) -> None:
+    def __init__(self, context: PlacementContext, hardware: Hardware, work: Work, heavy: float, pieces: int) -> None:
         self.graph, self.replace = context.graph, context.plan.replace
         self.nodes: Sequence[Node] = [context.graph.nodes[n] for n in context.plan.nodes]
         self.tokens = {n for n, phase in enumerate(context.profile.phases) if phase in _TOKENS}
         self.work, self.heavy = work, heavy
         self.rows = [[e.seconds for e in row] for row in hardware.rows]
         self.quickest = min(self.rows, key=math.fsum) if self.rows else []
+        self.longest = math.fsum(self.quickest) / pieces if pieces else math.inf
         self.hop = hardware.hop if len(hardware.devices) > 1 else math.inf
         self.rate = hardware.rate
         self.outlives = frozenset(context.graph.outputs)
@@ -158,6 +167,8 @@ class _Gathering:
         if unit.light and (home is not None or not self._is_light(node, used, {index})):
             return None
         if home is not None and unit.home is not None and home != unit.home:
+            return None
+        if min(unit.seconds) + self.quickest[node.id] > self.longest:
             return None
         fresh = self._fresh(unit, used)
         if fresh and self.bytes.get(index, 0) + fresh > self.heavy:

@@ -168,6 +168,19 @@ def test_keys_and_values_that_a_pattern_wants_together_are_together():
     assert placement.values[last[0]] == placement.values[last[1]]
 
 
+def test_a_chain_is_divided_into_stages_where_a_hint_says_that_inputs_follow_each_other():
+    graph, weights = chain(8)
+    given = context(graph, devices(1 << 30, 1 << 30))
+    profile = attrs.evolve(given.profile, residency=dict.fromkeys(weights, DataResidency.PERSISTENT_WEIGHT))
+    plan = attrs.evolve(given.plan, hints={"pipeline": (2,)})
+    given = attrs.evolve(given, plan=plan, profile=profile, resident=dict.fromkeys(weights, "s/cpu:0"))
+    placement = CostBased().place(given)
+    where = [d.device for d in placement.decisions if graph.nodes[d.node].operation == "mm"]
+    assert where == ["s/cpu:0"] * 4 + ["s/cpu:1"] * 4
+    assert len(placement.copies) == 4
+    assert placement.decisions[0].reason.startswith("stage 1 of 2 for successive inputs, 4 ms")
+
+
 def test_devices_that_lack_a_dtype_are_passed_over():
     first, second = devices(1 << 30, 1 << 30)
     there = (attrs.evolve(first, dtypes=frozenset({"float16"})), second)
