@@ -125,7 +125,7 @@ class Program:
         calls: one per instruction.
         operands: per instruction the handles of its inputs, then of its new outputs, all in one tuple.
         slots: per instruction its scalars, all in one tuple.
-        dead: handles that nobody holds any more when the program ends.
+        dead: handles among the operands that nobody holds any more when the program ends.
         sites: one per instruction, or empty: where in the user's code it was issued (code object and bytecode offset,
             resolved to a line only when somebody asks).
         modules: one per instruction, or empty: the call of a module inside which it was issued.

@@ -27,9 +27,9 @@ class Structure:
     Attributes:
         length: how many operands and results there are, all counted.
         first: takes each value where it comes first. again: what comes once more. shown: where that came first.
-        outside: takes the values from outside, as they come first.
+        outside: takes the values from outside, as they come first. made: takes the results.
         storages: of each of these the number of its storage, by first appearance; None where no two share one.
-        dead: takes, from the values, those that die. deaths: how many.
+        alive: takes, from the values, those that do not die. deaths: how many die.
     """
 
     length: int
@@ -37,8 +37,9 @@ class Structure:
     again: Take
     shown: Take
     outside: Take
+    made: Take
     storages: tuple[int, ...] | None
-    dead: Take
+    alive: Take
     deaths: int
 
     def values_of(self, program: Program) -> tuple[int, ...] | None:
@@ -46,17 +47,19 @@ class Structure:
         operands = program.operands
         if len(operands) != self.length or self.again(operands) != self.shown(operands):
             return None
-        if not self._are_apart(self.outside(operands)):
-            return None
         values, dead = self.first(operands), program.dead
-        return values if len(dead) == self.deaths and dead.issuperset(self.dead(values)) else None
+        if len(dead) != self.deaths or not dead.isdisjoint(self.alive(values)):
+            return None
+        return values if self._are_apart(self.outside(operands), self.made(operands)) else None
 
-    def _are_apart(self, outside: tuple[int, ...]) -> bool:
-        """Whether these are different values, and share memory as they should."""
-        storages = [v >> 32 for v in outside]
+    def _are_apart(self, outside: tuple[int, ...], made: tuple[int, ...]) -> bool:
+        """Whether these are different values, and those from outside share memory as they should."""
+        different = {*outside}
+        if len(different) != len(outside) or not different.isdisjoint(made):
+            return False
         if self.storages is None:
-            return len({*storages}) == len(storages)
-        return len({*outside}) == len(outside) and _numbered(storages) == self.storages
+            return len({v >> 32 for v in outside}) == len(outside)
+        return _numbered([v >> 32 for v in outside]) == self.storages
 
 
 def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
@@ -64,19 +67,21 @@ def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
     operands = program.operands
     first: dict[int, int] = {}
     again = [p for p, value in enumerate(operands) if first.setdefault(value, p) != p]
-    made = {*_results(program)}
+    results = [*_results(program)]
+    made = {*results}
     outside = [p for p in first.values() if p not in made]
     storages = _numbered([operands[p] >> 32 for p in outside])
-    dead = [number for number, value in enumerate(first) if value in program.dead]
+    alive = [number for number, value in enumerate(first) if value not in program.dead]
     found = Structure(
         length=len(operands),
         first=_taking([*first.values()]),
         again=_taking(again),
         shown=_taking([first[operands[p]] for p in again]),
         outside=_taking(outside),
+        made=_taking(results),
         storages=None if len({*storages}) == len(storages) else storages,
-        dead=_taking(dead),
-        deaths=len(dead),
+        alive=_taking(alive),
+        deaths=len(first) - len(alive),
     )
     return found, tuple(first)
 
