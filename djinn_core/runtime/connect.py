@@ -12,7 +12,7 @@ import torch
 from djinn_core.config import Settings
 from djinn_core.errors import ConfigurationError, DjinnError, PluginError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits
-from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
@@ -24,6 +24,7 @@ from djinn_core.runtime.dialling import (
     given_up,
     reach_executor,
     reach_gateway,
+    slowness,
     unreachable,
 )
 from djinn_core.torch_private import load_early
@@ -44,6 +45,7 @@ class Opened:
         url: the address that was reached; `inline` where the executor is a thread of this process.
         fallbacks: what was tried before, each with the reason why it was given up.
         executor: the process that was started for this session alone, to be closed after it; None where a server runs it.
+        addresses: where its server listens, as far as that is known.
     """
 
     connection: Connection
@@ -51,6 +53,7 @@ class Opened:
     url: str
     fallbacks: tuple[str, ...] = ()
     executor: ExecutorProcess | None = None
+    addresses: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -166,7 +169,11 @@ def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> t
     opened: list[Opened] = []
     failed: list[tuple[str, DjinnError]] = []
     try:
-        for urls in servers.members:
+        for urls in sorted(servers.members, key=lambda urls: slowness(urls[0], registry.transports)):
+            if any(
+                url in member.addresses and has_transport(url, registry.transports) for member in opened for url in urls
+            ):
+                continue  # another way to the same server
             try:
                 member = _open_remote(settings, registry, urls, servers.token)
             except (TransportError, PluginError) as error:
@@ -196,7 +203,7 @@ def _open_remote(settings: Settings, registry: Registry, urls: tuple[str, ...], 
         raise
     if reached.connection is not gateway.connection:
         gateway.connection.close()
-    return _opened(reached)
+    return _opened(reached, gateway.welcome.gateway)
 
 
 def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess]) -> tuple[Opened, ...]:
@@ -223,8 +230,8 @@ def _open_inline(settings: Settings) -> Opened:
     return Opened(connection, attach(connection, ticket, settings.connect_timeout), "inline")
 
 
-def _opened(reached: Dialled) -> Opened:
-    return Opened(reached.connection, reached.attached, reached.url, reached.fallbacks)
+def _opened(reached: Dialled, addresses: tuple[str, ...]) -> Opened:
+    return Opened(reached.connection, reached.attached, reached.url, reached.fallbacks, addresses=addresses)
 
 
 def _plugin_names(plugins: tuple[Any, ...] | None) -> tuple[str, ...] | None:

@@ -175,13 +175,15 @@ def _answer_to(connection: Connection, question: Message, timeout: float) -> Fra
     return connection.receive(timeout)
 
 
+def slowness(url: str, transports: Iterable[Transport]) -> float:
+    """A number that is greater for slower transports; infinite for an address that none serves."""
+    known = tuple(transports)
+    return -transport_for(url, known).capabilities.speed if has_transport(url, known) else float("inf")
+
+
 def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:
     """`urls` by the speed of their transports; those that none serves stay in, last, so that errors name them."""
-
-    def slowness(url: str) -> float:
-        return -transport_for(url, transports).capabilities.speed if has_transport(url, transports) else float("inf")
-
-    return sorted(urls, key=slowness)
+    return sorted(urls, key=lambda url: slowness(url, transports))
 
 
 def _direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
