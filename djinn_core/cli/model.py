@@ -15,7 +15,7 @@ import click
 import torch
 from torch.utils import _pytree as pytree
 
-from djinn_core.errors import ConfigurationError, UnsupportedOperation
+from djinn_core.errors import ConfigurationError, DjinnError, UnsupportedOperation
 
 if TYPE_CHECKING:
     from djinn_core.ir.result import PipelineResult, Stage
@@ -47,19 +47,37 @@ def captured_model(target: str, step: Step, until: str) -> PipelineResult:
     """
     importlib.import_module("djinn")  # as the user's program would: that registers the device
     model, inputs = _built(target, step)
-    model.train(step.kind == "train")
+    model.to("meta").train(step.kind == "train")  # some make tensors on the CPU, wherever they are told to
     parameters = sum(p.numel() for p in model.parameters())
     click.echo(f"{type(model).__name__}, {parameters:,} parameters, without weights", err=True)
     try:
-        return _planned(model, step, inputs, until)
-    except (
-        UnsupportedOperation
-    ):  # the model looks at its inputs: they get values, and the executor computes what it asks
+        return _called_model(target, lambda: _planned(model, step, inputs, until))
+    except UnsupportedOperation:  # it looks at its inputs: they get values, and the executor computes what it asks
         click.echo(f"{type(model).__name__} looks at the values of its inputs: zeros are taken for them", err=True)
-        return _planned(model, step, inputs, until, zeros=True)
-    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    try:
+        return _called_model(target, lambda: _planned(model, step, inputs, until, zeros=True))
+    except UnsupportedOperation as error:
+        raise ConfigurationError(
+            f"{target}: the model goes on by numbers that it has computed, {_place(error)}; without weights there are none. "
+            "Run it with weights: djinn explain script.py"
+        ) from None
+
+
+def _called_model(target: str, call: Callable[[], PipelineResult]) -> PipelineResult:
+    try:
+        return call()
+    except DjinnError:
+        raise
+    except Exception as error:
         _show(error)
         raise ConfigurationError(f"{target}: calling the model failed, as shown above. {_OWN_INPUTS}") from None
+
+
+def _place(error: Exception) -> str:
+    """The model's line at which it was raised."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    return f"at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else "inside PyTorch"
 
 
 _OWN_INPUTS = (

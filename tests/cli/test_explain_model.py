@@ -30,6 +30,12 @@ SHOP = """
     def named():
         return nn.MultiheadAttention(8, 2), {name: torch.zeros(3, 8) for name in ("query", "key", "value")}
 
+    def computes():
+        class Computes(nn.Linear):
+            def forward(self, x):
+                return x if super().forward(x).sum() > 0 else -x
+        return Computes(8, 8), torch.zeros(3, 8)
+
     def nothing():
         return 1
 
@@ -114,8 +120,9 @@ def test_a_model_that_looks_at_its_inputs_gets_zeros() -> None:
         (["shop_of_models:nothing"], "returned int; it should return a torch.nn.Module"),
         (["shop_of_models:alone"], "nobody knows what inputs Linear takes"),
         (["shop_of_models:fails"], "raised KeyError"),
+        (["shop_of_models:computes"], "(`return x if super().forward(x).sum() > 0 else -x`)"),
         (["shop_of_models:wrong"], "calling the model failed"),
-        (["shop_of_models:towr"], "it has alone, fails, looks, named, nothing, tower, wrong"),
+        (["shop_of_models:towr"], "it has alone, computes, fails, looks, named, nothing, tower, wrong"),
         (["shop_of_modls:tower"], "there is no module 'shop_of_modls'"),
         (["shop_of_models:tower", "an-argument"], "takes no arguments"),
         (["shop_of_models:tower", "--step", "decode"], "takes no tokens"),
