@@ -163,6 +163,11 @@ class Route:
         self._sender = threading.Thread(target=self._send_all, name="djinn-route", daemon=True)
         self._sender.start()
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that went this way."""
+        return self._connection.bytes_sent
+
     def send(self, shipment: int, items: list[Packed]) -> None:
         """Have a shipment sent; waits while too many are before it."""
         self._waiting.put((shipment, items))
@@ -236,6 +241,11 @@ class Exchange:
         if peer not in self._routes:
             raise ProtocolError(f"there is no way to executor {peer}")
         self._routes[peer].send(shipment, items)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that went from this session to other executors."""
+        return sum(route.bytes_sent for route in self._routes.values())
 
     def close(self) -> None:
         """Hang up on all others."""

@@ -364,7 +364,7 @@ class ExecutorSession:
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def figures(self) -> dict[str, int]:
-        """Counts and bytes: `values`, `memory`, `submissions`, templates, and those of `device_figures`."""
+        """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
         return (
             device
@@ -375,6 +375,7 @@ class ExecutorSession:
                 "reserved": max(memory, device.get("device_reserved", 0)),
                 "submissions": self.submissions,
                 "templates": len(self._templates),
+                "peer_bytes": self._exchange.bytes_sent,
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
         )
