@@ -15,6 +15,7 @@ from djinn_core.ir.program import Program, Signature
 from djinn_core.ir.values import make_handle, new_storage, storage_of, tensor_meta
 from djinn_core.pipeline import Request, planned
 from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.plans import PlansByStructure
 from djinn_core.stages.cache import PlanCache
 from djinn_core.stages.fingerprint import fingerprint
 
@@ -130,13 +131,30 @@ def memory_of_its_own(program, _, at):
     )
 
 
+def memory_of_another(program, _, at):
+    """A value from outside, which had memory of its own, is moved to that of another one."""
+    made = {v for i in program.instructions() for v in i.outputs}
+    outside = [v for v in dict.fromkeys(program.operands) if v not in made]
+    if len(outside) < 2:
+        return None
+    value, other = outside[at % len(outside)], outside[at % len(outside) - 1]
+    if any(storage_of(v) == storage_of(value) for v in set(program.operands) - {value}):
+        return None
+    moved = make_handle(storage_of(other), 1000)
+    return attrs.evolve(
+        program,
+        operands=tuple(moved if v == value else v for v in program.operands),
+        dead=frozenset(moved if v == value else v for v in program.dead),
+    )
+
+
 def with_call(program: Program, at: int, call) -> Program:
     return attrs.evolve(program, calls=(*program.calls[:at], call, *program.calls[at + 1 :]))
 
 
 CHANGES = [
     another_size, another_dtype, another_layout, another_op, another_number, a_float_for_an_int, another_edge,
-    another_death, memory_of_its_own,
+    another_death, memory_of_its_own, memory_of_another,
 ]  # fmt: skip
 
 
@@ -152,6 +170,46 @@ def test_programs_that_differ_in_anything_have_other_fingerprints(seed, change, 
     if change is another_edge and numbered:
         return  # the same flow under another name
     assert (one.topology, one.shapes) != (two.topology, two.shapes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 40), change=st.sampled_from(CHANGES), at=st.integers(0, 500))
+def test_a_session_never_takes_the_plan_of_a_program_that_differs_in_anything(seed, change, at):
+    program = random_graph(seed, length=12).program
+    other = change(program, at % len(program.calls), at)
+    if other is None or (change is memory_of_its_own and contradicts_calls(program, other)):
+        return
+    plans = PlansByStructure[str](exact=True)
+    plans.find(program)[0].append("the first one's")
+    for again in (program, renamed(program)):
+        variants, values = plans.find(again)
+        assert variants == ["the first one's"]
+        assert values == tuple(dict.fromkeys(again.operands))
+    if numbered(program) == numbered(other) and change is another_edge:
+        return  # the same flow under another name
+    assert plans.find(other)[0] == []
+
+
+def contradicts_calls(program, other):
+    """Whether a result was moved, or something that one looks into: the calls say in whose memory results are."""
+    moved = {storage_of(v) for v in set(program.operands) - set(other.operands)}
+    return any(storage_of(v) in moved for i in program.instructions() for v in i.outputs)
+
+
+def numbered(program):
+    values = list(dict.fromkeys(program.operands))
+    return [values.index(v) for v in program.operands]
+
+
+def renamed(program):
+    """The same program of other values, as the next step of a loop records it."""
+    storages = {}
+    names = {
+        v: make_handle(storages.setdefault(storage_of(v), new_storage()), v & 0xFF)
+        for v in dict.fromkeys(program.operands)
+    }
+    operands = tuple(names[v] for v in program.operands)
+    return attrs.evolve(program, operands=operands, dead=frozenset(names[v] for v in program.dead))
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
