@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 
@@ -119,6 +120,22 @@ def test_a_model_of_70_billion_parameters_is_analysed() -> None:
     names = {node.module for node in captured.graph.nodes}
     assert "model.layers.1.self_attn.q_proj" in names
     assert captured.semantic_metadata[-1].module == "lm_head"
+
+
+@pytest.mark.usefixtures("embedded")
+def test_tensors_on_meta_do_what_remote_ones_do_in_their_own_way() -> None:
+    with torch.device("meta"):
+        weight = nn.Parameter(torch.ones(3))
+    with djinn.capture() as captured, torch.no_grad():
+        assert weight.data.device.type == "remote_accelerator"
+        assert (weight.data + 1).shape == copy.deepcopy(weight).shape
+        assert weight.untyped_storage().nbytes() == 12
+        with pytest.raises(djinn.UnsupportedOperation, match="on the meta device"):
+            weight.tolist()
+        weight.data = torch.zeros(3)
+        assert weight.tolist() == [0.0, 0.0, 0.0]
+    assert weight.is_meta
+    assert captured.graph.by_op["zeros"]
 
 
 def test_a_model_may_be_moved_without_its_weights_inside_a_capture() -> None:

@@ -22,6 +22,14 @@ from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import meta_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+# What remote tensors do in a way of their own, by what PyTorch calls for all tensors.
+_OWN_WAYS: dict[Any, Callable[..., Any]] = {
+    getattr(torch.Tensor, name): getattr(LazyTensor, name)
+    for name in ("tolist", "numpy", "untyped_storage", "data_ptr", "__format__", "__array__", "__deepcopy__")
+} | {
+    torch.Tensor.data.__get__: LazyTensor.data.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.data.__set__: LazyTensor.data.__set__,  # type: ignore[attr-defined]
+}
 
 
 class StandIns(TorchFunctionMode):
@@ -46,7 +54,7 @@ class StandIns(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         args = tuple([self._standing_for(a) for a in args])
         kwargs = {name: self._standing_for(a) for name, a in kwargs.items()} if kwargs else {}
-        result = func(*args, **kwargs)
+        result = _OWN_WAYS.get(func, func)(*args, **kwargs)
         # What writes into a tensor returns it: `module.buffer += 1` leaves the module with the buffer that it had.
         return self._originals.get(id(result), result)
 
