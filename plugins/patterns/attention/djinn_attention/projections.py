@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import attrs
 
@@ -14,7 +14,6 @@ from djinn_attention.sites import Site
 _LAYERS = frozenset({"addmm", "linear", "matmul", "mm"})
 _ATTENDING = frozenset({"_softmax", "baddbmm", "bmm", "embedding", "softmax"})
 _ENDS = _LAYERS | _ATTENDING | {"convolution"}
-_BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 # What makes shorter or normal what is projected afterwards, written out or not.
 _REDUCTIONS = frozenset({
     "_fused_rms_norm", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "batch_norm", "convolution",
@@ -60,19 +59,8 @@ class Feeding:
 def feeding(graph: Graph, site: Site) -> Feeding:
     """The layers around an attention."""
     operands = ((site.query, site.nodes[0]), (site.key, site.nodes[0]), (site.value, site.nodes[-1]))
-    query, key, value = (_before(graph, _pieces(graph, v, _source(graph, v, at))) for v, at in operands)
+    query, key, value = (_before(graph, _source(graph, v, at)) for v, at in operands)
     return Feeding(query, key, value, _after(graph, site.nodes[-1]))
-
-
-def _pieces(graph: Graph, value: int, source: int) -> Sequence[int]:
-    """The source of an operand; where it was put together in a new tensor, piece by piece, those of all pieces."""
-    maker = graph.producer(value)
-    if maker is None or maker.operation not in _BLANK:
-        return (source,)
-    flow = graph.flow
-    parts = [part for part in flow.readers(maker.id) if flow.looks[part] and not graph.nodes[part].writes]
-    writes = [n for at in (maker.id, *parts) for n in flow.readers(at) if graph.nodes[n].operation == "copy_"]
-    return [flow.sources[n][1] for n in writes] or (source,)
 
 
 def _source(graph: Graph, value: int, at: int) -> int:
@@ -81,14 +69,13 @@ def _source(graph: Graph, value: int, at: int) -> int:
     return graph.flow.operand(node, value) if value in node.inputs else graph.flow.source(value)
 
 
-def _before(graph: Graph, sources: Sequence[int]) -> tuple[Projection, ...]:
+def _before(graph: Graph, source: int) -> tuple[Projection, ...]:
     """The layers that lead to an operand with nothing but positions, norms and the like between."""
     found: dict[int, Projection] = {}
-    for source in sources:
-        for at in graph.flow.ancestors(source, _ENDS, _NEAR):
-            projection = _projection(graph, at)
-            if projection is not None:
-                found.setdefault(projection.node, projection)
+    for at in graph.flow.ancestors(source, _ENDS, _NEAR):
+        projection = _projection(graph, at)
+        if projection is not None:
+            found.setdefault(projection.node, projection)
     return tuple(found.values())
 
 

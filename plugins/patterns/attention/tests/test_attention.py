@@ -170,14 +170,25 @@ def one(function, *inputs):
     return match.details
 
 
-def test_one_key_head_is_multi_query_also_where_it_was_repeated_before_positions_were_added():
-    def repeated_first(q, k, v):
+class RepeatedFirst(nn.Module):
+    """Keys and values are repeated for the query heads before positions are added, as in Falcon."""
+
+    def __init__(self, kv_heads):
+        super().__init__()
+        self.kv_heads, width = kv_heads, WIDTH // HEADS
+        self.query, self.key, self.value = (nn.Linear(WIDTH, n * width) for n in (HEADS, kv_heads, kv_heads))
+
+    def forward(self, x):
+        shape = (1, LENGTH, self.kv_heads, HEADS // self.kv_heads, WIDTH // HEADS)
+        k, v = (layer(x).view(*shape[:3], 1, -1).expand(shape) for layer in (self.key, self.value))
+        q, k, v = (t.reshape(1, LENGTH, HEADS, -1).transpose(1, 2) for t in (self.query(x), k, v))
         cos = torch.ones(LENGTH, WIDTH // HEADS)
-        k, v = repeat(k), repeat(v)
         return fused(q, k * cos + k.roll(1, -1) * cos, v)
 
+
+def test_one_key_head_is_multi_query_also_where_it_was_repeated_before_positions_were_added():
     for kv_heads, sharing in ((1, "multi-query"), (2, "grouped-query"), (HEADS, "multi-head")):
-        details = one(Block(repeated_first, kv_heads=kv_heads), torch.rand(1, LENGTH, WIDTH))
+        details = one(RepeatedFirst(kv_heads), torch.rand(1, LENGTH, WIDTH))
         assert (details["kv_heads"], details["sharing"]) == (kv_heads, sharing)
         assert details["head_size"] == WIDTH // HEADS
 
