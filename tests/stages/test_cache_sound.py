@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djinn.hooks import PatternMatch
-from djinn.testing import random_graph, topology
+from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_core.ir.form import Form
 from djinn_core.ir.program import Program, Signature
 from djinn_core.ir.values import make_handle, new_storage, storage_of, tensor_meta
@@ -233,3 +233,19 @@ def test_versions_and_settings_of_plugins_count():
     for plugins in (Registry(patterns=(Curious(graph),)), Registry(patterns=(Curious(graph),))):
         planned(graph.program, plugins, request, cache)
     assert cache.statistics()["plan_hits"] == 0  # two objects of one class may be set up differently
+
+
+def test_a_result_in_the_place_of_a_value_from_outside_is_seen():
+    def twice(chained):
+        builder = ProgramBuilder()
+        x, y = builder.input(3), builder.input(3)
+        first = builder.op("aten::relu", x, shape=(3,))
+        builder.op("aten::relu", first if chained else y, shape=(3,))
+        return builder.program()
+
+    apart, chained = twice(False), twice(True)
+    chained = attrs.evolve(chained, calls=apart.calls)
+    for exact in (True, False):
+        plans = PlansByStructure[str](exact)
+        plans.find(apart)[0].append("apart")
+        assert plans.find(chained)[0] == []
