@@ -1,0 +1,236 @@
+"""What knowledge of a program is worth on several executors: each row beside a placement that knows nothing, or one executor.
+
+    python benchmarks/bench_scheduling.py [--json] [--quick] [--case multimodal,cnn]
+
+Executors are processes of this machine with one thread each, on real sockets; where a link is named, one of them is behind it.
+Where two executors compute at the same time, this process has to find its time beside them: two cores are both busy then.
+Every run checks that results equal those of local PyTorch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from links import CLIENT, Conditions, namespace, permitted
+from links import SERVER as FAR
+from measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
+from serving import server, url_of
+
+import djinn
+from djinn_core.runtime import client
+
+REMOTE = "remote_accelerator:0"
+GIGABIT = 1e9
+TOKENS = 12
+BATCHES = 12
+Run = Callable[[], object]
+
+
+@contextmanager
+def executors(count: int, policy: str, threads: int = 1, **settings: object) -> Iterator[None]:
+    """So many executors on this machine work as one, placed by a policy."""
+    djinn.configure(executors=count, threads=threads, placement_policy=policy, **settings)
+    try:
+        djinn.init()
+        yield
+    finally:
+        djinn.configure()
+
+
+@contextmanager
+def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Iterator[None]:
+    """Two servers that work as one: one here, one at the other end of a link, which is also between the two."""
+    if not permitted():
+        raise CannotMeasureError("network namespaces are not permitted here")
+    token = {"DJINN_TOKEN": "benchmark-" + "0" * 24}
+    network = ["--store-gib", "0", "--insecure-plaintext-on-network", "--host"]
+    with ExitStack() as stack:
+        inside = stack.enter_context(namespace(conditions))
+        near = stack.enter_context(server(*network, CLIENT, threads=threads, environment=token))
+        far = stack.enter_context(server(*network, FAR, threads=threads, environment=token, prefix=inside))
+        djinn.configure(
+            servers=[url_of(near), url_of(far)], token=near.token, disable=("local",), placement_policy=policy
+        )
+        try:
+            djinn.init()
+            yield
+        finally:
+            djinn.configure()
+
+
+def between() -> int:
+    """Bytes that executors have sent to each other."""
+    return int(client._state.session.figures().get("peer_bytes", 0))  # noqa: SLF001 - counted for us
+
+
+def timed(run: Run, warm: int, times: int) -> float:
+    for _ in range(warm):
+        run()
+    return median_of(run, times)
+
+
+# --- decoding -------------------------------------------------------------------------------------------------
+
+
+def small_llama(effort: Effort) -> Callable[[str], Callable[[], torch.Tensor]]:
+    """Greedy decoding of a small Llama on a device; each call is a whole generation."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    width = 64 if effort.small else 256
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2 if effort.small else 4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1000,
+    )
+    model = LlamaForCausalLM(config).eval()
+    prompt = torch.randint(0, 1000, (1, 32))
+
+    def on(device: str) -> Callable[[], torch.Tensor]:
+        moved = model.to(device)
+        given = prompt.to(device)
+        return lambda: moved.generate(given, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0).cpu()
+
+    return on
+
+
+def decoding(conditions: Conditions, effort: Effort) -> Outcome:
+    """A token where ops are placed in turn, over one where the cache stays."""
+    expected = small_llama(effort)("cpu")()
+    seconds: dict[str, float] = {}
+    moved: dict[str, float] = {}
+    for policy in ("cost_based", "round_robin"):
+        with executors_over(conditions, policy, effort.threads):
+            generate = small_llama(effort)(REMOTE)
+            assert torch.equal(generate(), expected)
+            generate()
+            before = between()
+            seconds[policy] = median_of(generate, effort.times(3)) / TOKENS
+            moved[policy] = (between() - before) / (effort.times(3) * TOKENS)
+    figures = {
+        "kv_bytes_ours": moved["cost_based"],
+        "kv_bytes_blind": moved["round_robin"],
+        "ours ms": seconds["cost_based"] * 1e3,
+        "blind ms": seconds["round_robin"] * 1e3,
+    }
+    return Outcome(seconds["cost_based"] / seconds["round_robin"], figures)
+
+
+# --- two branches ---------------------------------------------------------------------------------------------
+
+
+class Branches(torch.nn.Module):
+    """An encoder for each of two kinds of data, and what makes one of both."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.seeing, self.reading = (
+            torch.nn.TransformerEncoder(
+                torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True), layers
+            )
+            for _ in range(2)
+        )
+        self.patches = torch.nn.Conv2d(3, width, 16, 16)
+        self.words = torch.nn.Embedding(1000, width)
+        self.together = torch.nn.Linear(2 * width, 16)
+
+    def forward(self, pictures: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        seen = self.seeing(self.patches(pictures).flatten(2).transpose(1, 2)).mean(1)
+        read = self.reading(self.words(tokens)).mean(1)
+        return self.together(torch.cat([seen, read], -1))
+
+
+@torch.no_grad()
+def multimodal(effort: Effort) -> Outcome:
+    """Latency on two executors over that on one."""
+    torch.manual_seed(0)
+    model = Branches(64 if effort.small else 384, 2 if effort.small else 6).eval()
+    pictures, tokens = torch.randn(2, 3, 224, 224), torch.randint(0, 1000, (2, 196))
+    expected = model(pictures, tokens)
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(effort.rounds):
+        for count in (1, 2):
+            with executors(count, "cost_based" if count > 1 else "single", effort.threads):
+                ours = model.to(REMOTE)
+                torch.testing.assert_close(ours(pictures.to(REMOTE), tokens.to(REMOTE)).cpu(), expected)
+                given = pictures.to(REMOTE), tokens.to(REMOTE)
+                seconds[count].append(timed(lambda: ours(*given).cpu(), 3, effort.times(8)))  # noqa: B023
+                model = ours.to("cpu")
+    one, two = (statistics.median(seconds[count]) for count in (1, 2))
+    return Outcome(two / one, {"one ms": one * 1e3, "two ms": two * 1e3})
+
+
+# --- a stream of pictures ---------------------------------------------------------------------------------------
+
+
+def convolutions(effort: Effort) -> torch.nn.Module:
+    width, layers = (8, 4) if effort.small else (64, 12)
+    stages: list[torch.nn.Module] = [torch.nn.Conv2d(3, width, 3, padding=1)]
+    for _ in range(layers):
+        stages += [torch.nn.Conv2d(width, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*stages, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 10))
+
+
+@torch.no_grad()
+def cnn(effort: Effort) -> Outcome:
+    """Throughput of one executor over that of two, for a stream of batches that nobody waits for one by one."""
+    torch.manual_seed(0)
+    model = convolutions(effort).eval()
+    batches = [torch.randn(4, 3, 64, 64) for _ in range(BATCHES)]
+    expected = [model(batch) for batch in batches]
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+
+    def stream(ours: torch.nn.Module) -> list[torch.Tensor]:
+        made = [ours(batch.to(REMOTE)).to("cpu", non_blocking=True) for batch in batches]
+        return [m + 0 for m in made]
+
+    for _ in range(effort.rounds):
+        for count in (1, 2):
+            with executors(count, "cost_based" if count > 1 else "single", effort.threads):
+                ours = model.to(REMOTE)
+                for mine, other in zip(stream(ours), expected, strict=True):
+                    torch.testing.assert_close(mine, other)
+                seconds[count].append(timed(partial(stream, ours), 2, effort.times(4)))
+                model = ours.to("cpu")
+    one, two = (statistics.median(seconds[count]) for count in (1, 2))
+    return Outcome(two / one, {"one ms": one * 1e3, "two ms": two * 1e3, "cnn_pipeline_speedup": one / two})
+
+
+# --- other computation ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def fusion(effort: Effort) -> Outcome:
+    """A forward pass with batch norms folded, over the same without; and decoding with projections fused."""
+    torch.manual_seed(0)
+    model = convolutions(effort).eval()
+    batch = torch.randn(4, 3, 64, 64)
+    expected = model(batch)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(effort.rounds):
+        for exact in (True, False):
+            with executors(1, "single", effort.threads, exact=exact):
+                ours, given = model.to(REMOTE), batch.to(REMOTE)
+                torch.testing.assert_close(ours(given).cpu(), expected)
+                seconds[exact].append(timed(lambda: ours(given).cpu(), 3, effort.times(10)))  # noqa: B023
+                model = ours.to("cpu")
+    plain, folded = statistics.median(seconds[True]), statistics.median(seconds[False])
+    return Outcome(folded / plain, {"plain ms": plain * 1e3, "folded ms": folded * 1e3})
+
+
+CASES = (
+    Case("decoding_gigabit", 1 / 3, partial(decoding, Conditions(bits_per_second=GIGABIT))),
+    Case("multimodal", 0.6, multimodal),
+    Case("cnn", 1 / 1.8, cnn),
+    Case("fold_batch_norms", 1.0, fusion),
+)
+
+if __name__ == "__main__":
+    main("Scheduling: what knowledge of a program is worth on several executors", CASES)
