@@ -134,6 +134,8 @@ def test_tensors_on_meta_do_what_remote_ones_do_in_their_own_way() -> None:
             weight.tolist()
         weight.data = torch.zeros(3)
         assert weight.tolist() == [0.0, 0.0, 0.0]
+        here = torch.ones(2, device="cpu")
+        assert (here.tolist(), here.data.numpy().sum()) == ([1.0, 1.0], 2.0)
     assert weight.is_meta
     assert captured.graph.by_op["zeros"]
 

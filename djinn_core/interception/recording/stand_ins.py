@@ -54,7 +54,9 @@ class StandIns(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         args = tuple([self._standing_for(a) for a in args])
         kwargs = {name: self._standing_for(a) for name, a in kwargs.items()} if kwargs else {}
-        result = _OWN_WAYS.get(func, func)(*args, **kwargs)
+        if args and isinstance(args[0], LazyTensor):
+            func = _OWN_WAYS.get(func, func)
+        result = func(*args, **kwargs)
         # What writes into a tensor returns it: `module.buffer += 1` leaves the module with the buffer that it had.
         return self._originals.get(id(result), result)
 
