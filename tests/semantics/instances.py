@@ -12,7 +12,7 @@ from ground_truth import Instance, ModuleRun
 from module_runs import ancestors
 from torch import nn
 
-from djinn.hooks import Graph, Node
+from djinn.hooks import Graph, Node, storage_of
 
 # The one op of an attention that cannot be done without, fused or not.
 WEIGHING = frozenset({
@@ -262,6 +262,18 @@ def _heads(scene: Scene) -> Iterator[Instance]:
             yield Instance("head", core, frozenset(run.span), where=run.path)
         elif core and not core & mixed and ("head" in run.path or "classifier" in run.path):
             yield Instance("head", core, frozenset(run.span), required=False, where=run.path)
+    yield from _heads_without_module(scene)
+
+
+def _heads_without_module(scene: Scene) -> Iterator[Instance]:
+    """Products with the table of tokens itself that no module makes: what they are, modules do not say."""
+    graph = scene.graph
+    lookups = scene.ops(scene.inside(scene.find(rules.is_table)), frozenset({"embedding"}))
+    tables = {storage_of(graph.nodes[i].inputs[0]) for i in lookups}
+    made = scene.inside(scene.find(rules.is_linear))
+    for node in sorted(scene.ops(range(len(graph.nodes)), PRODUCTS) - made):
+        if tables.intersection(map(storage_of, graph.nodes[node].inputs)):
+            yield Instance("head", frozenset({node}), frozenset({node}), required=False, where="no module")
 
 
 def _recurrences(scene: Scene) -> Iterator[Instance]:

@@ -9,9 +9,14 @@ from collections import Counter
 
 import attrs
 import pytest
+import torch
+from instances import Scene, instances
 from labelled_zoo import LABELLED, labelled
 from phase_truth import workloads_of
 from scoring import NAMES, Judged, Sum, of_pattern, score
+from situations import forward
+from torch import nn
+from torch.nn import functional
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
@@ -169,6 +174,16 @@ def test_attention_and_caches_are_recognised(embedded, recorded, name):
     assert found.workload
 
 
+@pytest.mark.parametrize("name", EXPECTED)
+def test_recurrences_and_interactions_are_recognised(embedded, recorded, name):
+    program = recorded(name)
+    profile = djinn.plan(attrs.evolve(program.program, modules=(), sites=()), until="annotate").profile
+    found = score(program, profile)
+    for pattern in ("embedding_bag", "interaction", "recurrent"):
+        assert not found.patterns[pattern].missed
+        assert all(judged.right for judged in found.patterns[pattern].judged)
+
+
 @pytest.mark.parametrize("name", ["bert", "resnet", "dlrm", "perceptron"])
 def test_flops_are_those_that_pytorch_counts(embedded, recorded, name):
     program = recorded(name)
@@ -185,3 +200,22 @@ def test_halves_and_situations():
     assert workloads_of("vision", "train") == {WorkloadType.TRAINING}
     assert WorkloadType.LLM in workloads_of("illustrated decoder", "decode")
     assert WorkloadType.LLM not in workloads_of("illustrated decoder", "prefill")
+
+
+def test_a_head_that_is_no_module_is_left_open(embedded):
+    class Tied(nn.Module):
+        """Scores of tokens by the table itself, as some write it."""
+
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = nn.Embedding(50, 8), nn.Linear(8, 8)
+
+        def forward(self, inputs):
+            return functional.linear(self.layer(self.table(inputs)), self.table.weight)
+
+    model = Tied().to("remote_accelerator:0")
+    call = forward(model, {"inputs": torch.arange(4, device="remote_accelerator:0")[None]})
+    graph = ProgramGraph(call.recorded.captured.program)
+    (head,) = (i for i in instances(Scene(graph, call.recorded.runs)) if i.pattern == "head")
+    assert not head.required
+    assert head.core == {graph.nodes[-1].id}
