@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Literal, Protocol, runtime_checkable
 
@@ -163,7 +163,16 @@ class ProgramGraph(DrawnInNotebooks):
     @cached_property
     def edges(self) -> Sequence[Edge]:
         """Data edges from whoever made or last wrote what a node reads; order edges from readers to the next writer."""
-        return tuple(_edges(self.nodes))
+        return tuple([Edge(source, target, kind) for (source, target), kind in self._ends.items()])
+
+    @property
+    def pairs(self) -> Collection[tuple[int, int]]:
+        """Source and target of all edges, as plain numbers."""
+        return self._ends.keys()
+
+    @cached_property
+    def _ends(self) -> Mapping[tuple[int, int], EdgeKind]:
+        return _edges(self.nodes)
 
     @cached_property
     def _metas(self) -> dict[int, TensorMeta]:
@@ -250,11 +259,11 @@ class _Flow:
     makers: dict[int, int] = attrs.field(factory=dict)
     writers: dict[int, int] = attrs.field(factory=dict)
     readers: dict[int, list[int]] = attrs.field(factory=lambda: defaultdict(list))
-    edges: dict[tuple[int, int], Edge] = attrs.field(factory=dict)
+    edges: dict[tuple[int, int], EdgeKind] = attrs.field(factory=dict)
 
     def add(self, source: int, target: int, kind: EdgeKind) -> None:
         if source != target and (kind == "data" or (source, target) not in self.edges):
-            self.edges[source, target] = Edge(source, target, kind)
+            self.edges[source, target] = kind
 
     def take(self, node: Node) -> None:
         """Add the edges into `node`, and remember what it reads, writes and makes."""
@@ -292,11 +301,11 @@ def storages_written(node: Node) -> dict[int, None]:
     return dict.fromkeys((*map(storage_of, node.writes), *random))
 
 
-def _edges(nodes: Sequence[Node]) -> list[Edge]:
+def _edges(nodes: Sequence[Node]) -> dict[tuple[int, int], EdgeKind]:
     flow = _Flow()
     for node in nodes:
         flow.take(node)
-    return list(flow.edges.values())
+    return flow.edges
 
 
 def topology_hash(graph: Graph) -> str:

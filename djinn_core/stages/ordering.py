@@ -10,13 +10,18 @@ from typing import Any
 import attrs
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
+from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.schedule import SchedulingGroup, SchedulingStrategy
 
 
 def orderings(context: SchedulingContext) -> list[tuple[int, int]]:
     """Pairs of running nodes of which the second needs the first."""
     graph, running = context.graph, frozenset(context.plan.nodes)
-    pairs = [(e.source, e.target) for e in graph.edges if e.source in running and e.target in running]
+    found = graph.pairs if isinstance(graph, ProgramGraph) else [(e.source, e.target) for e in graph.edges]
+    if len(running) == len(graph.nodes):
+        pairs = list(found)
+    else:
+        pairs = [(source, target) for source, target in found if source in running and target in running]
     for value, stand_in in context.plan.replace.items():
         maker = graph.producer(stand_in)
         if maker is not None:
@@ -73,10 +78,12 @@ class Dependences:
     def remaining(self, nodes: Sequence[int]) -> dict[int, float]:
         """By node the time from its start to the end of the program, if nothing had to wait for a device."""
         left: dict[int, float] = {}
+        device = self.device
         for node in reversed(nodes):
-            left[node] = self.seconds[node] + max(
-                (left[a] + self.hop(node, a) for a in self.after.get(node, ())), default=0.0
-            )
+            most, here = 0.0, device[node]
+            for after in self.after.get(node, ()):
+                most = max(most, left[after] if device[after] == here else left[after] + self.hop(node, after))
+            left[node] = most + self.seconds[node]
         return left
 
 
@@ -101,10 +108,11 @@ def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], A
         order.append(node)
         queue.clock += found.seconds[node]
         for after in found.after.get(node, ()):
-            arrival[after] = max(arrival[after], queue.clock + found.hop(node, after))
+            there = found.device[after]
+            came = queue.clock if there == device else queue.clock + found.hop(node, after)
+            arrival[after] = max(arrival[after], came)
             missing[after] -= 1
             if not missing[after]:
-                there = found.device[after]
                 heapq.heappush(queues[there].coming, (arrival[after], after))
                 if there in waiting:
                     waiting.discard(there)

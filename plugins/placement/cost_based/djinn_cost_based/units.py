@@ -8,7 +8,6 @@ in a circle.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -107,7 +106,7 @@ class _Gathering:
         self.unit_of: dict[int, int] = {}  # by value: the unit that made it
         self.written: dict[int, int] = {}  # by storage: the unit that last wrote into it
         self.bytes: dict[int, int] = {}  # by unit: of the inputs that it gathered
-        self.uses = Counter(v for node in self.nodes for v in dict.fromkeys(self._used(node)))
+        self.uses: dict[int, int] = {}
         self.branch = self._branches()
 
     def _used(self, node: Node) -> tuple[int, ...]:
@@ -115,18 +114,28 @@ class _Gathering:
         return tuple([replace.get(v, v) for v in node.inputs]) if replace else node.inputs
 
     def _branches(self) -> dict[int, float]:
-        """By node: seconds of the chain that begins there, in which each computes with the one before and nobody else."""
-        maker = {v: node.id for node in self.nodes for v in node.outputs}
+        """By node: seconds of the chain that begins there, in which each computes with the one before and nobody else.
+
+        Counts uses of values on the way.
+        """
+        maker: dict[int, int] = {}
         follower: dict[int, int] = {}
+        uses = self.uses
         for node in self.nodes:
-            makers = {maker[v] for v in self._used(node) if v in maker}
-            if len(makers) == 1:
-                (before,) = makers
+            before, single = -1, True
+            for value in self._used(node):
+                uses[value] = uses.get(value, 0) + 1
+                made_by = maker.get(value, before)
+                single = single and before in {-1, made_by}
+                before = made_by
+            if before >= 0 and single:
                 follower[before] = node.id if before not in follower else -1
+            for value in node.outputs:
+                maker[value] = node.id
         branch: dict[int, float] = {}
         for node in reversed(self.nodes):
             after = follower.get(node.id, -1)
-            alone = after >= 0 and sum(self.uses[v] for v in node.outputs) == 1
+            alone = after >= 0 and sum([uses.get(v, 0) for v in node.outputs]) == 1
             branch[node.id] = self.quickest[node.id] + (branch[after] if alone else 0.0)
         return branch
 
