@@ -274,6 +274,24 @@ def test_two_layers_are_two_recurrences_and_nothing_of_the_layers_between():
     assert max(first.nodes) < between < min(second.nodes)
 
 
+def test_what_is_made_of_each_state_is_not_part_of_it():
+    """A layer that scores each state in the same loop lies outside."""
+    cell, head = nn.GRUCell(WIDTH, WIDTH).to(DEVICE), nn.Linear(WIDTH, 9).to(DEVICE)
+
+    def scored(inputs):
+        state, scores = torch.zeros(2, WIDTH, device=DEVICE), []
+        for step in inputs.unbind(1):
+            state = cell(step, state)
+            scores.append(head(state))
+        return torch.stack(scores, 1)
+
+    graph, _ = recorded(scored, series())
+    (match,) = found_in(graph)
+    heads = {n.id for n in graph.nodes if graph.meta(n.outputs[0]).shape == (2, 9)}
+    assert len(heads) == TIME
+    assert not heads & set(match.nodes)
+
+
 class Repeated(nn.Module):
     """Something again and again, each time with weights of its own, or always the same."""
 
@@ -308,6 +326,31 @@ def parts_of_channels(part, x):
     return torch.relu(part(x))
 
 
+def tied(part, x):
+    return 2 * torch.relu(part(x))
+
+
+class Parts(nn.Module):
+    """Each part of the channels through a layer of its own, added to the next (Res2Net)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = layers(TIME)()
+
+    def forward(self, inputs):
+        result, results = torch.zeros_like(inputs[:, 0]), []
+        for part, layer in zip(inputs.unbind(1), self.layers, strict=True):
+            result = torch.relu(layer(part + result))
+            results.append(result)
+        return torch.cat(results, -1)
+
+
+def always(make):
+    """The same module each time."""
+    module = make()
+    return lambda: module
+
+
 class Sampled(nn.Module):
     """A mean and a deviation, and what is drawn (VAE)."""
 
@@ -321,8 +364,8 @@ class Sampled(nn.Module):
 
 
 def one_layer_many_times():
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, dropout=0.0)
-    return Repeated(lambda: layer, lambda part, x: part(x))
+    make = always(lambda: nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, dropout=0.0))
+    return Repeated(make, lambda part, x: part(x))
 
 
 NOT = {
@@ -330,6 +373,7 @@ NOT = {
     "coupled": lambda: Repeated(lambda: nn.Linear(WIDTH // 2, WIDTH), coupled), "sampled": Sampled,
     "one layer again": one_layer_many_times,
     "network": lambda: Repeated(lambda: nn.Linear(WIDTH, WIDTH), parts_of_channels),
+    "tied": lambda: Repeated(always(lambda: nn.Linear(WIDTH, WIDTH)), tied), "parts": Parts,
     "each by itself": lambda: Loop(layers(1), lambda parts, x, h: torch.tanh(parts[0](x)) * 2),
     "positions": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Softmax(-1)),
 }  # fmt: skip
@@ -338,6 +382,17 @@ NOT = {
 @pytest.mark.parametrize("name", NOT)
 def test_what_only_looks_like_one(name):
     assert not matches(NOT[name](), series(), train=True)
+
+
+def test_what_may_grow_is_no_decay():
+    """A coupling of two inputs stretches one by the other: what comes out is kept, but nothing is forgotten."""
+    layer = nn.Linear(WIDTH, 2 * WIDTH).to(DEVICE)
+
+    def coupling(left, right):
+        stretch, shift = layer(left).chunk(2, -1)
+        return right * stretch.tanh().exp() + shift
+
+    assert not matches(coupling, torch.zeros(2, WIDTH), torch.zeros(2, WIDTH))
 
 
 def test_cumulative_probabilities_are_no_decays():
