@@ -118,7 +118,7 @@ def fork(lengths=(4, 4)):
             y = builder.op("aten::mm", y, builder.input(8, 8), shape=(8, 8))
         ends.append(y)
     chains.append([len(builder.calls)])
-    builder.op("aten::cat", *ends, shape=(16, 8))
+    builder.op("aten::add.Tensor", *ends, shape=(8, 8))
     return builder.graph(), chains
 
 
@@ -141,7 +141,7 @@ def forked(seconds=1e-3, **link):
         placement=Placement(decisions, values, "by hand"),
         costs=Costs({first: row, second: row}),
         topology=topology,
-        resident=values,
+        resident={v: values[v] for v in graph.inputs},
     )
 
 
@@ -170,6 +170,45 @@ def test_the_clock_overlaps_work_on_two_devices_and_waits_for_links():
     (first, second) = timeline.devices.values()
     assert (first.sent, first.received, second.sent) == (256, 256, 256)
     assert timeline.limit == "compute on server/cpu:0"
+
+
+def test_copies_that_the_placement_wants_stay_where_they_came_to():
+    context = forked()
+    first, second = (d.id for d in context.topology.devices)
+    given = context.graph.inputs[0]  # lives on the first device, and both read it
+    inputs = random_inputs(context.graph)
+    for copies, kept in (({}, False), ({given: (second,)}, True)):
+        wanted = attrs.evolve(context, placement=attrs.evolve(context.placement, copies=copies))
+        held, _ = replay_schedule(context.graph, write(wanted), inputs, wanted.resident)
+        assert (given in held[second]) is kept
+        assert given in held[first]
+
+
+def write(context):
+    made = Sequential().schedule(context)
+    check_schedule(context, made, "sequential")
+    return made
+
+
+def test_transfers_from_one_device_take_turns():
+    builder = ProgramBuilder()
+    given = [builder.input(8, 8) for _ in range(3)]
+    for value in given:
+        builder.op("aten::tanh", value, shape=(8, 8))
+    graph = builder.graph()
+    context = scheduling_context(graph, 2)
+    first, second = (d.id for d in context.topology.devices)
+    values = dict.fromkeys(given, first) | {v: second for n in graph.nodes for v in n.outputs}
+    context = attrs.evolve(
+        context,
+        placement=Placement(tuple(PlacementDecision(n.id, second, "by hand") for n in graph.nodes), values, "by hand"),
+        costs=Costs(dict.fromkeys([first, second], (CostEstimate(0, 0, 0, 1e-3),) * 3)),
+        topology=NetworkTopology(context.topology.devices, (Link("*", "*", 256 / 1e-2, 1e-3),)),
+        resident=dict.fromkeys(given, first),
+    )
+    line = simulate(context, write(context))
+    assert line.seconds == pytest.approx(3e-2 + 1e-3 + 1e-3)  # three times 10 ms, a latency and the last op
+    assert line.devices[second].waited == pytest.approx(line.seconds - 3e-3)
 
 
 def test_what_most_depends_on_goes_first_and_the_oldest_in_a_pipeline():
