@@ -10,7 +10,8 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import DataResidency, Lineage, PatternMatch, Tier, WorkloadProfile
 from djinn_core.stages.annotating.evidence import Evidence
 from djinn_core.stages.annotating.inputs import Inputs, inputs_of
-from djinn_core.stages.annotating.lineage import lineage_of, modalities_of
+from djinn_core.stages.annotating.kinds import modalities_in
+from djinn_core.stages.annotating.lineage import lineage_of
 from djinn_core.stages.annotating.phases import phases_of
 from djinn_core.stages.annotating.residency import residency_of_counters, residency_of_gradients, residency_of_inputs
 from djinn_core.stages.annotating.states import NO_STATES, States, states_in
@@ -44,7 +45,7 @@ def annotate(
     states = NO_STATES if training else states_in(graph, inputs, known)
     residency = _residency(graph, inputs, training, states, matches, known)
     bits = lineage_of(graph, inputs, residency)
-    modalities = modalities_of(graph, bits)
+    modalities = modalities_in(graph, bits)
     evidence = Evidence(graph, matches, inputs, training, states, modalities)
     judged = judge(evidence, tiers)
     return WorkloadProfile(

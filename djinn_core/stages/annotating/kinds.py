@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import attrs
 
+from djinn_core.ir.flow import Flow
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import Modality
 from djinn_core.stages.annotating.inputs import inputs_of
@@ -30,10 +32,15 @@ class DataKinds:
         bits = self._bits(source)
         return frozenset(kind for kind, flag in OF_KIND.items() if bits & flag)
 
-    def several(self, source: int) -> bool:
-        """Whether more than one kind leads to a source."""
-        bits = self._bits(source)
-        return bool(bits & (bits - 1))
+    def meet(self, sources: Sequence[int]) -> bool:
+        """Whether several kinds lead to these sources together, and to each of them not more than one."""
+        together = 0
+        for source in sources:
+            bits = self._nodes[source] if source >= 0 else self._outside[~source]
+            if bits & (bits - 1):
+                return False
+            together |= bits
+        return bool(together & (together - 1))
 
     def _bits(self, source: int) -> int:
         return self._nodes[source] if source >= 0 else self._outside[~source]
@@ -45,6 +52,18 @@ def entering_kinds(graph: Graph) -> frozenset[Modality]:
 
 
 def data_kinds(graph: Graph) -> DataKinds:
-    """Where they get to, in linear time."""
-    nodes, outside = data_lineage(graph, inputs_of(graph))
-    return DataKinds(modalities_of(graph, nodes), nodes, outside)
+    """Where they get to; found once a graph, in linear time."""
+    found = _known.get(graph.flow)
+    if found is None:
+        nodes, outside = data_lineage(graph, inputs_of(graph))
+        found = _known[graph.flow] = DataKinds(modalities_of(graph, nodes), nodes, outside)
+    return found
+
+
+def modalities_in(graph: Graph, lineage: list[int]) -> tuple[Modality, ...]:
+    """`DataKinds.modalities`, from the lineage of the nodes where nobody has asked for the kinds yet."""
+    found = _known.get(graph.flow)
+    return found.modalities if found is not None else modalities_of(graph, lineage)
+
+
+_known: WeakKeyDictionary[Flow, DataKinds] = WeakKeyDictionary()

@@ -28,17 +28,13 @@ class Branch:
 def branches(graph: Graph, kinds: DataKinds) -> Mapping[Modality, Branch]:
     """The branches of a program, by kind."""
     nodes: dict[Modality, list[int]] = {kind: [] for kind in _BRANCHES}
-    for index, kind in enumerate(kinds.modalities):
+    results: dict[Modality, dict[int, None]] = {kind: {} for kind in _BRANCHES}
+    modalities = kinds.modalities
+    for node, kind in zip(graph.nodes, modalities, strict=True):
         if kind in nodes:
-            nodes[kind].append(index)
-    return {kind: Branch(tuple(mine), _results(graph, kinds, kind, mine)) for kind, mine in nodes.items() if mine}
-
-
-def _results(graph: Graph, kinds: DataKinds, kind: Modality, nodes: list[int]) -> tuple[int, ...]:
-    """Values of the branch that ops outside of it use."""
-    return tuple([
-        value
-        for index in nodes
-        for value in graph.nodes[index].outputs
-        if any(kinds.modalities[user.id] is not kind for user in graph.consumers(value))
-    ])  # fmt: skip
+            nodes[kind].append(node.id)
+        for value in node.inputs:
+            maker = graph.producer(value)
+            if maker is not None and (made := modalities[maker.id]) is not kind and made in results:
+                results[made][value] = None
+    return {kind: Branch(tuple(mine), tuple(results[kind])) for kind, mine in nodes.items() if mine}

@@ -53,12 +53,11 @@ class Meeting:
 
 def meetings(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[Meeting]:
     """The meetings among `candidates`; those of masks and positions alone are none."""
+    reads = graph.flow.sources
     for node in candidates:
-        if not kinds.several(node.id) or not _computes(graph, node):
+        if not kinds.meet(reads[node.id]) or not _computes(graph, node):
             continue
         sources = [s for s in graph.flow.operands(node) if kinds.of(s)]
-        if any(kinds.several(s) for s in sources):
-            continue
         met = tuple((s, kind) for s in dict.fromkeys(sources) for kind in kinds.of(s))
         yield Meeting(node, _way(graph, node), met)
 
