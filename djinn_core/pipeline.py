@@ -16,8 +16,9 @@ from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
-from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
@@ -134,44 +135,52 @@ def plan(
     context = OptimizationContext(graph, profile, costs, topology, starting_plan(graph, profile), _kept(graph))
     wanted = _wanted(plugins, request.exact)
     optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
-    substituted = [o for o in optimized.results if o.rewrite.substitutions]
-    if substituted and request.substitute and not known_plan:
-        rewritten = substitute(graph, profile, substituted)
-        if rewritten is not None:  # planned in place of this program, and only once
-            return _plan_rewritten(rewritten, substituted, plugins, request)
-    if substituted:
-        optimized = attrs.evolve(optimized, results=tuple(_without(r) for r in optimized.results))
-    result = attrs.evolve(result, plan=optimized)
+    if not known_plan and (rewritten := _rewritten(context, graph, optimized, plugins, request)) is not None:
+        return rewritten  # planned in place of this program, and only once
+    result = attrs.evolve(result, plan=(optimized := _unsubstituted(optimized)))
     if request.until == "optimize":
         return result
 
-    where = PlacementContext(
-        graph, profile, optimized, costs, topology, request.resident, request.copies, dict(request.pins)
-    )
-    placement = clock.time("place", lambda: place(where, policy, _POLICY))
+    placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
     again = [o for o in wanted if o.after_placement]
     if again and not known_plan:  # once more, and only once, now that it is known where things are
         placed = attrs.evolve(context, plan=optimized, placement=placement)
         optimized = clock.time("optimize", lambda: optimize(placed, again))
-        placement = clock.time("place", lambda: place(attrs.evolve(where, plan=optimized), policy, _POLICY))
+        placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
     result = attrs.evolve(result, plan=optimized, placement=placement)
     if request.until == "place":
         return result
 
-    order = SchedulingContext(
-        graph.program,
-        graph,
-        optimized,
-        placement,
-        costs,
-        topology,
-        request.resident,
-        request.fetch,
-        request.copies,
-        request.memory_limits,
-        request.latency_target,
-    )
+    order = _order(graph, optimized, placement, costs, request)
     return attrs.evolve(result, schedule=clock.time("schedule", lambda: schedule(order, maker, _SCHEDULER)))
+
+
+def _where(context: OptimizationContext, plan: OptimizationPlan, request: Request) -> PlacementContext:
+    known = (context.graph, context.profile, plan, context.costs, context.topology)
+    return PlacementContext(*known, request.resident, request.copies, dict(request.pins))
+
+
+def _order(
+    graph: ProgramGraph, plan: OptimizationPlan, placement: Placement, costs: Costs, request: Request
+) -> SchedulingContext:
+    aims = (request.memory_limits, request.latency_target)
+    known = (graph.program, graph, plan, placement, costs, request.topology)
+    return SchedulingContext(*known, request.resident, request.fetch, request.copies, *aims)
+
+
+def _rewritten(
+    context: OptimizationContext, graph: ProgramGraph, plan: OptimizationPlan, plugins: Plugins, request: Request
+) -> PipelineResult | None:
+    """The result for the program that comes of what the optimizations substitute; None where nothing does."""
+    substituted = [o for o in plan.results if o.rewrite.substitutions]
+    if not substituted or not request.substitute:
+        return None
+    rewritten = substitute(graph, context.profile, substituted)
+    return None if rewritten is None else _plan_rewritten(rewritten, substituted, plugins, request)
+
+
+def _unsubstituted(plan: OptimizationPlan) -> OptimizationPlan:
+    return attrs.evolve(plan, results=tuple(_without(r) for r in plan.results))
 
 
 def _without(result: OptimizationResult) -> OptimizationResult:
@@ -292,7 +301,14 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
-    names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact, request.substitute)
+    names = (
+        request.until,
+        request.placement_policy,
+        request.pins,
+        request.scheduler,
+        request.exact,
+        request.substitute,
+    )
     aims = (tuple(request.memory_limits.items()), request.latency_target)
     return devices, request.topology.links, homes, copies, fetch, aims, *names
 
