@@ -11,6 +11,7 @@ import attrs
 import pytest
 import torch
 from instances import Scene, instances
+from ground_truth import Instance
 from labelled_zoo import LABELLED, labelled
 from phase_truth import workloads_of
 from scoring import NAMES, Judged, Sum, of_pattern, score
@@ -219,3 +220,14 @@ def test_a_head_that_is_no_module_is_left_open(embedded):
     (head,) = (i for i in instances(Scene(graph, call.recorded.runs)) if i.pattern == "head")
     assert not head.required
     assert head.core == {graph.nodes[-1].id}
+
+
+def test_kinds_that_are_not_said_are_missed_and_wrong_ones_cost_precision():
+    facts = [{"kind": "self"}, {"kind": "self"}, {"kind": "cross", "query_projection": frozenset({9})}]
+    instances = [Instance("attention", frozenset({n}), frozenset({n}), facts=fact) for n, fact in enumerate(facts)]
+    said = [{"kind": None}, {"kind": "self"}, {"kind": "self", "projections": {"query": (9, 8)}}]
+    matches = [PatternMatch("attention", (n,), 0.9, "so", details=details) for n, details in enumerate(said)]
+    total = Sum()
+    total.judged["attention"] += of_pattern("attention", instances, matches).judged
+    assert total.kinds("attention") == {"self": (2, 0.5, 0.5), "cross": (1, None, 0.0)}
+    assert total.facts("attention") == {"kind": (0.5, 2 / 3), "query_projection": (0.0, 1.0)}
