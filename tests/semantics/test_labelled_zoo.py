@@ -10,8 +10,8 @@ from collections import Counter
 import attrs
 import pytest
 import torch
-from instances import Scene, instances
 from ground_truth import Instance
+from instances import Scene, instances
 from labelled_zoo import LABELLED, labelled
 from phase_truth import workloads_of
 from scoring import NAMES, Judged, Sum, of_pattern, score
