@@ -57,10 +57,6 @@ def test_capture(run, embedded):
     assert_met(run("bench_capture", "instruction_bytes", "capture_decode_step", "capture_add"), "instruction_bytes")
 
 
-def test_placing(run):
-    run("bench_placing")
-
-
 def test_bytes(run):
     names = ("decode_bytes_sent", "element_bytes_received")
     assert_met(run("bench_bytes", *names), *names)

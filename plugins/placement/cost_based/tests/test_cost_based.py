@@ -93,6 +93,14 @@ def test_branches_stay_together_where_a_message_takes_longer_than_the_work(circu
     assert len(used(CostBased().place(context(graph, devices(1 << 30, 1 << 30), **circumstance)))) == 1
 
 
+def test_branches_stay_together_where_the_other_device_has_no_room():
+    graph, left, _ = branches()
+    room = 4 * graph.meta(left[0]).nbytes
+    placement = CostBased().place(context(graph, devices(1 << 30, room)))
+    there = sum(graph.meta(v).nbytes for v in graph.inputs if placement.values[v] == "s/cpu:1")
+    assert there <= room
+
+
 def test_what_generates_tokens_is_not_spread():
     graph, *_ = branches()
     given = context(graph, devices(1 << 30, 1 << 30))
