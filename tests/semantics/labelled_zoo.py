@@ -143,7 +143,7 @@ _enter("encoder", ONCE, "universal_transformer", 3)
 _enter("generic", ONCE, "rnn_cells lstm_critic highway affine_coupling", 0)
 _enter("vision", ONCE, "conv_lstm conv_gru res2net", 0)
 _enter("recurrent decoder", WRITES, "xlstm", 0)
-_enter("decoder", WRITES, "zamba falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear qwen3_5 granitemoehybrid")
+_enter("decoder", WRITES, "falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear qwen3_5 granitemoehybrid")
 _enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm attentional_fm field_aware_fm product_network "
        "xdeepfm dcn_v1 dcn_mix bilinear_network dlrm_offsets dlrm_multi_hot deep_crossing mixture_of_tasks final_mlp "
        "matrix_factorization matrix_factorization_bias collaborative_metric item_to_item youtube_dnn gru4rec "

@@ -23,8 +23,6 @@ def _decoder(module: str, prefix: str, config: str = "", **settings: Any) -> Non
 
 
 _decoder("xlstm", "xLSTM", hidden_size=128, num_heads=2, num_blocks=2, chunk_size=4)
-_decoder("zamba", "Zamba", **_GROUPED, n_mamba_heads=2, mamba_d_state=4, mamba_dt_rank=4, num_hidden_layers=3,
-         attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False)  # fmt: skip
 _decoder("falcon_h1", "FalconH1", **_GROUPED, **_STATES, mamba_d_ssm=64)
 _decoder("nemotron_h", "NemotronH", **_GROUPED, layers_block_type=["mamba", "attention"], mamba_num_heads=8,
          mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=4)  # fmt: skip

@@ -179,6 +179,16 @@ def test_interactions(name, train):
     assert kinds(matches(Tables(over, make), ids(), train=train)) == expected
 
 
+def scaled(rows, layers):
+    first = torch.cat(rows, 1)
+    return first * layers[0](first) + first.relu()
+
+
+@pytest.mark.parametrize(("over", "make"), [(scaled, wide), (lambda rows: rows[0] - rows[1], None)])
+def test_what_is_no_interaction(over, make):
+    assert not kinds(matches(Tables(over, make), ids()))
+
+
 def test_what_meets_is_named():
     (match,) = (m for m in matches(Tables(multiplied, fields=2), ids(2)) if m.pattern == "interaction")
     assert match.details == {"kind": "product", "tables": 2}
@@ -258,6 +268,22 @@ class Text(nn.Module):
 def test_text_is_no_recommender(counted, train):
     """Positions that are counted are no ids, even where tokens are multiplied with them."""
     assert not matches(Text(counted), ids(), train=train)
+
+
+def test_sentences_that_are_compared_are_no_recommender():
+    """The walk ends at attention: two encoders of text are no towers over ids."""
+    table, layer = nn.Embedding(ROWS, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, dropout=0.0)
+
+    class Compared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = table, layer
+
+        def forward(self, left, right):
+            one, other = (self.layer(self.table(given))[:, 0] for given in (left, right))
+            return one @ other.T
+
+    assert not matches(Compared(), ids(), ids())
 
 
 def test_coordinates_of_words_are_no_tables_of_a_recommender():
