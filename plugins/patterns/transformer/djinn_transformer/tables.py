@@ -13,6 +13,8 @@ _LOOKUPS = frozenset({"embedding"})
 _GOES_ON = MATRIX_PRODUCT | FUSED_ATTENTION | NORMALISATION | {"einsum"}
 _CHOICES = frozenset({"argmax", "embedding", "multinomial", "sort", "topk"})  # the next step of a loop begins there
 _BENDS = ACTIVATION - {"sigmoid"}  # scores may become probabilities one by one, and are bent by nothing else
+_DIFFERENCES = frozenset({"add", "add_", "rsub", "sub"})
+_SQUARES = frozenset({"pow", "square"})
 _SMALLEST = 16  # rows of a table of tokens
 _REACH = 64  # ops that are looked at after a head
 
@@ -90,8 +92,24 @@ def _ends(graph: Graph, layers: Layers, layer: Layer) -> bool:
     end = _end(graph, layer)
     if any(graph.nodes[i].operation in _BENDS for i in graph.flow.users(end)):
         return False
+    if _measures(graph, end):
+        return False
     following = graph.flow.descendants(end, _GOES_ON | _CHOICES, limit=_REACH)
     return not any(graph.nodes[i].operation in _GOES_ON and not _comes_back(graph, layers, i) for i in following)
+
+
+def _measures(graph: Graph, end: int) -> bool:
+    """Whether squares are added to the result, or it is taken from them: distances to the rows of a code book."""
+    flow = graph.flow
+    users = [(user, end) for user in flow.users(end)]
+    users += [(after, user) for user, _ in users if len(graph.nodes[user].inputs) == 1 for after in flow.users(user)]
+    for user, source in users:
+        if graph.nodes[user].operation in _DIFFERENCES:
+            others = [s for s in flow.operands(graph.nodes[user]) if s != source]
+            makers = (i for other in others for i in flow.ancestors(other, limit=4) if i >= 0)
+            if any(graph.nodes[i].operation in _SQUARES for i in makers):
+                return True
+    return False
 
 
 def _end(graph: Graph, layer: Layer) -> int:

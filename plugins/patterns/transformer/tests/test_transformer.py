@@ -429,6 +429,22 @@ def test_the_best_score_without_whose_it_is_chooses_nothing():
     assert found_in("mixture_of_experts", recorded(Detecting(), data(2, 3, 8))) == []
 
 
+@pytest.mark.parametrize("scaled", ["data", "product"])
+def test_the_nearest_row_of_a_code_book_is_no_token(scaled):
+    class Quantiser(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes = nn.Parameter(torch.randn(20, 8))
+
+        def forward(self, x):
+            squares = x.pow(2).sum(1, keepdim=True)
+            products = 2 * x @ self.codes.t() if scaled == "data" else 2 * (x @ self.codes.t())
+            distances = squares - products + self.codes.pow(2).sum(1)
+            return F.embedding(distances.argmin(-1), self.codes)
+
+    assert found_in("output_head", recorded(Quantiser(), data(5, 8))) == []
+
+
 def test_a_head_is_one_where_the_next_step_of_a_loop_follows():
     class Writing(Language):
         def forward(self, tokens):
