@@ -32,6 +32,7 @@ class FoldBatchNorms:
     after: frozenset[str] = frozenset()
     after_placement = False
     exact = False
+    tolerates_growth = True  # a substitution holds for the very calls that it looked at; without one, nothing is wrong
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all convolutions with nothing but a norm after them."""

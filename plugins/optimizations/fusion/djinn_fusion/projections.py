@@ -34,6 +34,7 @@ class FuseProjections:
     after: frozenset[str] = frozenset()
     after_placement = False
     exact = False
+    tolerates_growth = True  # a substitution holds for the very calls that it looked at; without one, nothing is wrong
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Substitutions for all groups of products that can be one."""
