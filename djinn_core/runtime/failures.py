@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -30,6 +30,11 @@ class Failures:
     def __init__(self) -> None:
         self._programs: OrderedDict[_Run, tuple[Program, Sequence[int]]] = OrderedDict()
         self._unseen: dict[tuple[int, int, int], Failure] = {}
+        self._read: dict[int, Callable[[int], None]] = {}
+
+    def read_by(self, executor: int, read: Callable[[int], None]) -> None:
+        """`read` takes in what that executor has said of a submission, which may come after another one's answer."""
+        self._read[executor] = read
 
     def note(self, run: _Run, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
         """Remember what failed in a run, whose instruction `i` was number `nodes[i]` of `program`."""
@@ -46,6 +51,8 @@ class Failures:
 
     def error(self, failure: Failure) -> DjinnError:
         """The error to raise for a value that failed, with op, shapes and the user's line."""
+        if failure.executor in self._read:
+            self._read[failure.executor](failure.sequence)
         self._unseen.pop(_key(failure), None)
         if failure.kind == "SessionLost":
             return SessionLost(failure.message)

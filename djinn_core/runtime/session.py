@@ -96,6 +96,8 @@ class Session:
         self._spent = 0.0  # seconds of the executor's
         self._number = number
         self._failures = failures if failures is not None else Failures()
+        if number:
+            self._failures.read_by(number, self._receive_until)
         self._derived = DerivedValues(self.submit)
         self._known: TemplateCache[Bound] = TemplateCache()
         self._receiving = threading.RLock()
