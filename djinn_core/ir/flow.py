@@ -148,10 +148,10 @@ class Flow:
             yield current
             if current < 0 or self.graph.nodes[current].operation in stop:
                 continue
-            for source in self.effective[current]:
-                if source not in seen:
-                    seen.add(source)
-                    queue.append(source)
+            for earlier in self.effective[current]:
+                if earlier not in seen:
+                    seen.add(earlier)
+                    queue.append(earlier)
 
     def descendants(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
         """Ids of nodes that compute with `source`'s result, directly or through others, nearest first; bounds as above."""
