@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from djinn.hooks import Graph, Node, Pattern, PatternMatch, hookimpl
+from djinn.hooks import Pattern, hookimpl
+from djinn.patterns import linear, matcher, op
 
 djinn_api_version = 1
 
+name = "example"  # unique among patterns
 
-class ExamplePattern:
-    """A matrix product whose only user is a ReLU."""
-
-    name = "example"
-    operations = frozenset({"mm", "addmm"})
-
-    def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each product that fits. `candidates` are the nodes whose op is in `operations`."""
-        for product in candidates:
-            users = graph.consumers(product.outputs[0]) if product.outputs else ()
-            if len(users) == 1 and users[0].operation in {"relu", "relu_"}:
-                yield PatternMatch(
-                    pattern=self.name,
-                    nodes=(product.id, users[0].id),
-                    confidence=0.9,
-                    reason=f"{users[0].op} is all that uses the result of {product.op}",
-                )
+# `linear()` is any product with a weight, whichever op PyTorch makes of it; views and casts may stand in between.
+PATTERN = matcher(
+    name,
+    linear()["product"] >> op("relu")["relu"],
+    confidence=0.9,
+    reason="{relu} is applied to the result of {product}",
+    details=lambda found: {"features": found.meta("relu").shape[-1]},
+    tolerates_growth=True,  # what the functions here say does not depend on how long a cache is
+)
 
 
 @hookimpl
 def djinn_register_patterns() -> list[Pattern]:
     """The patterns that this plugin offers."""
-    return [ExamplePattern()]
+    return [PATTERN]

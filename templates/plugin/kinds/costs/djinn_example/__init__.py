@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from djinn.costs import work_of
 from djinn.hooks import CostEstimate, CostModel, DeviceCapabilities, Graph, Node, hookimpl
+from djinn.patterns import MATRIX_PRODUCT
 
 djinn_api_version = 1
 
@@ -15,7 +16,7 @@ class ExampleCostModel:
     """Two floating-point operations for each multiply-add, at the device's peak."""
 
     name = "example"
-    operations = frozenset({"mm"})
+    operations = MATRIX_PRODUCT  # `mm`, `addmm`, `linear` and their like; an empty set would be every op
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
         """The cost of `node`, or None to leave it to the next model."""
