@@ -106,6 +106,10 @@ def matching(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
         (matching(lambda candidates: (candidates[0].id,), reason=""), "without a reason"),
         (matching(lambda candidates: (candidates[0].id + 1,)), "without any of ['mm']"),
         (matching(lambda candidates: (candidates[-1].id, candidates[0].id)), "not in order"),
+        (
+            matching(lambda candidates: tuple(range(candidates[0].id + 2)), hints={"fuse": ((0, 1),)}),
+            "ids of nodes in hints are `Nodes`",
+        ),
     ],
 )
 def test_matches_that_do_not_fit(pattern: Any, message: str) -> None:

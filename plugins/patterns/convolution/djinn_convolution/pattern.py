@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from djinn.hooks import Graph, Node, PatternMatch
+from djinn.hooks import Graph, Node, Nodes, PatternMatch
 from djinn.patterns import CONVOLUTION, is_given
 from djinn_convolution.block import Block, block_at, is_foldable
 from djinn_convolution.facts import Geometries, Geometry
@@ -41,7 +41,7 @@ def _match(graph: Graph, block: Block, geometry: Geometry, stage: int) -> Patter
         nodes=block.nodes,
         confidence=_confidence(graph, block.convolution),
         reason=_reason(block, geometry),
-        hints={"fold": block.nodes[:2]} if foldable else {},
+        hints={"fold": Nodes(block.nodes[:2])} if foldable else {},
         details=_details(block, geometry) | {"stage": stage, "foldable": foldable},
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
-from djinn.hooks import Graph, Node, PatternMatch
+from djinn.hooks import Graph, Node, Nodes, PatternMatch
 from djinn.patterns import NORMALISATION
 from djinn_transformer.mixtures import routers_of
 from djinn_transformer.networks import MIXING, networks_of
@@ -89,7 +89,7 @@ def _match(block: _Block) -> PatternMatch:
         nodes=nodes,
         confidence=0.97,
         reason=_reason(block),
-        hints={"stage": nodes},
+        hints={"stage": Nodes(nodes)},
         details={
             "attentions": len(block.before) + len(block.beside),
             "feed_forward": max(kinds),

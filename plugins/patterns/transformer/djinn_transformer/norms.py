@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node, PatternMatch, arguments
+from djinn.hooks import Graph, Node, Nodes, PatternMatch, arguments
 from djinn.patterns import CONVOLUTION, NORMALISATION, is_given
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
@@ -63,7 +63,7 @@ def _match(written: _Written) -> PatternMatch:
         confidence=0.98 if written.weighted else 0.95,
         reason=f"what goes into node {written.nodes[0]}, {less}is divided by how far it spreads, which is what node "
         f"{written.root.id} ({written.root.op}) gives{then}: a {kind} that is written out",
-        hints={"fuse": written.nodes},
+        hints={"fuse": Nodes(written.nodes)},
         details={"fused": False, "kind": kind},
     )
 
