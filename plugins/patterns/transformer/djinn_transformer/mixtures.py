@@ -17,6 +17,7 @@ _SOFTENED = frozenset({
     "_log_softmax", "_softmax", "add", "clamp", "div", "exp", "log_softmax", "masked_fill", "mul", "neg", "pow", "scatter",
     "sigmoid", "softmax", "softplus", "sqrt", "sub", "tanh", "where",
 })  # fmt: skip
+_LOOKUPS = frozenset({"embedding"})
 _MOST = 1024  # experts
 _LIMIT = 10  # ops between the router and the choice
 
@@ -121,7 +122,9 @@ def _router(graph: Graph, layers: Layers, choice: Node) -> Router | None:
     if not isinstance(chosen, int) or not 1 <= chosen <= shape[-1] or not 1 < shape[-1] <= _MOST:
         return None
     found = _scored(graph, layers, graph.flow.operands(choice)[0])
-    if found is None or not _says_which(graph, choice) or not _mixes(graph, found[0]):
+    if found is None or not _says_which(graph, choice) or not _mixes(graph, layers, found[0]):
+        return None
+    if _looks_up(graph, choice, shape[-1]):
         return None
     layer, between = found
     width = graph.meta(graph.flow.value(layer.node.id)).shape[-1]
@@ -152,6 +155,17 @@ def _scored(graph: Graph, layers: Layers, source: int) -> tuple[Layer, tuple[int
     return None
 
 
-def _mixes(graph: Graph, router: Layer) -> bool:
-    """Whether what is scored is also computed with: the experts get it."""
-    return any(user != router.product.id for user in graph.flow.users(graph.flow.beyond(router.data)))
+def _looks_up(graph: Graph, choice: Node, scores: int) -> bool:
+    """Whether what was chosen is looked up in a table with a row for each score: a token that goes into the next step."""
+    flow = graph.flow
+    for user in flow.descendants(choice.id, _LOOKUPS, limit=_LIMIT):
+        node = graph.nodes[user]
+        if node.operation in _LOOKUPS and graph.meta(node.inputs[0]).shape[:1] == (scores,):
+            return True
+    return False
+
+
+def _mixes(graph: Graph, layers: Layers, router: Layer) -> bool:
+    """Whether what is scored is also computed with: the experts get it. Gradients of the router itself do not count."""
+    end = layers.backward if router.product.id < layers.backward else len(graph.nodes)
+    return any(user != router.product.id and user < end for user in graph.flow.users(graph.flow.beyond(router.data)))
