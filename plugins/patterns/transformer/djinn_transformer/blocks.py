@@ -10,8 +10,9 @@ import attrs
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
 from djinn.hooks import Graph, Node, Nodes, PatternMatch
 from djinn.patterns import NORMALISATION
+from djinn_transformer.layers import MIXING
 from djinn_transformer.mixtures import routers_of
-from djinn_transformer.networks import MIXING, networks_of
+from djinn_transformer.networks import networks_of
 
 _ATTENTION = FUSED_ATTENTION | SOFTMAX
 _REACH = 96  # sources between a feed-forward network and the attention before it

@@ -10,6 +10,7 @@ from djinn.hooks import Graph
 from djinn.patterns import Flow, Layer, layer_at
 
 PRODUCTS = frozenset({"addmm", "linear", "matmul", "mm"})
+MIXING = frozenset({"baddbmm", "bmm", "einsum", "matmul"})  # what takes values together by the weights of a softmax
 _BARE = frozenset({"matmul", "mm"})  # products that take no bias
 _SUMS = frozenset({"add", "add_"})
 

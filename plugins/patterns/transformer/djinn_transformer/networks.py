@@ -12,7 +12,8 @@ import attrs
 from djinn.dataflow import FUSED_ATTENTION, SOFTMAX
 from djinn.hooks import Graph, Node
 from djinn.patterns import ACTIVATION, CONVOLUTION, NORMALISATION, Flow, Layer, is_given
-from djinn_transformer.layers import Layers, layers_of
+from djinn_transformer.layers import MIXING, Layers, layers_of
+from djinn_transformer.positions import scores_places
 
 _BENDS = frozenset({
     *ACTIVATION, "_prelu_kernel", "celu", "clamp", "elu_", "erf", "exp", "expm1", "gelu", "glu", "hardsigmoid", "hardswish_",
@@ -28,7 +29,6 @@ _BETWEEN = frozenset({
 _PARTS = frozenset({
     "chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split",
 })  # fmt: skip
-MIXING = frozenset({"baddbmm", "bmm", "einsum", "matmul"})  # what takes values together by the weights of a softmax
 _LIMIT = 24  # ops between two layers, one after the other: a written-out activation takes some ten
 _MOST = 8  # layers that one result comes from
 
@@ -110,7 +110,7 @@ class _Search:
             if network is not None:
                 found.append(network)
             ways[index] = _Way(frozenset((index,)))
-        return _joined(found)
+        return [n for n in _joined(found) if not scores_places(self._graph, n.data, n.last.node.id)]
 
     def _through(self, node: Node) -> _Way | None:
         """The way past one more op; None where something else than layers and given values leads to it."""

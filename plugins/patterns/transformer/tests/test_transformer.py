@@ -467,25 +467,3 @@ def test_choosing_a_token_is_no_mixture():
             return self.head(x).topk(5).indices
 
     assert found_in("mixture_of_experts", recorded(Choice(), data(2, 8))) == []
-
-
-class Greedy(nn.Module):
-    """A recurrent decoder: the token with the best score goes into the next step, beside the state that was scored."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.cell, self.head = nn.Embedding(50, 8), nn.GRUCell(8, 8), nn.Linear(8, 50)
-
-    def forward(self, token, state):
-        scores = []
-        for _ in range(3):
-            state = self.cell(self.tokens(token), state)
-            scores.append(self.head(state))
-            token = scores[-1].argmax(-1)
-        return torch.stack(scores, 1)
-
-
-@pytest.mark.parametrize("train", [False, True])
-def test_a_token_that_is_fed_back_is_no_expert(train):
-    graph = recorded(Greedy(), torch.arange(5), data(5, 8), train=train)
-    assert found_in("mixture_of_experts", graph) == []
