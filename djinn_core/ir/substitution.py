@@ -12,7 +12,7 @@ from djinn_core.ir.program import Call, Program
 Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Substitution:
     """Nodes that go, and PyTorch code that makes what they made.
 
@@ -29,7 +29,7 @@ class Substitution:
     nodes: frozenset[int]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    compute: Compute = attrs.field(repr=False)
+    compute: Compute = attrs.field(repr=False, eq=False)
 
 
 @attrs.frozen(eq=False)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from djinn_core.interception.port import Submission
 from djinn_core.interception.recording.rewriting import recipe_for
 from djinn_core.ir.substitution import Recipe
-from djinn_core.ir.values import VIEW_BITS, new_storage, storage_of
+from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.runtime.template import Prepared
 
 LIMIT = 4096  # sets of derived values that are kept; the oldest go first
 _Key = tuple[Hashable, tuple[int, ...]]
-_VIEWS = (1 << VIEW_BITS) - 1
 
 
 class DerivedValues:
@@ -71,4 +70,4 @@ class DerivedValues:
 def _fresh(placeholders: Sequence[int]) -> tuple[int, ...]:
     """New handles that share memory as the placeholders do."""
     storages = {storage: new_storage() for storage in dict.fromkeys(map(storage_of, placeholders))}
-    return tuple(storages[storage_of(p)] << VIEW_BITS | p & _VIEWS for p in placeholders)
+    return tuple(make_handle(storages[s], p - make_handle(s, 0)) for p in placeholders for s in (storage_of(p),))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import attrs
 import torch
 
 from djinn_core.errors import InvalidStage
 from djinn_core.interception.dispatch import append
-from djinn_core.interception.recording.recorder import Recorder, recording_on
+from djinn_core.interception.recording.recorder import Ask, Recorder, recording_on
 from djinn_core.interception.recording.streaming import Entry
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_core.interception.tensors.storage import BorrowedValue, Storage
@@ -26,6 +27,7 @@ from djinn_core.ir.values import TensorMeta, make_handle, storage_of
 from djinn_core.torch_private import without_modes
 
 _NEVER = 1 << 60  # instructions after which the recorder would send
+_FIRST = 1  # number of the first view of new memory, which is all of it
 _OWN_VIEWS = 1 << 30  # from here on views of existing memory are numbered that only a rewritten program has
 
 
@@ -45,9 +47,35 @@ def rewrite(program: Program, substitutions: Sequence[Substitution], weights: fr
         return _Rewriting(program, substitutions, recorder).run(weights)
 
 
+class _Apart(Recorder):
+    """Records what is never sent."""
+
+    __slots__ = ()
+
+    def ask(self, ask: Ask) -> NoReturn:  # noqa: ARG002 - whatever is asked
+        """Refused.
+
+        Raises:
+            InvalidStage: a plan has no data.
+        """
+        raise InvalidStage("the code of a substitution needs data, which a plan does not have")
+
+    def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> NoReturn:  # noqa: ARG002 - as above
+        """As `ask`."""
+        self.ask(Ask())
+
+    def upload(self, handle: int, source: torch.Tensor) -> NoReturn:  # noqa: ARG002 - as above
+        """Refused.
+
+        Raises:
+            InvalidStage: a plan brings no data.
+        """
+        raise InvalidStage("the code of a substitution brings a tensor of its own: make it on the device of its inputs")
+
+
 @contextmanager
 def _apart() -> Iterator[Recorder]:
-    recorder = Recorder()
+    recorder = _Apart()
     recorder.limit = _NEVER
     with recording_on(recorder), torch.inference_mode():
         yield recorder
@@ -74,6 +102,7 @@ class _Rewriting:
         self.names: dict[int, int] = {}
         self.made: list[_Made] = []
         self.metas = _result_metas(program)
+        self.memories: dict[int, int] = {}
 
     def run(self, weights: frozenset[int]) -> Rewritten:
         at = 0
@@ -88,8 +117,6 @@ class _Rewriting:
             if instruction.index not in self.gone:
                 self._again(instruction, range(at, at + len(instruction.slots)))
             at += len(instruction.slots)
-        if self.recorder.epoch:
-            raise InvalidStage("a substitution needs data, which a plan does not have")
         return self._finish(weights)
 
     def _tensor(self, value: int, call: Call | None = None, operand: int = 0) -> LazyTensor:
@@ -133,14 +160,33 @@ class _Rewriting:
 
     def _substitute(self, substitution: Substitution) -> None:
         before = len(self.recorder.entries)
-        computed = substitution.compute([self._tensor(v) for v in substitution.inputs])
-        made = [tensor for tensor in computed if isinstance(tensor, LazyTensor)]
-        if not len(made) == len(computed) == len(substitution.outputs):
-            raise InvalidStage(f"a substitution has to make {len(substitution.outputs)} tensors")
+        made = self._computed(substitution)
         self._name(
             substitution.outputs, [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
         )
-        self._note(self.recorder.entries[before:], None, min(substitution.nodes))
+        entries = self.recorder.entries[before:]
+        if random := next((entry[0].op for entry in entries if entry[0].random), ""):
+            raise InvalidStage(
+                f"the code of a substitution draws random numbers ({random}), which others would have drawn"
+            )
+        self._note(entries, None, min(substitution.nodes))
+
+    def _computed(self, substitution: Substitution) -> list[LazyTensor]:
+        """What the code makes, which has to look like what it stands for."""
+        computed = substitution.compute([self._tensor(v) for v in substitution.inputs])
+        if not isinstance(computed, list | tuple) or len(computed) != len(substitution.outputs):
+            raise InvalidStage(
+                f"the code of a substitution returns {_shown(computed)}, not {len(substitution.outputs)} tensors"
+            )
+        made: list[LazyTensor] = []
+        for value, tensor in zip(substitution.outputs, computed, strict=True):
+            meta = self.metas[value]
+            if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
+                raise InvalidStage(
+                    f"the code of a substitution makes {_shown(tensor)} for a {meta.dtype} of {meta.shape}"
+                )
+            made.append(tensor)
+        return made
 
     def _as_known(self, value: int, tensor: LazyTensor) -> LazyTensor:
         """A result that outlives the program, laid out as the client knows it."""
@@ -160,11 +206,18 @@ class _Rewriting:
                 raise InvalidStage(f"value {value} would be the same tensor as another one")
             self.names[handle] = value
             self.tensors[value] = tensor
+            if handle == make_handle(
+                storage_of(handle), _FIRST
+            ):  # it is the whole memory: what looks into it does so still
+                self.memories[storage_of(handle)] = storage_of(value)
 
     def _note(self, entries: Sequence[Entry], slots: tuple[int, ...] | None, node: int) -> None:
-        for entry in entries:
-            own = slots is None
-            self.made.append(_Made(entry, (-1,) * len(entry[2]) if slots is None else slots, node, own))
+        program = self.program
+        where = program.sites[node] if program.sites else None
+        for call, handles, numbers, code, offset, _ in entries:  # whose line and module are still the user's
+            module = program.modules[node] if program.modules else None
+            entry = (call, handles, numbers, *(where or (code, offset)), module)
+            self.made.append(_Made(entry, (-1,) * len(numbers) if slots is None else slots, node, slots is None))
 
     def _finish(self, weights: frozenset[int]) -> Rewritten:
         self._check_kept()
@@ -189,10 +242,23 @@ class _Rewriting:
             if value not in self.program.dead and (tensor is None or tensor.remote.meta is not meta):
                 raise InvalidStage(f"value {value} outlives the program, and would be gone or look otherwise")
 
+    def _known_as(self, handle: int) -> int:
+        """A value of the program, or one of its own, in the memory of a value of the program where it looks into that."""
+        if handle in self.names:
+            return self.names[handle]
+        memory = self.memories.get(storage_of(handle))
+        if memory is None:
+            return handle
+        return make_handle(memory, _OWN_VIEWS) + handle - make_handle(storage_of(handle), 0)
+
     def _renamed(self, made: _Made) -> _Made:
         call, handles, slots, code, offset, module = made.entry
-        renamed = tuple(self.names.get(handle, handle) for handle in handles)
+        renamed = tuple(self._known_as(handle) for handle in handles)
         return attrs.evolve(made, entry=(call, renamed, slots, code, offset, module))
+
+
+def _shown(made: object) -> str:
+    return f"a {made.dtype} of {tuple(made.shape)}" if isinstance(made, torch.Tensor) else f"a {type(made).__name__}"
 
 
 def _result_metas(program: Program) -> dict[int, TensorMeta]:
