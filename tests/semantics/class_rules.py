@@ -104,4 +104,9 @@ def is_interaction(module: nn.Module) -> bool:
 
 
 def _is_of_recommenders(module: nn.Module) -> bool:
-    return type(module).__module__ in {"plain_models", "recommender_models", "recommender_towers"}
+    return type(module).__module__ in {
+        "plain_models",
+        "recommender_models",
+        "recommender_networks",
+        "recommender_towers",
+    }

@@ -17,9 +17,11 @@ import blind_networks  # noqa: F401 - likewise
 import building
 import catalogue
 import recommender_models  # noqa: F401 - likewise
+import recommender_networks  # noqa: F401 - likewise
 import recommender_towers  # noqa: F401 - likewise
 import recurrent_cells  # noqa: F401 - likewise
 import recurrent_decoders  # noqa: F401 - likewise
+import recurrent_networks  # noqa: F401 - likewise
 import recurrent_scans  # noqa: F401 - likewise
 import torch
 from catalogue import ZOO
@@ -50,6 +52,7 @@ class Entry:
         family: what it is, in the words of `phase_truth.WORKLOADS`.
         attentions: attentions in a forward pass as its configuration has them; None where that says nothing.
         blind: whether it was labelled before anything was matched in it, to be scored once at the end.
+        looked_at: whether it was written to see what is missed, so that it is development without being drawn.
     """
 
     name: str
@@ -57,12 +60,15 @@ class Entry:
     situations: tuple[str, ...]
     attentions: int | None = None
     blind: bool = False
+    looked_at: bool = False
 
     @property
     def part(self) -> Part:
         """Blind; or development or report, drawn once by name and seed, so that new entries move no others."""
         if self.blind:
             return "blind"
+        if self.looked_at:
+            return "development"
         digest = hashlib.blake2b(f"{_SEED}:{self.name}".encode(), digest_size=8).digest()
         return "development" if digest[0] % 2 else "report"
 
@@ -149,6 +155,17 @@ _enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm attent
        "matrix_factorization matrix_factorization_bias collaborative_metric item_to_item youtube_dnn gru4rec "
        "deep_interest attentive_features attention_over_fields", 0)  # fmt: skip
 _enter("recommender", ONCE, "sasrec", 2)
+
+# Written to see what is missed.
+for _family, _names in {
+    "recommender": "einsum_products compressed_products convolved_products gathered_products outer_products masked_features "
+    "column_crosses gated_crosses valued_fm interest_network interest_evolution sampled_negatives layered_extraction "
+    "written_autoint",
+    "encoder": "echo_state continuous_rnn antisymmetric_rnn sigmoid_rnn legendre_memory liquid_rnn moving_average m_lstm rwkv_5 "
+    "chunked_retention chunked_gates state_space_duality min_lstm doubling_scan looking_decoder unlike_lengths two_directions",
+}.items():  # fmt: skip
+    for _name in _names.split():
+        LABELLED[_name] = Entry(_name, _family, ONCE, 0, looked_at=True)
 
 # Labelled before anything was matched in them; scored once at the end, and nothing is tuned on them.
 _enter("decoder", STATIC, "olmo3 exaone4 seed_oss arcee helium apertus ernie4_5 hunyuan_v1_dense dots1 glm4_moe "

@@ -20,7 +20,7 @@ _BATCHED = 2
 
 def attending(graph: Graph, found: Features, product: Node, left: int, right: int) -> Meeting | None:
     """The product of an attention over features that lie one below the other, each of an id of its own."""
-    if not _are_below(graph, found, found.of(left) & found.of(right)):
+    if not are_below(graph, found, found.of(left) & found.of(right)):
         return None
     node, passed = product, [product.id]
     for _ in range(_SCALED):
@@ -38,11 +38,11 @@ def attended(graph: Graph, found: Features) -> Iterator[Meeting]:
         for place in graph.by_op.get(operation, ()):
             query, key = graph.flow.operands(graph.nodes[place])[:2]
             leads = found.of(query) & found.of(key)
-            if leads and _are_below(graph, found, leads):
+            if leads and are_below(graph, found, leads):
                 yield told("attention", found, (), place, query, key)
 
 
-def _are_below(graph: Graph, found: Features, leads: int) -> bool:
+def are_below(graph: Graph, found: Features, leads: int) -> bool:
     """Whether rows of several look-ups, or of ids of different fields in one, lie one below the other among `leads`."""
     return any(bits and bits & leads == bits for bits in _columns(graph, found))
 

@@ -20,7 +20,8 @@ _JOINS = frozenset({"cat", "concat", "concatenate", "hstack", "stack"})
 _MADE = frozenset(
     {"arange", "empty", "full", "ones", "ones_like", "scalar_tensor", "tril_indices", "triu_indices", "zeros"}
 )
-_ON_IDS = frozenset({"add", "add_", "clamp", "fmod", "remainder", "rsub", "sub", "where"})
+_ON_IDS = frozenset({"add", "add_", "cat", "clamp", "fmod", "remainder", "rsub", "stack", "sub", "where"})
+_SAMPLED = frozenset({"multinomial", "randint", "random_"})
 ALLOWED = frozenset({
     *ACTIVATION, *MATRIX_PRODUCT, *NORMALISATION, *PRODUCTS, *_JOINS, "abs", "add", "addcmul", "clamp",
     "clamp_min", "div", "dropout", "exp", "index", "index_select", "linalg_vector_norm", "masked_fill", "max",
@@ -111,6 +112,8 @@ def _is_of_ids(graph: Graph, node: Node) -> bool:
     source = operands[1]
     while source >= 0:
         maker = graph.nodes[source]
+        if maker.operation in _SAMPLED:  # negatives
+            return True
         if maker.operation not in _ON_IDS:
             return False
         outside = [s for s in flow.operands(maker) if s < 0]

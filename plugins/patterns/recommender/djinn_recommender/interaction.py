@@ -16,12 +16,13 @@ _WHAT = {
     "pairs": "products of pairs of features",
     "factorisation": "the square of a sum of features less the sum of their squares",
     "cross": "features times a layer over them, added to them",
+    "mask": "features times a layer over them, as a mask",
     "product": "products of two features",
     "towers": "how alike what two groups of features lead to is",
     "distance": "how far two features are apart",
     "attention": "weighted sums of features, weighted by how alike they are",
 }
-_LESS_SURE = {"product": 0.92, "pairs": 0.93, "towers": 0.95, "distance": 0.9, "attention": 0.9}
+_LESS_SURE = {"mask": 0.9, "product": 0.92, "pairs": 0.93, "towers": 0.95, "distance": 0.9, "attention": 0.9}
 
 
 class Interaction:

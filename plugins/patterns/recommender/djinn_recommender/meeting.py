@@ -14,7 +14,7 @@ class Meeting:
     """A place where features meet.
 
     Attributes:
-        kind: `dot`, `pairs`, `factorisation`, `cross`, `product`, `towers`, `distance` or `attention`.
+        kind: `dot`, `pairs`, `factorisation`, `cross`, `mask`, `product`, `towers`, `distance` or `attention`.
         at: id of the op in which they meet. nodes: ids of the ops that belong to it, in order.
         features: sources of what meets. tables: how many look-ups lead there.
     """

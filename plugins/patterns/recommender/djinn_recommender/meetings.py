@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from djinn.hooks import Graph, Node, arguments
-from djinn_recommender.attending import attended, attending
+from djinn.patterns import NORMALISATION, layer_at
+from djinn_recommender.attending import are_below, attended, attending
 from djinn_recommender.features import LOOK_UPS, PRODUCTS, Features
 from djinn_recommender.meeting import Meeting, told
 from djinn_recommender.parts import layers_behind, picked
@@ -18,6 +19,8 @@ _SUMS = frozenset({"add", "add_", "mean", "sum"})
 _PICKS = frozenset({"index", "index_select", "masked_select"})
 _JOINS = frozenset({"cat", "stack"})
 _SQUARES = frozenset({"abs", "linalg_vector_norm", "norm", "pow", "square"})
+_BATCHED = 3
+_SCORES = PRODUCTS | _TIMES
 PLACES = PRODUCTS | _TIMES | _LESS | _COMBINED
 
 
@@ -27,7 +30,7 @@ def meetings(graph: Graph, found: Features) -> Iterable[Meeting]:
     alone += attended(graph, found)
     if len(found.look_ups) > 1:
         rows = (graph.nodes[u] for n in found.look_ups for u in graph.flow.users(n.id) if u not in found.leads)
-        alone += [m for n in rows if n.operation in _TIMES and (m := _beside(graph, found, n)) is not None]
+        alone += [m for n in rows if n.operation in _SCORES and (m := _beside(graph, found, n)) is not None]
     return _together(graph, alone)
 
 
@@ -56,8 +59,19 @@ def _product(graph: Graph, found: Features, node: Node, left: int, right: int) -
         picks = [u for u in graph.flow.users(node.id) if graph.nodes[u].operation in _PICKS]
         return told("dot", found, picks, node.id, left)
     if found.of(left) & found.of(right):
-        return attending(graph, found, node, left, right)
+        return _compressed(graph, found, node, left, right) or attending(graph, found, node, left, right)
     return told("towers", found, (), node.id, left, right)
+
+
+def _compressed(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+    """The products of all features with mixtures of them: of what lies one below the other with one layer over it."""
+    if len(graph.meta(node.outputs[0]).shape) != _BATCHED:
+        return None
+    for base, mixed in ((left, right), (right, left)):
+        layer = layer_at(graph, graph.nodes[mixed])
+        if layer is not None and graph.flow.beyond(layer.data) == base and are_below(graph, found, found.of(base)):
+            return told("dot", found, (layer.product.id, mixed), node.id, base)
+    return None
 
 
 def _is_joint(graph: Graph, found: Features, source: int) -> bool:
@@ -65,7 +79,8 @@ def _is_joint(graph: Graph, found: Features, source: int) -> bool:
     if found.of(source).bit_count() > 1:
         return True
     node = graph.flow.node(source)
-    return node is not None and node.operation in LOOK_UPS and len(graph.meta(node.inputs[1]).shape) > 1
+    several = node is not None and node.operation in LOOK_UPS and len(graph.meta(node.inputs[1]).shape) > 1
+    return several or are_below(graph, found, found.of(source))
 
 
 def _factorised(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
@@ -116,10 +131,34 @@ def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int
         crossed = _crossed(graph, found, node.id, base, layered)
         if crossed is not None:
             return crossed
+    masked = _masked(graph, found, node, left, right)
+    if masked is not None:
+        return masked
     sums = [n for n in _sums_after(graph, node) if _is_over_last(graph, graph.nodes[n])]
     if sums and left != right and all(found.of(s).bit_count() > 1 for s in (left, right)):
         return told("towers", found, sums[:1], node.id, left, right)
     return None
+
+
+def _masked(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
+    """Several features side by side times a layer over them, as wide: a mask that is no gate between nothing and all."""
+    sizes = {graph.meta(v).numel for v in (*node.inputs, node.outputs[0])} if node.outputs else set()
+    for base, layered in ((left, right), (right, left)):
+        if len(sizes) == 1 and layer_at(graph, graph.nodes[layered]) is not None:
+            joint, passed = _before_norms(graph, base)
+            read, layers = layers_behind(graph, found, layered)
+            if joint in read and graph.nodes[joint].operation in _JOINS and found.of(joint).bit_count() > 1:
+                return told("mask", found, (*passed, *layers), node.id, joint)
+    return None
+
+
+def _before_norms(graph: Graph, source: int) -> tuple[int, list[int]]:
+    """What was normalised, and by which ops; the same where nothing was."""
+    passed: list[int] = []
+    while source >= 0 and graph.nodes[source].operation in NORMALISATION:
+        passed.append(source)
+        source = graph.flow.operands(graph.nodes[source])[0]
+    return source, passed
 
 
 def _sums_after(graph: Graph, node: Node) -> list[int]:
@@ -135,14 +174,15 @@ def _is_over_last(graph: Graph, reduction: Node) -> bool:
 
 
 def _beside(graph: Graph, found: Features, node: Node) -> Meeting | None:
-    """The product of a row that is looked up and of what anything makes of other look-ups, summed up: a score."""
+    """The inner product of a row that is looked up and of what anything makes of other look-ups: a score."""
     left, right = graph.flow.operands(node)[-2:]
     for row, state in ((left, right), (right, left)):
         maker = graph.flow.node(row)
         if maker is None or state < 0 or found.of(state) or maker not in found.look_ups:
             continue
-        sums = [n for n in _sums_after(graph, node) if _is_over_last(graph, graph.nodes[n])]
-        if sums and any(found.of(s) & ~found.of(row) for s in graph.flow.ancestors(state)):
+        product = node.operation in PRODUCTS
+        sums = [n for n in _sums_after(graph, node) if not product and _is_over_last(graph, graph.nodes[n])]
+        if (sums or product) and any(found.of(s) & ~found.of(row) for s in graph.flow.ancestors(state)):
             return told("towers", found, sums[:1], node.id, row, state)
     return None
 

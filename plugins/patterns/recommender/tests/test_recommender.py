@@ -135,6 +135,21 @@ def crossed_in_one_op(rows, layers):
     return torch.addcmul(first, first, layers[0](first))
 
 
+def masked(rows, layers):
+    first = torch.cat(rows, 1)
+    return functional.layer_norm(first, first.shape[1:]) * layers[1](layers[0](first).relu())
+
+
+def compressed(rows, layers):
+    features = torch.stack(rows, 1)
+    return torch.bmm(features, layers(features.transpose(1, 2)))
+
+
+def outer(rows):
+    total = torch.stack(rows, 1).sum(1)
+    return total.unsqueeze(2) @ total.unsqueeze(1)
+
+
 def multiplied(rows):
     return rows[0] * rows[1]
 
@@ -168,7 +183,8 @@ INTERACTIONS = {
     "products of sums": (factorised_by_multiplying, None, ["factorisation"]),
     "cross": (crossed, wide, ["cross", "cross"]), "addcmul": (crossed_in_one_op, wide, ["cross"]),
     "product": (multiplied, None, ["product"]), "towers": (scored, narrow, ["towers"]),
-    "distance": (apart, None, ["distance"]), "attention": (attended, narrow, ["attention"]),
+    "mask": (masked, wide, ["mask"]), "compressed": (compressed, lambda: nn.Linear(FIELDS, 2), ["dot"]),
+    "outer": (outer, None, ["dot"]), "distance": (apart, None, ["distance"]), "attention": (attended, narrow, ["attention"]),
 }  # fmt: skip
 
 
@@ -179,14 +195,64 @@ def test_interactions(name, train):
     assert kinds(matches(Tables(over, make), ids(), train=train)) == expected
 
 
-def scaled(rows, layers):
+def gated(rows, layers):
+    """As in a highway: the gate keeps more or less of each number, features do not meet."""
     first = torch.cat(rows, 1)
-    return first * layers[0](first) + first.relu()
+    kept = layers[0](first).sigmoid()
+    return first * kept + layers[1](first).relu() * (1 - kept)
 
 
-@pytest.mark.parametrize(("over", "make"), [(scaled, wide), (lambda rows: rows[0] - rows[1], None)])
+@pytest.mark.parametrize(("over", "make"), [(gated, wide), (lambda rows: rows[0] - rows[1], None)])
 def test_what_is_no_interaction(over, make):
     assert not kinds(matches(Tables(over, make), ids()))
+
+
+def test_features_of_one_table_meet_after_they_were_added_up():
+    """Each field has rows of its own, so one look-up is many features; without, it is one feature, or words."""
+
+    class OneTable(nn.Module):
+        def __init__(self, fields):
+            super().__init__()
+            self.table = nn.Embedding(FIELDS * ROWS, WIDTH)
+            self.register_buffer("offsets", torch.arange(FIELDS) * ROWS if fields else None)
+
+        def forward(self, given):
+            total = self.table(given if self.offsets is None else given + self.offsets).relu().sum(1)
+            return total.unsqueeze(2) @ total.unsqueeze(1)
+
+    assert kinds(matches(OneTable(fields=True), ids())) == ["dot"]
+    assert not kinds(matches(OneTable(fields=False), ids()))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_row_beside_what_a_recurrence_makes_of_others(train):
+    """Scores of a candidate with all that somebody did before, as in DIEN."""
+
+    class Evolving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.states = nn.Embedding(ROWS, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+        def forward(self, history, candidate):
+            return self.states(self.table(history))[0] @ self.table(candidate).unsqueeze(2)
+
+    assert kinds(matches(Evolving(), ids(), ids()[:, 0], train=train)) == ["towers"]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_rows_of_negatives_are_looked_up_by_ids_that_are_made_here(drawn):
+    class Sampled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Embedding(ROWS, WIDTH), nn.Embedding(ROWS, WIDTH)
+
+        def forward(self, person, thing):
+            none = (
+                torch.randint(0, ROWS, (BATCH, 2), device=thing.device) if drawn else torch.stack([thing, thing + 1], 1)
+            )
+            return torch.bmm(self.other(none), self.one(person).unsqueeze(2))
+
+    assert kinds(matches(Sampled(), ids()[:, 0], ids()[:, 1])) == ["towers"]
 
 
 def test_what_meets_is_named():

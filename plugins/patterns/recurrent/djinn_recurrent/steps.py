@@ -11,7 +11,7 @@ from djinn_recurrent.found import Recurrence
 from djinn_recurrent.updates import GATES, Update
 from djinn_recurrent.walks import BLANK, LAYERS, SOFT, behind, plain
 
-_BLENDS = 6  # ops between a new state and the next step: masks, norms, dropout
+_BLENDS = 12  # ops between a new state and the next step: masks, norms, dropout, leaks
 _AFTER = frozenset({"div", "matmul", "mul", "sum", "tanh"})
 _FORWARD = 3
 _LOWERING = frozenset({"cumsum", "log_sigmoid", "log_sigmoid_forward", "neg", "rsub", "sub"})
@@ -57,6 +57,8 @@ class Steps:
             for other in self._by_node.get(source, ()):
                 if source != update.node and self._alike(update, other):
                     return source
+            if update.bent and any(not other.bent for other in self._by_node.get(source, ())):
+                continue  # a gate decides what is kept: the bend is that of its candidate
             operation = plain(graph.nodes[source].operation) if source >= 0 else ""
             # The new candidate in the difference of a GRU is bent, the state is not.
             if operation in SOFT and not (update.differs and operation == "tanh"):

@@ -22,6 +22,7 @@ _PLUS = frozenset({"add", "add_", "sub", "sub_"})
 _ONE_LESS = frozenset({"rsub", "sub"})
 _COMBINED = frozenset({"addcmul", "addcmul_", "lerp", "lerp_"})
 _BEFORE_BEND = frozenset({*NORMALISATION, *_PLUS, "addmm", "div", "linear", "matmul", "mm", "mul"})
+_MOVES = frozenset({"cat", "constant_pad_nd", "index", "index_select", "roll"})
 _MASKS = frozenset({"clamp", "masked_fill", "where"})
 _LAYERS_BEHIND = 8
 _SCALED, _MOST_FACTORS, _SMALL = 3, 4, 4
@@ -72,7 +73,15 @@ def _scales(graph: Graph, node: Node, gate: int) -> bool:
     if operation in _MASKS or (operation in _ONE_LESS and len(node.inputs) == 1):
         return True
     others = [s for s in graph.flow.operands(node) if s != gate]
+    if operation == "mul" and others and all(_is_moved(graph, s, gate) for s in others):
+        return True
     return operation in {"add", "mul"} and all(_is_small(graph, s) for s in others)
+
+
+def _is_moved(graph: Graph, source: int, gate: int) -> bool:
+    """Whether it is the gate itself at other positions: what two stretches keep is the product of what each keeps."""
+    node = graph.flow.node(source)
+    return node is not None and node.operation in _MOVES and gate in graph.flow.operands(node)
 
 
 def _is_small(graph: Graph, source: int) -> bool:

@@ -16,7 +16,7 @@ MADE = frozenset({
 BLANK = frozenset({"new_zeros", "zeros", "zeros_like", "zero_", "new_full", "full", "full_like"})
 # What a gate, a decay or a state may go through between one layer and the next.
 SOFT = frozenset({
-    *NORMALISATION, "abs", "add", "addcmul", "clamp", "clamp_min", "constant_pad_nd", "cumsum", "div", "elu", "exp",
+    *NORMALISATION, "abs", "add", "addcmul", "cat", "clamp", "clamp_min", "constant_pad_nd", "cumsum", "div", "elu", "exp",
     "exp2", "expm1", "flip", "hardsigmoid", "hardtanh", "index", "lerp", "log", "log1p", "log_sigmoid",
     "log_sigmoid_forward", "logaddexp", "logcumsumexp", "masked_fill", "max", "maximum", "mean", "minimum", "mul", "neg",
     "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid", "silu", "softplus", "sqrt", "sub", "sum", "tanh", "tril",

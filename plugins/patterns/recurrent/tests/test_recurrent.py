@@ -115,14 +115,26 @@ def by_matrix(parts, x, h):
     return parts[0](h) + parts[1](x)
 
 
+def leaking(parts, x, h):
+    return h + 0.1 * (-h + torch.relu(parts[0](x) + parts[1](h)))
+
+
 STEPS = {
     "gru": (layers(4), gated), "masked": (layers(4), masked), "linear": (layers(2), bounded),
     "in place": (layers(2), in_place), "lerp": (layers(2), interpolated), "rnn": (layers(2), plain),
     "joined": (layers(1, 2 * WIDTH), with_relu), "matrix": (layers(2), by_matrix),
+    "leaking": (layers(2), leaking),
 }  # fmt: skip
 
 
-KINDS = {"gru": "gru", "masked": "gru", "rnn": "rnn", "joined": "rnn", "matrix": "loop"}  # all others are linear
+KINDS = {
+    "gru": "gru",
+    "masked": "gru",
+    "rnn": "rnn",
+    "joined": "rnn",
+    "matrix": "loop",
+    "leaking": "rnn",
+}  # all others are linear
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -133,6 +145,37 @@ def test_loops_are_one_recurrence(name, train):
     assert match.details["form"] == "steps"
     assert match.details["kind"] == KINDS.get(name, "linear")
     assert "time" not in match.hints["cut"]
+
+
+def test_positions_that_take_in_what_lies_before_them_twice_as_far_each_time():
+    """A scan by doubling: what two stretches keep is the product of what each keeps."""
+    gate, value = nn.Linear(WIDTH, WIDTH).to(DEVICE), nn.Linear(WIDTH, WIDTH).to(DEVICE)
+
+    def doubling(x):
+        kept = torch.sigmoid(gate(x))
+        state = (1 - kept) * value(x)
+        for reach in (1, 2):
+            state = state + kept * functional.pad(state, (0, 0, reach, 0))[:, :-reach]
+            kept = kept * functional.pad(kept, (0, 0, reach, 0), value=1.0)[:, :-reach]
+        return state
+
+    (match,) = matches(doubling, series())
+    assert match.details["kind"] == "linear"
+
+
+def test_what_is_put_before_the_first_position_is_no_end_of_a_scan():
+    """minLSTM in logarithms: the layers behind what is added belong to it."""
+    gate, value = nn.Linear(WIDTH, WIDTH).to(DEVICE), nn.Linear(WIDTH, WIDTH).to(DEVICE)
+
+    def in_logarithms(x):
+        kept, added = -functional.softplus(gate(x)), -functional.softplus(value(x))
+        total = functional.pad(kept.cumsum(1), (0, 0, 1, 0))
+        inner = torch.logcumsumexp(torch.cat([torch.zeros_like(added[:, :1]), added], 1) - total, 1)
+        return torch.exp(total + inner)
+
+    graph, _ = recorded(in_logarithms, series())
+    (match,) = found_in(graph)
+    assert {n.id for n in graph.nodes if n.operation == "softplus"} <= set(match.nodes)
 
 
 @pytest.mark.parametrize("name", ["gru", "rnn"])
