@@ -18,7 +18,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.template import Prepared
 
-RECENT = 64  # submissions: several steps of a loop, also where each is sent in pieces
+RECENT = 24  # submissions: several steps of a loop, also where each is sent in pieces
 _PLANS = 512
 _CARRIED = frozenset({
     DataResidency.GRADIENT, DataResidency.OPTIMIZER_STATE, DataResidency.PERSISTENT_WEIGHT, DataResidency.STATEFUL_KV_CACHE,
