@@ -80,6 +80,28 @@ def test_training_is_recognised_and_cleaned_without_changing_it():
     assert {DataResidency.PERSISTENT_WEIGHT, DataResidency.OPTIMIZER_STATE} <= residency
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        (torch.optim.AdamW, 2),
+        (lambda weights: torch.optim.AdamW(weights, fused=True), 3),  # its counters are on the device
+        (lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9), 1),
+    ],
+)
+def test_what_the_first_step_of_an_optimizer_leaves_behind_is_its_state(optimizer, states):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to("meta")
+    weights = list(model.parameters())
+    made = optimizer(weights)
+    with djinn.capture() as captured:
+        model(torch.rand(5, 8, device="meta")).square().mean().backward()
+        made.step()
+    storages = {
+        kind: {storage_of(v) for v, k in captured.profile.residency.items() if k is kind} for kind in DataResidency
+    }
+    assert len(storages[DataResidency.OPTIMIZER_STATE]) == states * len(weights)
+    assert len(storages[DataResidency.GRADIENT]) == len(weights)
+
+
 def losses(model, x, y):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     found = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from djinn_core.ir.graph import Graph
+from djinn_core.ir.flow import is_view
+from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
 from djinn_core.ir.values import storage_of
 from djinn_core.stages.annotating.inputs import Inputs
@@ -63,22 +64,34 @@ def _written_by_optimizer(graph: Graph, training: Training) -> set[int]:
 def residency_of_gradients(
     graph: Graph, residency: Mapping[int, DataResidency], training: Training
 ) -> dict[int, DataResidency]:
-    """What the backward pass leaves behind in the shape of a weight, and everything that shares its memory."""
+    """What the backward pass leaves behind in the shape of a weight, and the first state that the optimizer keeps.
+
+    All that shares memory with it is so, too. The optimizer's is what it makes: copies of gradients, or what it fills.
+    """
     outside = {storage_of(v) for v in graph.inputs}
     shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}
-    storages = {
-        storage_of(value)
-        for value in graph.outputs
-        if storage_of(value) not in outside
-        and (maker := graph.producer(value)) is not None
-        and training.gradients[maker.id]
-        and graph.meta(value).shape in shapes
-    }
-    return (
-        {v: DataResidency.GRADIENT for node in graph.nodes for v in node.outputs if storage_of(v) in storages}
-        if storages
-        else {}
-    )
+    filled = _written_by_optimizer(graph, training)
+    kinds: dict[int, DataResidency] = {}  # by storage
+    for value in graph.outputs:
+        storage, maker = storage_of(value), graph.producer(value)
+        if storage in outside or maker is None:
+            continue
+        derived = training.gradients[maker.id] and graph.meta(value).shape in shapes
+        if training.phases.get(_first_maker(graph, maker)) is ExecutionPhase.TRAINING_OPTIMIZER:
+            if derived or storage in filled:
+                kinds[storage] = DataResidency.OPTIMIZER_STATE
+        elif derived:
+            kinds[storage] = DataResidency.GRADIENT
+    if not kinds:
+        return {}
+    return {v: kinds[storage_of(v)] for node in graph.nodes for v in node.outputs if storage_of(v) in kinds}
+
+
+def _first_maker(graph: Graph, maker: Node) -> int:
+    """The node that made the memory which `maker` may only show."""
+    while is_view(maker) and (earlier := graph.producer(maker.inputs[0])) is not None:
+        maker = earlier
+    return maker.id
 
 
 def residency_of_counters(graph: Graph, residency: Mapping[int, DataResidency]) -> dict[int, DataResidency]:

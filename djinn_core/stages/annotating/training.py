@@ -133,9 +133,11 @@ def _phase_of_rest(graph: Graph, rest: range, optimized: bool) -> ExecutionPhase
 
 def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
     """The last of the nodes right after `last` that look at gradients or add them up: a weight may be used twice."""
-    flow = graph.flow
+    flow, kept = graph.flow, set(graph.outputs)
     while last + 1 < end:
         node = graph.nodes[last + 1]
+        if node.operation == "clone" and kept.issuperset((*node.inputs, *node.outputs)):
+            break  # beside the gradient: the first momentum
         added = node.operation == "add" and len(flow.sources[node.id]) == 2
         looks = flow.looks[node.id] or node.operation in _NEW  # a copy in the layout of the weight
         if not looks and not (added and all(s >= 0 and derived[s] for s in flow.operands(node))):
