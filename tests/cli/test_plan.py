@@ -125,3 +125,8 @@ def test_cluster_files_that_make_no_sense_are_refused(change, message):
 def test_modules_are_told_by_ranges():
     paths = ["model", "model.embed", "model.layers.0.attn", "model.layers.1.mlp", "model.layers.3", "", "lm_head"]
     assert modules_of(paths) == ("model.embed", "model.layers.0-1", "model.layers.3", "lm_head")
+
+
+def test_without_the_packages_the_built_in_ones_plan(planned, monkeypatch):
+    monkeypatch.setenv("DJINN_DISABLE", "parallel,cost_based")
+    assert json.loads(planned(1, "--json"))["scheduler"] == "sequential"
