@@ -7,11 +7,11 @@ inputs, so it ends at the first attention, convolution or recurrence.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
-from djinn.hooks import Graph, Node
+from djinn.hooks import Graph, Node, arguments
 from djinn.patterns import ACTIVATION, MATRIX_PRODUCT, NORMALISATION, is_given
 
 LOOK_UPS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding", "embedding_bag"})
@@ -25,11 +25,12 @@ _SAMPLED = frozenset({"multinomial", "randint", "random_"})
 ALLOWED = frozenset({
     *ACTIVATION, *MATRIX_PRODUCT, *NORMALISATION, *PRODUCTS, *_JOINS, "abs", "add", "addcmul", "clamp",
     "clamp_min", "div", "dropout", "exp", "index", "index_select", "linalg_vector_norm", "masked_fill", "max",
-    "mean", "mul", "native_dropout", "neg", "norm", "pow", "prelu", "rsqrt", "rsub", "sqrt", "square", "sub",
+    "mean", "mul", "native_dropout", "_trilinear", "neg", "norm", "pow", "prelu", "rsqrt", "rsub", "sqrt", "square", "sub",
     "sum", "where",
 })  # fmt: skip
 _DENSE = ALLOWED | _MADE
 _DENSE_STEPS = 24
+_BATCHED = 2
 
 
 @attrs.frozen
@@ -38,14 +39,25 @@ class Features:
 
     Attributes:
         look_ups: the ops that look rows up. leads: for each op that makes a feature, bits of the look-ups that lead to it.
+        below: bits of look-ups whose rows lie one below the other, each of an id of its own.
     """
 
     look_ups: tuple[Node, ...]
     leads: Mapping[int, int]
+    below: tuple[int, ...] = ()
 
     def of(self, source: int) -> int:
         """Bits of the look-ups that lead to a source; none where it is no feature."""
         return self.leads.get(source, 0)
+
+    def are_below(self, bits: int) -> bool:
+        """Whether rows of several look-ups, or of ids of different fields in one, lie one below the other among `bits`."""
+        return any(below & bits == below for below in self.below)
+
+    def are_many(self, source: int) -> bool:
+        """Whether more than one feature leads to a source."""
+        bits = self.of(source)
+        return bits.bit_count() > 1 or self.are_below(bits)
 
 
 NOTHING = Features((), {})
@@ -69,7 +81,21 @@ def features(graph: Graph, candidates: Iterable[Node]) -> Features:
                 if user not in seen:
                     seen.add(user)
                     heapq.heappush(queue, user)
-    return Features(look_ups, leads)
+    return Features(look_ups, leads, tuple(set(_columns(graph, look_ups, leads))))
+
+
+def _columns(graph: Graph, look_ups: Iterable[Node], leads: Mapping[int, int]) -> Iterator[int]:
+    """Bits of look-ups whose rows are put one below the other."""
+    for node in (graph.nodes[n] for n in leads if graph.nodes[n].operation in {"cat", "stack"}):
+        rank = len(graph.meta(node.outputs[0]).shape)
+        below = rank > _BATCHED and arguments(node).get("dim", 0) % rank not in {0, rank - 1}
+        if below and len({leads.get(s, 0) for s in graph.flow.operands(node)} - {0}) > 1:
+            yield leads[node.id]
+    for node in look_ups:
+        maker = graph.flow.node(graph.flow.operands(node)[1])
+        shifted = maker is not None and maker.operation == "add" and len(maker.inputs) > 1
+        if shifted and len(graph.meta(node.inputs[1]).shape) == _BATCHED:  # each field has rows of its own
+            yield leads[node.id]
 
 
 def _bits(graph: Graph, node: Node, leads: Mapping[int, int], dense: dict[int, bool]) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from djinn.hooks import Graph, Node, arguments
 from djinn.patterns import NORMALISATION, layer_at
-from djinn_recommender.attending import are_below, attended, attending
+from djinn_recommender.attending import attended, attending
 from djinn_recommender.features import LOOK_UPS, PRODUCTS, Features
 from djinn_recommender.meeting import Meeting, told
-from djinn_recommender.parts import layers_behind, picked
+from djinn_recommender.parts import PUT_TOGETHER, layers_behind, picked
 
 _TIMES = frozenset({"mul", "mul_"})
 _LESS = frozenset({"sub", "sub_"})
@@ -20,8 +20,10 @@ _PICKS = frozenset({"index", "index_select", "masked_select"})
 _JOINS = frozenset({"cat", "stack"})
 _SQUARES = frozenset({"abs", "linalg_vector_norm", "norm", "pow", "square"})
 _BATCHED = 3
+_MOST_PAIRS = 128  # that are added up one by one
+_FORMS = frozenset({"_trilinear"})
 _SCORES = PRODUCTS | _TIMES
-PLACES = PRODUCTS | _TIMES | _LESS | _COMBINED
+PLACES = _FORMS | PRODUCTS | _TIMES | _LESS | _COMBINED
 
 
 def meetings(graph: Graph, found: Features) -> Iterable[Meeting]:
@@ -40,6 +42,10 @@ def _meeting(graph: Graph, found: Features, node: Node) -> Meeting | None:
         return None
     if operation in _COMBINED:
         return _combined(graph, found, node)
+    if operation in _FORMS:
+        one, _, other = graph.flow.operands(node)  # the matrix stands between
+        both = found.of(one) and found.of(other) and node.inputs[0] != node.inputs[2]
+        return told("product", found, (), node.id, one, other) if both else None
     left, right = graph.flow.operands(node)[-2:]
     if not (found.of(left) and found.of(right)):
         return None
@@ -59,6 +65,8 @@ def _product(graph: Graph, found: Features, node: Node, left: int, right: int) -
         picks = [u for u in graph.flow.users(node.id) if graph.nodes[u].operation in _PICKS]
         return told("dot", found, picks, node.id, left)
     if found.of(left) & found.of(right):
+        if len(graph.meta(node.outputs[0]).shape) < _BATCHED and found.are_many(left) and found.are_many(right):
+            return told("towers", found, (), node.id, left, right)  # of all in a batch with all
         return _compressed(graph, found, node, left, right) or attending(graph, found, node, left, right)
     return told("towers", found, (), node.id, left, right)
 
@@ -69,7 +77,7 @@ def _compressed(graph: Graph, found: Features, node: Node, left: int, right: int
         return None
     for base, mixed in ((left, right), (right, left)):
         layer = layer_at(graph, graph.nodes[mixed])
-        if layer is not None and graph.flow.beyond(layer.data) == base and are_below(graph, found, found.of(base)):
+        if layer is not None and graph.flow.beyond(layer.data) == base and found.are_below(found.of(base)):
             return told("dot", found, (layer.product.id, mixed), node.id, base)
     return None
 
@@ -80,33 +88,52 @@ def _is_joint(graph: Graph, found: Features, source: int) -> bool:
         return True
     node = graph.flow.node(source)
     several = node is not None and node.operation in LOOK_UPS and len(graph.meta(node.inputs[1]).shape) > 1
-    return several or are_below(graph, found, found.of(source))
+    return several or found.are_below(found.of(source))
 
 
 def _factorised(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
-    """The square of a sum, less the sum of squares."""
-    square, total = graph.nodes[left], graph.nodes[right]
-    if not _is_square(graph, square) or total.operation not in _SUMS:
-        return None
-    summed, squares = graph.flow.operands(square)[0], graph.flow.operands(total)
-    inner = graph.flow.node(summed)
-    if (
-        inner is None
-        or inner.operation not in _SUMS
-        or not all(_is_square_of_feature(graph, found, s) for s in squares)
-    ):
-        return None
-    nodes = {square.id, total.id, inner.id, *(s for s in squares if s >= 0)}
-    after = [u for u in graph.flow.users(node.id) if graph.nodes[u].operation in {"mul", "sum"}]
-    return told("factorisation", found, {*nodes, *after[:1]}, node.id, *graph.flow.operands(inner))
+    """The square of a sum, less the sum of squares, or the other way round."""
+    for one, other in ((left, right), (right, left)):
+        (square, after), (squares, total) = _before_sums(graph, one), _before_sums(graph, other)
+        if not total or not _is_square(graph, graph.nodes[square]):
+            continue
+        inner = graph.flow.node(graph.flow.operands(graph.nodes[square])[0])
+        of_features = _is_square_of_feature(graph, found, squares)
+        if inner is None or inner.operation not in _SUMS or not of_features:
+            continue
+        ends = [u for u in graph.flow.users(node.id) if graph.nodes[u].operation in {"mul", "sum"}]
+        nodes = {square, squares, inner.id, *after, *total, *ends[:1]}
+        return told("factorisation", found, nodes, node.id, *graph.flow.operands(inner))
+    return None
+
+
+def _before_sums(graph: Graph, source: int) -> tuple[int, list[int]]:
+    """What is summed up, and by which ops; the same where nothing is."""
+    passed: list[int] = []
+    while graph.nodes[source].operation in _SUMS:
+        inner = graph.flow.operands(graph.nodes[source])
+        if inner[0] < 0:
+            break
+        passed.append(source)
+        source = inner[0]
+    return source, passed
 
 
 def _apart(graph: Graph, found: Features, node: Node, left: int, right: int) -> Meeting | None:
     """The difference of two features, whose length is taken."""
-    lengths = [u for u in graph.flow.users(node.id) if graph.nodes[u].operation in _SQUARES]
-    if found.of(left) & found.of(right) or not lengths:
+    moved = [
+        u for u in graph.flow.users(node.id) if graph.nodes[u].operation in _PLUS and len(graph.nodes[u].inputs) == 1
+    ]
+    users = (u for n in (node.id, *moved) for u in graph.flow.users(n))
+    lengths = [u for u in users if graph.nodes[u].operation in _SQUARES]
+    if not lengths or (found.of(left) & found.of(right) and not _are_parts(graph, found, node, left, right)):
         return None
     return told("distance", found, lengths[:1], node.id, left, right)
+
+
+def _are_parts(graph: Graph, found: Features, node: Node, left: int, right: int) -> bool:
+    """Whether both are different features of those that lie one below the other."""
+    return found.are_below(found.of(left) & found.of(right)) and picked(graph, node, left, right) is not None
 
 
 def _is_square_of_feature(graph: Graph, found: Features, source: int) -> bool:
@@ -126,7 +153,8 @@ def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int
     chosen = picked(graph, node, left, right)
     if chosen is not None:
         joint, picks = chosen
-        return told("pairs", found, picks, node.id, joint) if _is_joint(graph, found, joint) else None
+        after = _sums_after(graph, node)[:1]
+        return told("pairs", found, (*picks, *after), node.id, joint) if _is_joint(graph, found, joint) else None
     for base, layered in ((left, right), (right, left)):
         crossed = _crossed(graph, found, node.id, base, layered)
         if crossed is not None:
@@ -135,7 +163,7 @@ def _multiplied(graph: Graph, found: Features, node: Node, left: int, right: int
     if masked is not None:
         return masked
     sums = [n for n in _sums_after(graph, node) if _is_over_last(graph, graph.nodes[n])]
-    if sums and left != right and all(found.of(s).bit_count() > 1 for s in (left, right)):
+    if sums and left != right and all(found.are_many(s) for s in (left, right)):
         return told("towers", found, sums[:1], node.id, left, right)
     return None
 
@@ -147,7 +175,7 @@ def _masked(graph: Graph, found: Features, node: Node, left: int, right: int) ->
         if len(sizes) == 1 and layer_at(graph, graph.nodes[layered]) is not None:
             joint, passed = _before_norms(graph, base)
             read, layers = layers_behind(graph, found, layered)
-            if joint in read and graph.nodes[joint].operation in _JOINS and found.of(joint).bit_count() > 1:
+            if joint in read and graph.nodes[joint].operation in PUT_TOGETHER and found.are_many(joint):
                 return told("mask", found, (*passed, *layers), node.id, joint)
     return None
 
@@ -166,11 +194,12 @@ def _sums_after(graph: Graph, node: Node) -> list[int]:
 
 
 def _is_over_last(graph: Graph, reduction: Node) -> bool:
-    """Whether it reduces over the last dimension alone."""
+    """Whether it reduces over the last dimension, and not over samples."""
     rank = len(graph.meta(reduction.inputs[0]).shape)
     given = arguments(reduction).get("dim")
     dims = given if isinstance(given, list | tuple) else (given,)
-    return [d % rank for d in dims if isinstance(d, int)] == [rank - 1]
+    reduced = {d % rank for d in dims if isinstance(d, int)}
+    return rank - 1 in reduced and 0 not in reduced
 
 
 def _beside(graph: Graph, found: Features, node: Node) -> Meeting | None:
@@ -232,9 +261,18 @@ def _together(graph: Graph, alone: Iterable[Meeting]) -> Iterator[Meeting]:
 
 
 def _goes_to(graph: Graph, meeting: Meeting) -> int | None:
-    """The op that puts what a product gives beside other such."""
-    users = graph.flow.users(meeting.nodes[-1])
-    return next((u for u in users if graph.nodes[u].operation in _JOINS), None)
+    """The op that puts what a product gives beside other such, or the last that adds others to it."""
+    place, node = None, meeting.nodes[-1]
+    for _ in range(_MOST_PAIRS):
+        users = [graph.nodes[u] for u in graph.flow.users(node)]
+        join = next((u.id for u in users if u.operation in _JOINS), None)
+        if join is not None:
+            return join
+        node = next((u.id for u in users if u.operation in _PLUS), -1)
+        if node < 0:
+            return place
+        place = node
+    return place
 
 
 def _both(one: Meeting, other: Meeting) -> Meeting:

@@ -150,6 +150,31 @@ def outer(rows):
     return total.unsqueeze(2) @ total.unsqueeze(1)
 
 
+def factorised_the_other_way_round(rows):
+    features = torch.stack(rows, 1)
+    return -(features.square().sum((1, 2)) - features.sum(1).square().sum(-1)) / 2
+
+
+def added_one_by_one(rows):
+    features = torch.stack(rows, 1)
+    return sum((features[:, i] * features[:, j]).sum(-1) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+def of_a_batch(rows, layers):
+    features = torch.stack(rows, 1).flatten(1)
+    return layers[0](features).relu() @ layers[1](features).relu().T
+
+
+def by_a_form(rows, layer):
+    features = torch.stack(rows, 1)
+    return layer(features[:, 0], features[:, 1])
+
+
+def parts_apart(rows):
+    features = torch.stack(rows, 1)
+    return functional.pairwise_distance(features[:, 0], features[:, 1])
+
+
 def multiplied(rows):
     return rows[0] * rows[1]
 
@@ -184,6 +209,9 @@ INTERACTIONS = {
     "cross": (crossed, wide, ["cross", "cross"]), "addcmul": (crossed_in_one_op, wide, ["cross"]),
     "product": (multiplied, None, ["product"]), "towers": (scored, narrow, ["towers"]),
     "mask": (masked, wide, ["mask"]), "compressed": (compressed, lambda: nn.Linear(FIELDS, 2), ["dot"]),
+    "other way round": (factorised_the_other_way_round, None, ["factorisation"]),
+    "one by one": (added_one_by_one, None, ["pairs"]), "batch": (of_a_batch, wide, ["towers"]),
+    "form": (by_a_form, lambda: nn.Bilinear(WIDTH, WIDTH, 1), ["product"]), "parts apart": (parts_apart, None, ["distance"]),
     "outer": (outer, None, ["dot"]), "distance": (apart, None, ["distance"]), "attention": (attended, narrow, ["attention"]),
 }  # fmt: skip
 
