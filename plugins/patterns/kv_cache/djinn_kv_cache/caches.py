@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.dataflow import COPIES, is_view
-from djinn.hooks import Graph, Node, storage_of
+from djinn.hooks import Graph, Node, arguments, storage_of
 
 Kind = Literal["appended", "written", "created", "kept", "read"]
 Layout = Literal["growing", "static"]
@@ -92,15 +92,42 @@ class Caches:
             parts = self.parts(node) if left else []
             if not left or not parts:
                 continue
-            before = self.from_outside(parts[0])
-            values = (node.outputs[0], *left)
+            first, earlier = self._begun(node)
+            before = self.from_outside(first)
+            values = (*[v for made in earlier for v in made.outputs], node.outputs[0], *left)
+            nodes = tuple(sorted((*[made.id for made in earlier], node.id)))
             sliding = any(self._shorter(v, node.outputs[0]) for v in left)
             low = self.is_low(node.outputs[0])
             if before is not None and len(parts) > 1:
-                sliding = sliding or self._shorter(parts[0], before)
-                yield Cache("appended", _once(before, *values), (node.id,), "growing", sliding, low)
-            elif len(parts) == 1:
-                yield Cache("created", _once(*values), (node.id,), "growing", sliding, low)
+                sliding = sliding or self._shorter(first, before)
+                yield Cache("appended", _once(before, *values), nodes, "growing", sliding, low)
+            elif len(parts) == 1 or earlier:
+                yield Cache("created", _once(*values), nodes, "growing", sliding, low)
+
+    def _begun(self, node: Node) -> tuple[int, list[Node]]:
+        """What the cache was that `node` appends to, and the ops that earlier steps in this program appended with."""
+        earlier: list[Node] = []
+        axis = self._axis(node)
+        value = next(v for v in node.inputs if self.graph.meta(v).numel)
+        while (made := self._appending(value)) is not None and self._axis(made) == axis:
+            earlier.append(made)
+            value = self.parts(made)[0]
+        return value, earlier
+
+    def _axis(self, cat: Node) -> int:
+        dim = arguments(cat).get("dim", 0)
+        return dim % len(self.graph.meta(cat.outputs[0]).shape) if isinstance(dim, int) else 0
+
+    def _appending(self, value: int) -> Node | None:
+        """The `cat` whose result `value` is, as it is or in part, where nobody keeps that."""
+        for _ in range(_STEPS):
+            node = self.graph.producer(value)
+            if node is None or not node.inputs or not (is_view(node) or node.operation in COPIES | {"cat"}):
+                return None
+            if node.operation == "cat":
+                return None if storage_of(node.outputs[0]) in self.kept else node
+            value = node.inputs[0]
+        return None
 
     def parts(self, node: Node) -> list[int]:
         """What a `cat` puts together; an empty tensor is how many programs spell "nothing yet"."""

@@ -313,6 +313,33 @@ def test_what_one_step_leaves_is_what_the_next_one_finds():
 
 
 @MIXES
+@pytest.mark.parametrize(("length", "kind"), [(5, "appended"), (0, "created")])
+def test_two_steps_in_one_program_are_one_cache(mix, length, kind):
+    def run(x, w, *cache):
+        first, *cache = next_step(mix)(x, w, *cache) if cache else first_step(mix)(x, w)
+        second, *cache = next_step(mix)(first[:, 0, -1:].repeat(1, 1, HEADS), w, *cache)
+        return second, *cache
+
+    graph = traced(run, *tokens(1), *(old(length) if length else ()))
+    (match,) = matches(graph)
+    assert match.details["kind"] == kind
+    assert len(match.details["readers"]) == 2
+    assert set(graph.outputs) & set(match.residency) == set(graph.outputs) - {graph.outputs[-1]}
+    assert match.phase is (ExecutionPhase.LLM_DECODE if length else ExecutionPhase.LLM_PREFILL)
+
+
+def test_keys_of_two_parts_are_no_earlier_step():
+    def run(x, w):
+        q, k, v = project(x, w)
+        k, v = (torch.cat([torch.empty(0), torch.cat([t[..., :2], t[..., 2:].neg()], -1)], -2) for t in (k, v))
+        return fused(q, k, v), k, v
+
+    graph = traced(run, *tokens(6))
+    (match,) = matches(graph)
+    assert sum(graph.nodes[n].operation == "cat" for n in match.nodes) == 2
+
+
+@MIXES
 def test_caches_are_seen_through_repeated_heads(mix):
     def run(x, w, keys, values):
         q, k, v = project(x, w)
