@@ -204,3 +204,22 @@ def test_what_cannot_go_directly_passes_through_the_client(pooled, strangers, ca
         expected = given.clone()
         expected[1:].add_(given[:2] * 2)
         assert torch.equal((ours @ ours.T + 1).relu().cpu(), (expected @ expected.T + 1).relu())
+
+
+def test_what_is_used_first_can_be_asked_for_at_once(blind):
+    given = torch.arange(4.0)
+    ours = given.to(REMOTE)
+    later = ours + 1
+    assert torch.equal(ours.cpu(), given)  # sends the program that uses it, and fetches it
+    assert torch.equal(later.cpu(), given + 1)
+    del ours, later
+
+
+def test_uploads_that_die_unused_are_not_held(blind):
+    kept = torch.ones(3).to(REMOTE)
+    for _ in range(3):
+        dropped = torch.ones(1000).to(REMOTE) * 2  # nobody looks at it
+        del dropped
+        (kept + 1).tolist()
+    djinn.synchronize()
+    assert not blind._uploads._held

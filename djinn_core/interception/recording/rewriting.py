@@ -206,10 +206,9 @@ class _Rewriting:
                 raise InvalidStage(f"value {value} would be the same tensor as another one")
             self.names[handle] = value
             self.tensors[value] = tensor
-            if handle == make_handle(
-                storage_of(handle), _FIRST
-            ):  # it is the whole memory: what looks into it does so still
-                self.memories[storage_of(handle)] = storage_of(value)
+            storage = storage_of(handle)
+            if handle == make_handle(storage, _FIRST):  # it is the whole memory: what looks into it does so still
+                self.memories[storage] = storage_of(value)
 
     def _note(self, entries: Sequence[Entry], slots: tuple[int, ...] | None, node: int) -> None:
         program = self.program

@@ -47,8 +47,9 @@ class HeldUploads:
         self._members[executor].upload(handle, tensor)
 
     def drop(self, handle: int) -> None:
-        """Nobody holds it any more."""
-        self._bytes -= self._held.pop(handle).nbytes
+        """Nobody holds a value any more, which may wait here."""
+        tensor = self._held.pop(handle, None)
+        self._bytes -= tensor.nbytes if tensor is not None else 0
 
     def roomy(self, handle: int) -> int:
         """The first executor that has room for what waits, so that what is loaded in order stays together."""

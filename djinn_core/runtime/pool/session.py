@@ -105,6 +105,8 @@ class PoolSession:
             plan, values = self._planner.prepare(submission.program)
             wishes = self._wishes(submission, self._account(plan, values))
             questions = self._do(plan, values, submission.program, wishes)
+            for value in [values[i] for i in plan.dead]:
+                self._uploads.drop(value)  # where it waits still, because nothing that runs has used it
         else:
             wishes = self._wishes(submission, [])
         for executor, wish in enumerate(wishes):
@@ -142,15 +144,14 @@ class PoolSession:
         for value, executor in stale:
             wishes[executor].free.append(value)
         for value in submission.free:
-            if value in self._uploads:
-                self._uploads.drop(value)
+            self._uploads.drop(value)
             for executor in self._residency.forget(value):
                 wishes[executor].free.append(value)
         return wishes
 
     def _home(self, value: int) -> int:
-        """The executor that has a value's memory; an upload that waits goes to one now."""
-        if value in self._uploads:
+        """The executor that has a value's memory, or is given it by the plan; an upload that no plan gives goes to one now."""
+        if self._planner.home(value) is None and value in self._uploads:
             self._place(value)
         home = self._planner.home(value)
         return home if home is not None else 0  # which says that it has no such value
