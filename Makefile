@@ -21,11 +21,11 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench conformance semantics zoo curves clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance semantics zoo curves clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 venv: $(READY) ## create or update the virtual environment
 
@@ -52,6 +52,9 @@ bench: $(READY) ## run the benchmarks, print their results and draw them into do
 
 conformance: $(READY) ## PyTorch's own databases of ops, modules and optimizers, called in every way; ARGS="--json FILE"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py $(ARGS)
+
+bench-scheduling: $(READY) ## what knowing programs is worth on several executors; ARGS="--quick --only multimodal"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/bench_scheduling.py --json $(ARGS)
 
 semantics: $(READY) ## how right the semantic layer is; ARGS="--part development --misses --no-timing"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py $(ARGS)

@@ -1,10 +1,12 @@
 """What knowledge of a program is worth on several executors: each row beside a placement that knows nothing, or one executor.
 
-    python benchmarks/bench_scheduling.py [--json] [--quick] [--case multimodal,cnn]
+    make bench-scheduling [ARGS="--quick --only multimodal,cnn"]
+    python benchmarks/bench_scheduling.py [--json] [--quick] [--only multimodal,cnn]
 
 Executors are processes of this machine with one thread each, on real sockets; where a link is named, one of them is behind it.
 Where two executors compute at the same time, this process has to find its time beside them: two cores are both busy then.
-Every run checks that results equal those of local PyTorch.
+Every run checks that results equal those of local PyTorch. The JSON has the keys that the cases name; what cannot be measured on
+a machine is null there, and `not_measured` says why.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
+from bench_placing import CASES as PLACING
 from links import CLIENT, Conditions, namespace, permitted
 from links import SERVER as FAR
 from measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
@@ -118,6 +121,7 @@ def decoding(conditions: Conditions, effort: Effort) -> Outcome:
         "kv_bytes_ours": moved["cost_based"],
         "kv_bytes_blind": moved["round_robin"],
         "ours ms": seconds["cost_based"] * 1e3,
+        "kv_time_ratio": seconds["round_robin"] / seconds["cost_based"],
         "blind ms": seconds["round_robin"] * 1e3,
     }
     return Outcome(seconds["cost_based"] / seconds["round_robin"], figures)
@@ -164,7 +168,7 @@ def multimodal(effort: Effort) -> Outcome:
                 seconds[count].append(timed(lambda: ours(*given).cpu(), 3, effort.times(8)))  # noqa: B023
                 model = ours.to("cpu")
     one, two = (statistics.median(seconds[count]) for count in (1, 2))
-    return Outcome(two / one, {"one ms": one * 1e3, "two ms": two * 1e3})
+    return Outcome(two / one, {"one ms": one * 1e3, "two ms": two * 1e3, "multimodal_latency_ratio": two / one})
 
 
 # --- a stream of pictures ---------------------------------------------------------------------------------------
@@ -222,14 +226,21 @@ def fusion(effort: Effort) -> Outcome:
                 seconds[exact].append(timed(lambda: ours(given).cpu(), 3, effort.times(10)))  # noqa: B023
                 model = ours.to("cpu")
     plain, folded = statistics.median(seconds[True]), statistics.median(seconds[False])
-    return Outcome(folded / plain, {"plain ms": plain * 1e3, "folded ms": folded * 1e3})
+    figures = {"plain ms": plain * 1e3, "folded ms": folded * 1e3, "fusion_time_ratio": folded / plain}
+    return Outcome(folded / plain, figures)
 
 
 CASES = (
-    Case("decoding_gigabit", 1 / 3, partial(decoding, Conditions(bits_per_second=GIGABIT))),
-    Case("multimodal", 0.6, multimodal),
-    Case("cnn", 1 / 1.8, cnn),
-    Case("fold_batch_norms", 1.0, fusion),
+    Case(
+        "decoding_gigabit",
+        1 / 3,
+        partial(decoding, Conditions(bits_per_second=GIGABIT)),
+        keys=("kv_bytes_ours", "kv_bytes_blind", "kv_time_ratio"),
+    ),
+    Case("multimodal", 0.6, multimodal, keys=("multimodal_latency_ratio",)),
+    Case("cnn", 1 / 1.8, cnn, keys=("cnn_pipeline_speedup",)),
+    Case("fold_batch_norms", 1.0, fusion, keys=("fusion_time_ratio",)),
+    *PLACING,
 )
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -30,6 +31,9 @@ SUFFERS = 1.03  # a reference that takes so much longer beside ours than alone i
 
 class CannotMeasureError(Exception):
     """This machine cannot measure the case; the text says why."""
+
+
+NOT_MEASURED = "not_measured"  # in the JSON: why by key, for keys that are null
 
 
 @attrs.frozen
@@ -63,12 +67,17 @@ class Outcome:
 
 @attrs.frozen
 class Case:
-    """Something to measure. `bar` is the largest value that is good enough, None where nothing was promised."""
+    """Something to measure. `bar` is the largest value that is good enough, None where nothing was promised.
+
+    `keys` are the figures that stand in the JSON by their own names, beside the case's value by its name; null where it could
+    not be measured.
+    """
 
     name: str
     bar: float | None
     measure: Callable[[Effort], Outcome]
     unit: str = "x"
+    keys: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -125,7 +134,7 @@ def threads_of_torch(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = None) -> dict[str, float]:
+def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure the cases that the command line asks for; ends the program with 1 where one of them broke."""
     options = _options(title, cases, arguments)
     wanted = options.case.split(",") if options.case else [case.name for case in cases]
@@ -133,19 +142,30 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
     effort = Effort(rounds, options.threads, options.quick, options.small)
     print(f"{title}\n{'':32}{'value':>12}{'bar':>12}  verdict", flush=True)
     found: dict[str, Outcome] = {}
+    missing: dict[str, str] = {}
     broken = 0
     with threads_of_torch(effort.threads):
         for case in cases:
             if case.name in wanted:
-                broken += not _measure(case, effort, found)
+                broken += not _measure(case, effort, found, missing)
                 if options.save:
                     _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, found, effort)
-    values = {name: outcome.value for name, outcome in found.items()}
+    values = _values(cases, found, missing)
     if options.json:
         print(json.dumps(values), flush=True)
     if broken:
         sys.exit(1)
     return values
+
+
+def _values(cases: Sequence[Case], found: Mapping[str, Outcome], missing: Mapping[str, str]) -> dict[str, Any]:
+    """What the JSON says: by case, and by the keys of cases; where one was asked for and not measured, null, and why."""
+    values: dict[str, Any] = {name: outcome.value for name, outcome in found.items()}
+    why = {key: missing[case.name] for case in cases if case.name in missing for key in (case.name, *case.keys)}
+    for case in cases:
+        if case.name in found:
+            values |= {key: found[case.name].figures[key] for key in case.keys}
+    return values | dict.fromkeys(why) | ({NOT_MEASURED: why} if why else {})
 
 
 def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -154,7 +174,7 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and fewer calls in each")
     parser.add_argument("--small", action="store_true", help="smallest sizes, one round: only to see that it works")
-    parser.add_argument("--case", default="", help="names of cases, separated by commas")
+    parser.add_argument("--case", "--only", default="", help="names of cases, separated by commas")
     parser.add_argument("--rounds", type=int, default=0, help="how often reference and ours take turns")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on either side")
     parser.add_argument("--save", default="", help="a folder for all figures, as JSON")
@@ -165,13 +185,15 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
     return options
 
 
-def _measure(case: Case, effort: Effort, found: dict[str, Outcome]) -> bool:
+def _measure(case: Case, effort: Effort, found: dict[str, Outcome], missing: dict[str, str]) -> bool:
     try:
         outcome = case.measure(effort)
     except CannotMeasureError as reason:
         print(f"{case.name:32}{'-':>12}{_written(case, case.bar):>12}  not here: {reason}", flush=True)
+        missing[case.name] = str(reason)
         return True
-    except Exception:
+    except Exception as error:
+        missing[case.name] = f"{type(error).__name__}: {error}"
         print(f"{case.name:32}{'-':>12}{_written(case, case.bar):>12}  BROKEN", flush=True)
         traceback.print_exc()
         return False

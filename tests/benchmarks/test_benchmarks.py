@@ -110,8 +110,8 @@ def test_a_case_that_breaks_is_told_and_the_others_go_on(module, capsys):
 
     cases = (
         measuring.Case("one", 1, breaks),
-        measuring.Case("two", 1, missing),
-        measuring.Case("three", 1, lambda _: measuring.Outcome(2.0)),
+        measuring.Case("two", 1, missing, keys=("of_two",)),
+        measuring.Case("three", 1, lambda _: measuring.Outcome(2.0, {"of_three": 0.5}), keys=("of_three",)),
     )
     with pytest.raises(SystemExit):
         measuring.main("title", cases, ["--json"])
@@ -119,7 +119,10 @@ def test_a_case_that_breaks_is_told_and_the_others_go_on(module, capsys):
     assert "broken on purpose" in printed.err
     assert "no such thing here" in printed.out
     assert "missed" in printed.out
-    assert json.loads(printed.out.splitlines()[-1]) == {"three": 2.0}
+    why = {"one": "ValueError: broken on purpose", "two": "no such thing here", "of_two": "no such thing here"}
+    nothing = dict.fromkeys(why)
+    said = json.loads(printed.out.splitlines()[-1])
+    assert said == {"three": 2.0, "of_three": 0.5, **nothing, measuring.NOT_MEASURED: why}
 
 
 def test_the_picture_and_the_table(module, tmp_path, monkeypatch):
