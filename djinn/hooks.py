@@ -64,6 +64,7 @@ from djinn_core.ir.schedule import (
     Step,
     Upload,
 )
+from djinn_core.ir.stream import Stream
 from djinn_core.ir.substitution import Substitution
 from djinn_core.ir.values import TensorMeta, storage_of
 
@@ -133,6 +134,7 @@ __all__ = [
     "SessionLost",
     "StartupError",
     "Step",
+    "Stream",
     "Substitution",
     "TensorMeta",
     "Tier",

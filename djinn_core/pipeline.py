@@ -24,6 +24,7 @@ from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
+from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Rewritten
 from djinn_core.stages.annotate import NOTHING_KNOWN, annotate
 from djinn_core.stages.cache import PlanCache, Remembered
@@ -77,6 +78,7 @@ class Request:
         pins: pairs of a pattern of module paths and a device, for policies that follow them.
         memory_limits: by device id the bytes that the program may hold there at once.
         latency_target: seconds in which the program should be done; 0: as soon as possible.
+        stream: which programs of its structure are under way.
     """
 
     topology: NetworkTopology
@@ -91,6 +93,7 @@ class Request:
     pins: tuple[tuple[str, str], ...] = ()
     memory_limits: Mapping[str, int] = attrs.field(factory=dict)
     latency_target: float = 0.0
+    stream: Stream = ALONE
 
 
 def plan(
@@ -132,7 +135,7 @@ def plan(
     if request.until == "estimate":
         return result
 
-    context = OptimizationContext(graph, profile, costs, topology, starting_plan(graph, profile), _kept(graph))
+    context = _beginning(graph, profile, costs, request)
     wanted = _wanted(plugins, request.exact)
     optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
     if not known_plan and (rewritten := _rewritten(context, graph, optimized, plugins, request)) is not None:
@@ -155,9 +158,14 @@ def plan(
     return attrs.evolve(result, schedule=clock.time("schedule", lambda: schedule(order, maker, _SCHEDULER)))
 
 
+def _beginning(graph: ProgramGraph, profile: WorkloadProfile, costs: Costs, request: Request) -> OptimizationContext:
+    known = (graph, profile, costs, request.topology, starting_plan(graph, profile), _kept(graph))
+    return OptimizationContext(*known, stream=request.stream)
+
+
 def _where(context: OptimizationContext, plan: OptimizationPlan, request: Request) -> PlacementContext:
     known = (context.graph, context.profile, plan, context.costs, context.topology)
-    return PlacementContext(*known, request.resident, request.copies, dict(request.pins))
+    return PlacementContext(*known, request.resident, request.copies, dict(request.pins), request.stream)
 
 
 def _order(
@@ -309,7 +317,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
         request.exact,
         request.substitute,
     )
-    aims = (tuple(request.memory_limits.items()), request.latency_target)
+    aims = (tuple(request.memory_limits.items()), request.latency_target, request.stream)
     return devices, request.topology.links, homes, copies, fetch, aims, *names
 
 

@@ -13,6 +13,7 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.stream import ALONE, Stream
 
 
 @attrs.frozen
@@ -27,6 +28,7 @@ class OptimizationContext:
         plan: what the optimizations before this one left.
         kept: values that somebody still needs when the program ends.
         placement: where nodes were placed, in the second pass after placement; None in the first.
+        stream: which programs of its structure are under way.
     """
 
     graph: Graph
@@ -36,6 +38,7 @@ class OptimizationContext:
     plan: OptimizationPlan
     kept: frozenset[int]
     placement: Placement | None = None
+    stream: Stream = ALONE
 
 
 @runtime_checkable

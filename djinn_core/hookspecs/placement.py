@@ -13,6 +13,7 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.stream import ALONE, Stream
 
 
 @attrs.frozen
@@ -24,6 +25,7 @@ class PlacementContext:
             are placed. Under `RANDOM_STATE` it says where random ops have to run.
         copies: ids of the other devices that hold a copy of an input.
         pins: devices by patterns of module paths, from the setting `pins`.
+        stream: which programs of its structure are under way.
     """
 
     graph: Graph
@@ -34,6 +36,7 @@ class PlacementContext:
     resident: Mapping[int, str]
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     pins: Mapping[str, str] = attrs.field(factory=dict)
+    stream: Stream = ALONE
 
 
 @runtime_checkable
