@@ -17,7 +17,7 @@ from djinn_core.ir.module_names import ModuleNames, module_names
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.shown import DrawnInNotebooks
-from djinn_core.ir.values import RANDOM_STATE, TensorMeta, storage_of
+from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, TensorMeta, storage_of
 
 EdgeKind = Literal["data", "order"]
 
@@ -252,39 +252,47 @@ class ProgramGraph(DrawnInNotebooks):
         return shape_hash(self, self._metas)
 
 
-@attrs.define
 class _Flow:
-    """Who made each value, who last wrote each storage, and who has read it since."""
+    """Who made each value, who last wrote each storage, and who has read it since, where it is written at all."""
 
-    makers: dict[int, int] = attrs.field(factory=dict)
-    writers: dict[int, int] = attrs.field(factory=dict)
-    readers: dict[int, list[int]] = attrs.field(factory=lambda: defaultdict(list))
-    edges: dict[tuple[int, int], EdgeKind] = attrs.field(factory=dict)
-
-    def add(self, source: int, target: int, kind: EdgeKind) -> None:
-        if source != target and (kind == "data" or (source, target) not in self.edges):
-            self.edges[source, target] = kind
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.makers: dict[int, int] = {}
+        self.writers: dict[int, int] = {}
+        self.readers: dict[int, list[int]] = {s: [] for node in nodes for s in storages_written(node)}
+        self.edges: dict[tuple[int, int], EdgeKind] = {}
 
     def take(self, node: Node) -> None:
         """Add the edges into `node`, and remember what it reads, writes and makes."""
+        edges, makers, writers, target = self.edges, self.makers, self.writers, node.id
         for value in node.inputs:
-            if value in self.makers:  # the value itself: a view exists only once the view op has run
-                self.add(self.makers[value], node.id, "data")
-        read, written = storages_read(node), storages_written(node)
+            source = makers.get(value)  # of the value itself: a view exists only once the view op has run
+            if source is not None:
+                edges[source, target] = "data"
+        read = [value >> VIEW_BITS for value in node.inputs]
+        if node.random:
+            read.append(RANDOM_STATE)
         for storage in read:
-            if storage in self.writers:
-                self.add(self.writers[storage], node.id, "data")
-        for storage in written:
-            for reader in self.readers.pop(storage, ()):
-                self.add(reader, node.id, "order")
-            self.writers[storage] = node.id
-        for storage in read:
-            if storage not in written:
-                self.readers[storage].append(node.id)
+            source = writers.get(storage)
+            if source is not None:
+                edges[source, target] = "data"
+        if self.readers:
+            self._write(node, read)
         for value in node.outputs:
-            self.makers[value] = node.id
-            if storage_of(value) not in read:  # a view does not write what it looks into
-                self.writers.setdefault(storage_of(value), node.id)
+            makers[value] = target
+            storage = value >> VIEW_BITS
+            if storage not in writers and storage not in read:  # a view does not write what it looks into
+                writers[storage] = target
+
+    def _write(self, node: Node, read: Sequence[int]) -> None:
+        written = storages_written(node)
+        for storage in written:
+            for reader in self.readers[storage]:
+                self.edges.setdefault((reader, node.id), "order")
+            self.readers[storage] = []
+            self.writers[storage] = node.id
+        for storage in dict.fromkeys(read):
+            if storage in self.readers and storage not in written:
+                self.readers[storage].append(node.id)
 
 
 def storages_read(node: Node) -> dict[int, None]:
@@ -302,7 +310,7 @@ def storages_written(node: Node) -> dict[int, None]:
 
 
 def _edges(nodes: Sequence[Node]) -> dict[tuple[int, int], EdgeKind]:
-    flow = _Flow()
+    flow = _Flow(nodes)
     for node in nodes:
         flow.take(node)
     return flow.edges

@@ -71,9 +71,13 @@ class Together:
 def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Together:
     """The blocks of those nodes of a graph that run, where values in `replace` stand for others."""
     found = Together()
-    every = graph.nodes
-    for node in nodes:
-        found.bind(every[node], replace)
+    every, bound = graph.nodes, found.nodes
+    for number in nodes:
+        node = every[number]
+        if len(node.outputs) == 1 and not node.writes and not node.random:  # as most do
+            bound[number] = node.outputs[0] >> 32
+        else:
+            found.bind(node, replace)
     return found
 
 

@@ -10,7 +10,8 @@ from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.profile import PatternMatch
-from djinn_core.ir.values import RANDOM_STATE, storage_of
+from djinn_core.ir.replicas import repeatable
+from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, storage_of
 
 
 def check_match(graph: Graph, match: PatternMatch) -> None:
@@ -48,6 +49,7 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
         InvalidStage: one of these does not hold; the message names `author`.
     """
     problem = _decision_problem(context, placement) or _value_problem(context, placement)
+    problem = problem or _replica_problem(context, placement)
     if problem:
         raise InvalidStage(f"{author} made an invalid placement: {problem}")
 
@@ -55,7 +57,7 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
 def _decision_problem(context: PlacementContext, placement: Placement) -> str:
     devices = {d.id for d in context.topology.devices}
     placed = [d.node for d in placement.decisions]
-    if sorted(placed) != sorted(context.plan.nodes):
+    if tuple(placed) != context.plan.nodes and sorted(placed) != sorted(context.plan.nodes):
         missing, extra = set(context.plan.nodes) - set(placed), set(placed) - set(context.plan.nodes)
         return f"nodes {sorted(missing)} are not placed, {sorted(extra)} are not in the plan, or one is placed twice"
     for decision in placement.decisions:
@@ -69,21 +71,38 @@ def _decision_problem(context: PlacementContext, placement: Placement) -> str:
     return f"random ops share one random state, but run on {sorted(random)}" if len(random) > 1 else ""
 
 
+def _replica_problem(context: PlacementContext, placement: Placement) -> str:
+    devices = {d.id for d in context.topology.devices}
+    home, taken = {d.node: d.device for d in placement.decisions if placement.replicas}, set()
+    for replica in placement.replicas:
+        node, device = replica.node, replica.device
+        if node not in home or device not in devices or device == home[node] or (node, device) in taken:
+            return f"node {node} is repeated on {device!r}, where it runs already, or which is no device"
+        if not repeatable(context.graph.nodes[node]):
+            return f"{context.graph.nodes[node].op} (node {node}) is repeated, but it writes, draws or has an effect"
+        if not replica.reason:
+            return f"node {node} is repeated on {device!r} without a reason"
+        taken.add((node, device))
+    return ""
+
+
 def _value_problem(context: PlacementContext, placement: Placement) -> str:
-    graph, devices = context.graph, {d.id for d in context.topology.devices}
+    nodes, devices = context.graph.nodes, {d.id for d in context.topology.devices}
     homes: dict[int, str] = {}
-    for value in (*context.graph.inputs, *(v for n in context.plan.nodes for v in graph.nodes[n].outputs)):
-        home = placement.values.get(value)
+    values, replace = placement.values, context.plan.replace
+    for value in (*context.graph.inputs, *[v for n in context.plan.nodes for v in nodes[n].outputs]):
+        home = values.get(value)
         if home not in devices:
             return f"value {value} lives on {home!r}; the devices are {sorted(devices)}"
-        if homes.setdefault(storage_of(value), home) != home:
+        if homes.setdefault(value >> VIEW_BITS, home) != home:
             return f"value {value} is on {home!r}, but what it shares memory with is on {homes[storage_of(value)]!r}"
     for decision in placement.decisions:
-        node = graph.nodes[decision.node]
-        for value in (*node.outputs, *(context.plan.replace.get(v, v) for v in node.writes)):
-            if placement.values.get(value) != decision.device:
+        node, device = nodes[decision.node], decision.device
+        bound = (*node.outputs, *[replace.get(v, v) for v in node.writes]) if node.writes else node.outputs
+        for value in bound:
+            if values.get(value) != device:
                 return (
-                    f"{node.op} (node {node.id}) runs on {decision.device!r} but makes or writes value {value}, "
-                    f"which lives on {placement.values.get(value)!r}"
+                    f"{node.op} (node {node.id}) runs on {device!r} but makes or writes value {value}, "
+                    f"which lives on {values.get(value)!r}"
                 )
     return ""

@@ -16,9 +16,9 @@ import attrs
 
 from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.schedulers import SchedulingContext
-from djinn_core.ir.graph import Node, storages_read, storages_written
+from djinn_core.ir.graph import Node, storages_written
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import RANDOM_STATE, storage_of
+from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, storage_of
 from djinn_core.stages.ordering import orderings
 from djinn_core.stages.simulate import memory_peaks
 
@@ -84,6 +84,7 @@ class _Rehearsal:
         self.dead = schedule.program.dead
         self.home = context.placement.values
         self.placed = {d.node: d.device for d in context.placement.decisions}
+        self.replicas = {(r.node, r.device) for r in context.placement.replicas}
         self.machines = {device: _Machine(steps) for device, steps in schedule.steps.items()}
         uploads = {s.value for steps in schedule.steps.values() for s in steps if isinstance(s, Upload)}
         elsewhere = {v: d for v, d in context.resident.items() if self.home.get(v, d) != d}
@@ -96,7 +97,9 @@ class _Rehearsal:
         self.freed: set[int] = set()
         self.versions: Counter[int] = Counter()
         self.mail: dict[tuple[str, str, int], list[int]] = defaultdict(list)
-        self.expected = _expected_versions([context.graph.nodes[i] for i in context.plan.nodes], self.replace)
+        running = [context.graph.nodes[i] for i in context.plan.nodes]
+        self.written = frozenset([storage for node in running for storage in storages_written(node)])
+        self.expected = _expected_versions(running, self.replace, self.written)
         self.done: set[int] = set()
         self.actions: dict[type, Callable[[str, Any], None]] = {
             Upload: self._upload, Run: self._run, Send: self._send, Receive: self._receive, Free: self._free,
@@ -111,6 +114,8 @@ class _Rehearsal:
                 raise _Broken(f"{device} waits for ever in step {machine.at}, {machine.steps[machine.at]}")
         if missing := sorted(self.placed.keys() - self.done):
             raise _Broken(f"nodes {missing[:8]} never run")
+        if self.replicas:
+            raise _Broken(f"replicas never run: {sorted(self.replicas)[:8]}")
 
     def _advance(self, device: str) -> bool:
         machine, start = self.machines[device], self.machines[device].at
@@ -128,31 +133,51 @@ class _Rehearsal:
             if value not in self.machines[device].copies:
                 raise _Broken(f"{device} uses value {value}, which it never received")
             return self.machines[device].copies[value]
-        if value not in self.present or value in self.freed:
+        if value not in self.present:
             raise _Broken(f"{device} uses value {value} {'after it was freed' if value in self.freed else 'too early'}")
         return self.versions[storage_of(value)]
 
     def _run(self, device: str, step: Run) -> None:
+        nodes, placed, done, present, home = self.graph.nodes, self.placed, self.done, self.present, self.home
+        replace, written = self.replace, self.written
         for node_id in step.nodes:
-            if node_id in self.done or self.placed.get(node_id) != device:
+            if (node_id, device) in self.replicas:
+                self._repeat(device, nodes[node_id])
+                continue
+            if node_id in done or placed.get(node_id) != device:
                 raise _Broken(f"{device} runs node {node_id} twice, or although it is placed elsewhere")
-            self._run_node(device, self.graph.nodes[node_id])
-            self.done.add(node_id)
+            node = nodes[node_id]
+            for value in node.inputs:
+                used = replace.get(value, value) if replace else value
+                if used in present and used >> VIEW_BITS not in written and home.get(used) == device:
+                    continue  # it is there, and nothing ever writes it
+                self._check_version(device, node, used)
+            if node.writes or node.random:
+                self._write(node)
+            present.update(node.outputs)
+            done.add(node_id)
 
-    def _run_node(self, device: str, node: Node) -> None:
-        home, present, freed, written = self.home, self.present, self.freed, bool(self.expected)
+    def _check_version(self, device: str, node: Node, used: int) -> None:
+        seen, wanted = self._version(device, used), self.expected.get((node.id, storage_of(used)), 0)
+        if seen != wanted:
+            raise _Broken(f"{node.op} (node {node.id}) sees value {used} after {seen} writes, not after {wanted}")
+
+    def _repeat(self, device: str, node: Node) -> None:
+        """A node runs on a further device, where what it makes is a copy: of its operand's version, where it is a view."""
+        self.replicas.discard((node.id, device))
+        versions: dict[int, int] = {}
         for value in node.inputs:
             used = self.replace.get(value, value)
-            if not written and home.get(used) == device and used in present and used not in freed:
-                continue  # nothing is ever written, and it is there
-            seen, wanted = self._version(device, used), self.expected.get((node.id, storage_of(used)), 0)
-            if seen != wanted:
-                raise _Broken(f"{node.op} (node {node.id}) sees value {used} after {seen} writes, not after {wanted}")
+            self._check_version(device, node, used)
+            versions[storage_of(used)] = self._version(device, used)
+        for value in node.outputs:
+            self.machines[device].copies[value] = versions.get(storage_of(value), 0)
+
+    def _write(self, node: Node) -> None:
         if node.random and self.versions[RANDOM_STATE] != self.expected[node.id, RANDOM_STATE]:
             raise _Broken(f"{node.op} (node {node.id}) takes its random numbers out of order")
         for storage in storages_written(node):  # a value that was replaced is never written
             self.versions[storage] += 1
-        self.present.update(node.outputs)
 
     def _upload(self, device: str, step: Upload) -> None:
         if self.home.get(step.value) != device or step.value not in self.graph.inputs or step.value in self.present:
@@ -176,23 +201,28 @@ class _Rehearsal:
             if self.home.get(value) != device:
                 self.machines[device].copies.pop(value, None)
                 continue
-            if value not in self.dead or value not in self.present or value in self.freed:
+            if value not in self.dead or value not in self.present:
                 raise _Broken(f"{device} frees value {value}, which is still held, not there, or free already")
+            self.present.remove(value)
             self.freed.add(value)
 
     def _fetch(self, device: str, step: Fetch) -> None:
         self._version(device, step.value)
 
 
-def _expected_versions(running: Sequence[Node], replace: Mapping[int, int]) -> dict[tuple[int, int], int]:
+def _expected_versions(
+    running: Sequence[Node], replace: Mapping[int, int], written: frozenset[int]
+) -> dict[tuple[int, int], int]:
     """How often each storage was written, in program order, when each node reads it; only for those that are written."""
-    written = {storage for node in running for storage in storages_written(node)}
-    versions: Counter[int] = Counter()
+    versions = dict.fromkeys(written, 0)
     expected: dict[tuple[int, int], int] = {}
     for node in running if written else ():
-        for storage in (*storages_read(node), *(storage_of(replace.get(v, v)) for v in node.inputs)):
-            if storage in written:
-                expected[node.id, storage] = versions[storage]
-        for storage in storages_written(node):
+        for value in node.inputs:
+            for storage in (value >> VIEW_BITS, replace.get(value, value) >> VIEW_BITS):
+                if storage in written:
+                    expected[node.id, storage] = versions[storage]
+        if node.random:
+            expected[node.id, RANDOM_STATE] = versions[RANDOM_STATE]
+        for storage in storages_written(node) if node.writes or node.random else ():
             versions[storage] += 1
     return expected
