@@ -131,7 +131,8 @@ class Settings:
         connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
         executors: how many executors to start on this machine, where no server is named.
         executor: `process`, or `inline` to debug without a second process.
-        device: device to ask servers for, such as `cuda:0`; empty for their default.
+        device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
+        server_devices: which devices of each server to use, by number, id or kind; none: all that `device` names.
         threads: torch threads of an executor that is started here; None leaves it to torch.
         placement_policy: name of the placement policy.
         pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
@@ -156,6 +157,7 @@ class Settings:
     executors: int = attrs.field(default=1, converter=_count)
     executor: str = attrs.field(default="process", converter=_executor)
     device: str = attrs.field(default="", converter=_text)
+    server_devices: tuple[str, ...] = attrs.field(default=(), converter=_names)
     threads: int | None = attrs.field(default=None, converter=_threads)
     placement_policy: str = attrs.field(default="single", converter=_text)
     pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)

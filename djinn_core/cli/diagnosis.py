@@ -175,7 +175,9 @@ def _ask_server(url: str, token: str, transports: Sequence[Transport], timeout: 
         status = ask_status(url, token, transports, timeout)
     except DjinnError as error:
         return ServerRow(url, reachable=False, detail=str(error), mend=_server_mend(error))
-    devices = ", ".join(executor.device.id for executor in status.executors) or "no executor yet"
+    several = len(status.executors) > 1
+    named = (f"{n} {e.device.id}" if several else e.device.id for n, e in enumerate(status.executors))
+    devices = ", ".join(named) or "no executor yet"
     return ServerRow(url, reachable=True, detail=f"djinn {status.version}, {devices}")
 
 

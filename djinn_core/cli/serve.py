@@ -17,7 +17,12 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=_PORT, default=0, help="TCP port; 0 takes any free one.", show_default=True)
 @click.option("--http-port", type=_PORT, default=0, help="HTTP port; 0 takes any free one.", show_default=True)
-@click.option("--device", "devices", multiple=True, help="Device to offer, such as cpu or cuda:0. May be repeated.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    help="Device to offer, such as cpu or cuda:0, or `all`. May be repeated: an executor starts for each.",
+)
 @click.option("--threads", type=click.IntRange(1), help="Torch threads of each executor.")
 @click.option(
     "--compile",

@@ -79,14 +79,14 @@ def _show(url: str, answer: Status | DjinnError) -> None:
         return
     facts = f"{url}: djinn {answer.version}, process {answer.process}, up {answer.uptime:.0f} s"
     console.print(facts, markup=False, soft_wrap=True)
-    for executor in answer.executors:
-        _show_executor(console, executor)
+    for number, executor in enumerate(answer.executors):
+        _show_executor(console, executor, f"{number} {executor.device.id}" if len(answer.executors) > 1 else "")
 
 
-def _show_executor(console: Console, executor: ExecutorStatus) -> None:
+def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) -> None:
     device = executor.device
     memory = f"{_size(device.memory_free)} of {_size(device.memory)} free" if device.memory else "memory unknown"
-    title = f"{device.id} {device.name}".strip()
+    title = f"{numbered or device.id} {device.name}".strip()
     facts = f"  {title}: {executor.state}, process {executor.process}, {memory}"
     console.print(facts, markup=False, soft_wrap=True)
     if not executor.sessions:

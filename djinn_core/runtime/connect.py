@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from djinn_core.config import Settings
-from djinn_core.errors import ConfigurationError, DjinnError, PluginError, TransportError
+from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
@@ -28,7 +28,7 @@ from djinn_core.runtime.dialling import (
     unreachable,
 )
 from djinn_core.torch_private import load_early
-from djinn_core.wire.messages import Attached
+from djinn_core.wire.messages import Attached, Welcome
 
 _log = get_logger("djinn.runtime")
 # Objects have no name of their own, and what `__main__` is differs from process to process.
@@ -107,7 +107,7 @@ def _start_executor(settings: Settings) -> ExecutorProcess:
 def open_connections(
     settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess] = ()
 ) -> tuple[Opened, ...]:
-    """Begin a session with each configured server; where none is configured, with executors that are started for it.
+    """Begin a session with each device of each configured server; where none is configured, with executors that are started for it.
 
     Servers that cannot be reached are left out, with a warning, as long as there is one that can.
 
@@ -175,15 +175,18 @@ def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> t
             ):
                 continue  # another way to the same server
             try:
-                member = _open_remote(settings, registry, urls, servers.token)
+                members, left_out = _open_remote(settings, registry, urls, servers.token)
             except (TransportError, PluginError) as error:
                 reason = error.__cause__
                 failed.append((", ".join(urls), reason if isinstance(reason, DjinnError) else error))
                 continue
-            if member.attached.instance in {other.attached.instance for other in opened}:
-                member.connection.close()
-            else:
-                opened.append(member)
+            failed += left_out
+            known = {other.attached.instance for other in opened}
+            for member in members:
+                if member.attached.instance in known:
+                    member.connection.close()
+                else:
+                    opened.append(member)
         if not opened:
             raise unreachable([error for _, error in failed])
     except BaseException:
@@ -194,8 +197,43 @@ def _open_servers(settings: Settings, registry: Registry, servers: Servers) -> t
     return (attrs.evolve(opened[0], fallbacks=(*fallbacks, *opened[0].fallbacks)), *opened[1:])
 
 
-def _open_remote(settings: Settings, registry: Registry, urls: tuple[str, ...], token: str) -> Opened:
-    gateway = reach_gateway(urls, token, settings.device, registry.transports, settings.connect_timeout)
+def _open_remote(
+    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str
+) -> tuple[list[Opened], list[tuple[str, DjinnError]]]:
+    """A session with each wanted device of one server, and the devices that cannot be had, each with the reason."""
+    first, *others = settings.server_devices or (settings.device,)
+    reached, welcome = _dial(settings, registry, urls, token, first)
+    opened = [_opened(reached, welcome.gateway)]
+    failed: list[tuple[str, DjinnError]] = []
+    try:
+        for number in _others_wanted(welcome, (first, *others)):
+            try:
+                reached, _ = _dial(settings, registry, urls, token, str(number))
+            except (TransportError, AccessRefused) as error:
+                failed.append((f"device {number} of {urls[0]}", error))
+            else:
+                opened.append(_opened(reached, welcome.gateway))
+    except BaseException:
+        for member in opened:
+            member.connection.close()
+        raise
+    return opened, failed
+
+
+def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
+    """Numbers of the devices beside that of `welcome` which match one of `wanted`, in the server's order."""
+
+    def matches(number: int, device: str, name: str) -> bool:
+        return not name or name in {str(number), device, device.partition(":")[0]}
+
+    found = [n for n, device in enumerate(welcome.devices) if any(matches(n, device, name) for name in wanted)]
+    return [number for number in found if number != welcome.number]
+
+
+def _dial(
+    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str
+) -> tuple[Dialled, Welcome]:
+    gateway = reach_gateway(urls, token, device, registry.transports, settings.connect_timeout)
     try:
         reached = reach_executor(gateway, registry.transports, settings.connect_timeout)
     except BaseException:
@@ -203,7 +241,7 @@ def _open_remote(settings: Settings, registry: Registry, urls: tuple[str, ...], 
         raise
     if reached.connection is not gateway.connection:
         gateway.connection.close()
-    return _opened(reached, gateway.welcome.gateway)
+    return reached, gateway.welcome
 
 
 def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess]) -> tuple[Opened, ...]:

@@ -67,16 +67,18 @@ class Admission:
             complain(connection, str(error))
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
-        executor = self.pool.find(hello.device)
-        if isinstance(executor, str):
-            refuse(connection, executor)
+        found = self.pool.find(hello.device)
+        if isinstance(found, str):
+            refuse(connection, found)
             return
+        number, executor = found
         ready = executor.ready
         if hello.torch != ready.torch:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
         _log.info("a client was let in", client=hello.client, device=ready.device.id, executor=executor.process_id)
         ticket = executor.issue_ticket(hello.client)
-        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, ready.device, self.gateway())
+        offered = (ready.device, self.gateway(), self.pool.devices, number)
+        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered)
         send_message(connection, welcome)
         attach = _wish_for_relay(connection)
         if attach is not None:

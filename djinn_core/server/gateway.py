@@ -24,6 +24,7 @@ from djinn_core.logs import get_logger
 from djinn_core.role import become_server
 from djinn_core.server.admission import Admission
 from djinn_core.server.greetings import STRANGER_LIMITS
+from djinn_core.server.offering import offered
 from djinn_core.server.pool import Pool
 from djinn_core.server.tokens import Token, check_exposure, find_token
 from djinn_core.wire.messages import Status
@@ -38,7 +39,7 @@ class GatewayOptions:
     Attributes:
         host: address to listen at.
         ports: by URL scheme the port to listen at; 0, as for schemes that are missing, takes any free one.
-        devices: devices to offer, an executor for each; empty: the best that the machine has.
+        devices: devices to offer, an executor for each; `all`: what there is; empty: the best that the machine has.
         token_file: file with the token; None: the environment's, or a new one.
         connection_file: where to write URLs and token; None: a place of the user's own.
         threads: torch threads of each executor.
@@ -221,6 +222,7 @@ def _signals_stop() -> Iterator[None]:
 
 
 def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
+    devices = offered(options.devices, options.plugins, options.disable, options.start_timeout)
     return tuple(
         ExecutorOptions(
             device=device,
@@ -236,5 +238,5 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             compilers=options.compilers,
             module=options.executor_module,
         )
-        for device in options.devices or ("",)
+        for device in devices or ("",)
     )

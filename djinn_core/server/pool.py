@@ -25,6 +25,7 @@ class Seat:
         self._start_timeout = start_timeout
         self._closing = threading.Event()
         self._state = "starting"
+        self._device_id = options.device
         self._process = ExecutorProcess(options)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
@@ -34,7 +35,7 @@ class Seat:
         Raises:
             StartupError: it did not start.
         """
-        self._process.wait_ready(self._start_timeout)
+        self._device_id = self._process.wait_ready(self._start_timeout).device.id
         self._state = "ready"
         self._watcher.start()
 
@@ -42,6 +43,11 @@ class Seat:
     def executor(self) -> ExecutorProcess | None:
         """The process, if it is ready."""
         return self._process if self._state == "ready" else None
+
+    @property
+    def device_id(self) -> str:
+        """Id of the device, also while an executor for it is started again."""
+        return self._device_id
 
     def status(self) -> ExecutorStatus:
         """What `djinn status` shows of it."""
@@ -126,16 +132,21 @@ class Pool:
             seat.wait_ready()
         return tuple(seat.executor for seat in self._seats if seat.executor is not None)
 
-    def find(self, device: str) -> ExecutorProcess | str:
-        """A ready executor for `device` (empty: any), or the reason why there is none."""
-        ready = [seat.executor for seat in self._seats if seat.executor is not None]
-        for executor in ready:
-            if not device or device in {executor.device.id, executor.device.kind}:
-                return executor
+    def find(self, device: str) -> tuple[int, ExecutorProcess] | str:
+        """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or why there is none."""
+        ready = [(n, seat.executor) for n, seat in enumerate(self._seats) if seat.executor is not None]
+        for number, executor in ready:
+            if not device or device in {str(number), executor.device.id, executor.device.kind}:
+                return number, executor
         if len(ready) < len(self._seats):
             return "an executor is being started again after it died: try again in a few seconds"
-        offered = ", ".join(executor.device.id for executor in ready)
+        offered = ", ".join(executor.device.id for _, executor in ready)
         return f"this server has no device {device!r}, it offers {offered}"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Ids of the devices, in the order of their numbers, as the executors said at first."""
+        return tuple(seat.device_id for seat in self._seats)
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
         """What `djinn status` shows of each."""

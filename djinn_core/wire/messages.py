@@ -27,6 +27,7 @@ from djinn_core.wire.peer_messages import (
     Probe,
     Ship,
 )
+from djinn_core.wire.resume_messages import Resume, Resumed
 
 PROTOCOL_VERSION = 1
 HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
@@ -69,7 +70,9 @@ class Welcome(Message, frozen=True):
 
     `urls` are tried in order of the client's preference; where none can be reached, the client sends `Attach` on the
     gateway's own connection and the gateway passes frames on. `gateway` is where the gateway listens: a client that came
-    to another port came through a tunnel or a proxy, on whose side `urls` mean something else.
+    to another port came through a tunnel or a proxy, on whose side `urls` mean something else. `devices` are the ids of
+    all devices that the server offers, and `number` says which of them the ticket is for: to a server that offers
+    several, `Hello` may name a device by its number.
     """
 
     ticket: Secret
@@ -78,6 +81,8 @@ class Welcome(Message, frozen=True):
     torch: Name
     device: DeviceInfo
     gateway: tuple[str, ...] = ()
+    devices: tuple[Name, ...] = ()
+    number: Count = 0
 
 
 class Refused(Message, frozen=True):
@@ -97,7 +102,8 @@ class Attached(Message, frozen=True):
     """The executor's answer. `operators` is its allow-list where the digests differ, otherwise None.
 
     `recalls` says whether it keeps weights, so that offering them makes sense, `codings` in which forms it can read uploads
-    beside the plain one, `instance` tells executor processes apart, on whatever machine they are.
+    beside the plain one, `instance` tells executor processes apart, on whatever machine they are. Where `lease` is more than
+    0, frames are numbered from now on and a client that shows `secret` may come back for so many seconds.
     """
 
     session: Name
@@ -108,6 +114,8 @@ class Attached(Message, frozen=True):
     recalls: bool = False
     codings: tuple[Name, ...] = ()
     instance: Name = ""
+    lease: float = 0.0
+    secret: Secret = ""
 
 
 # --- work -----------------------------------------------------------------------------------------------------
@@ -369,6 +377,8 @@ AnyMessage = (
     | Refused
     | Attach
     | Attached
+    | Resume
+    | Resumed
     | Upload
     | Offer
     | Have
