@@ -366,7 +366,7 @@ def _plan(program: Program) -> ExecutionSchedule:
 
 def _plan_for_pool(graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology) -> PipelineResult:
     started = time.monotonic()
-    result = plan_for_pool(graph, registry(), settings(), topology, where.resident, where.copies)
+    result = plan_for_pool(graph, registry(), settings(), topology, where.resident, where.copies, where.stream)
     _state.observers.tell("planned", instructions=len(graph.program), duration=time.monotonic() - started)
     for recording in _state.recordings:
         recording.append(result)

@@ -11,6 +11,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
+from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
@@ -75,6 +76,7 @@ def plan_for_pool(
     topology: NetworkTopology,
     resident: Mapping[int, str],
     copies: Mapping[int, tuple[str, ...]],
+    stream: Stream = ALONE,
 ) -> PipelineResult:
     """Plan a program for several devices, with its inputs where they are."""
     request = Request(
@@ -86,5 +88,6 @@ def plan_for_pool(
         exact=settings.exact,
         substitute=False,  # what is derived from weights would have to be where they are
         pins=settings.pins,
+        stream=stream,
     )
     return plan(graph, registry, request)

@@ -72,6 +72,7 @@ class PooledPlan:
         made: new values that outlive the program, and where. moved: values whose memory is elsewhere now, and where.
         copied: values of which there are copies, and where. dropped: copies that are gone.
         written: values whose memory is written. dead: inputs that nobody holds afterwards.
+        turn: whose turn it was when it was made, where that makes a difference.
     """
 
     parts: tuple[Part, ...]
@@ -86,6 +87,7 @@ class PooledPlan:
     dropped: tuple[tuple[int, int], ...]
     written: tuple[int, ...]
     dead: tuple[int, ...]
+    turn: int | None = None
     last_runs: Mapping[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

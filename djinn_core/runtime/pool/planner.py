@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.plans import PlansByStructure
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.pool.streams import Alike
 from djinn_core.runtime.stats import Stats
 
-VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, and in scalars
+VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, in scalars, and in whose turn it was
+FOLLOW = "pipeline"  # the hint of who makes use of programs that follow each other
 
 
 @attrs.frozen
 class Whereabouts:
-    """Where the inputs of a program are, by device id: their memory, and copies of them."""
+    """Where the inputs of a program are, by device id: their memory, and copies of them; and what else is under way."""
 
     resident: Mapping[int, str]
     copies: Mapping[int, tuple[str, ...]]
+    stream: Stream = ALONE
 
 
 PlanForPool = Callable[[ProgramGraph, Whereabouts], PipelineResult]
@@ -41,34 +45,52 @@ class PoolPlanner:
         self._devices = devices
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[PooledPlan] = PlansByStructure(exact)
+        self._plans: PlansByStructure[Alike] = PlansByStructure(exact)
         self.random: int | None = None
 
-    def prepare(self, program: Program) -> tuple[PooledPlan, tuple[int, ...]]:
-        """The plan of a program, and its values by first appearance."""
-        variants, values = self._plans.find(program)
-        for plan in variants:
-            if plan.holds_for(program, values, self._residency, self.random):
-                self._stats.plans_reused += 1
-                return plan, values
-        self._stats.plans_made += 1
-        plan = self._make(program)
-        variants.append(plan)
-        del variants[:-VARIANTS_LIMIT]
-        return plan, values
+    def find(self, program: Program) -> tuple[Alike, tuple[int, ...]]:
+        """The programs of its structure, and its values by first appearance."""
+        alike, values = self._plans.find(program)
+        if not alike:
+            alike.append(Alike())
+        return alike[0], values
 
-    def _make(self, program: Program) -> PooledPlan:
+    def prepare(self, program: Program, alike: Alike, values: Sequence[int], turn: int | None) -> PooledPlan:
+        """The plan of a program that was found; `turn`: the executor whose turn it is, if it is anybody's."""
+        for plan in reversed(alike.plans):
+            if plan.turn == turn and plan.holds_for(program, values, self._residency, self.random):
+                self._stats.plans_reused += 1
+                return plan
+        self._stats.plans_made += 1
+        plan = self._make(program, alike, turn)
+        alike.plans.append(plan)
+        del alike.plans[:-VARIANTS_LIMIT]
+        return plan
+
+    def _make(self, program: Program, alike: Alike, turn: int | None) -> PooledPlan:
         graph = ProgramGraph(program)
         names, residency = self._devices, self._residency
         homes = resident(program, graph, residency, self.random)
         held = {v: residency.copies(v) for v in graph.inputs}
         copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
-        result = self._plan(graph, Whereabouts({v: names[e] for v, e in homes.items()}, copies))
+        stream = self._stream(graph, alike, turn)
+        result = self._plan(graph, Whereabouts({v: names[e] for v, e in homes.items()}, copies, stream))
         assert result.schedule is not None
         assert result.placement is not None
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[device] for value, device in result.placement.values.items()}
-        return build_plan(Planned(graph, placed, executors, result.schedule), residency, self.random)
+        plan = build_plan(Planned(graph, placed, executors, result.schedule), residency, self.random)
+        if turn is not None:
+            follows = result.plan is not None and FOLLOW in result.plan.hints
+            alike.planned(plan, turn, follows)
+            plan.turn = turn if follows else None
+        return plan
+
+    def _stream(self, graph: ProgramGraph, alike: Alike, turn: int | None) -> Stream:
+        if turn is None:
+            return ALONE
+        carried = alike.carried(graph.inputs, self._residency)
+        return Stream(max(1, len(alike.under_way)), self._devices[turn], carried)
 
     def home(self, value: int) -> int | None:
         """The executor that has a value's memory."""

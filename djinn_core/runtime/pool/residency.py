@@ -17,9 +17,11 @@ class Residency:
 
     Attributes:
         homes: by storage the executor that has its memory, and where writes to it happen.
+        given: storages of which it was the client who gave the content.
     """
 
     homes: dict[int, int] = attrs.field(factory=dict)
+    given: set[int] = attrs.field(factory=set)
     _values: dict[int, int] = attrs.field(factory=dict)  # by storage, how many values look into it
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
@@ -70,6 +72,7 @@ class Residency:
         else:
             self._values.pop(storage, None)
             self.homes.pop(storage, None)
+            self.given.discard(storage)
         return sorted(holders | {home}) if home is not None else sorted(holders)
 
     def _keep(self, value: int, holders: frozenset[int]) -> None:

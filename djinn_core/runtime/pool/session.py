@@ -17,6 +17,7 @@ from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, PooledPlan, 
 from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
+from djinn_core.runtime.pool.streams import Alike, Turns
 from djinn_core.runtime.session import Session
 
 NOTHING = Program((), (), ())
@@ -84,6 +85,7 @@ class PoolSession:
         self._uploads = uploads
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Asked] = {}
+        self._turns = Turns(self.members)
 
     @property
     def lost(self) -> str:
@@ -101,8 +103,9 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         number, questions = next(self._numbers), []
+        alike: Alike | None = None
         if submission.program.calls:
-            plan, values = self._planner.prepare(submission.program)
+            alike, plan, values = self._prepare(submission.program)
             wishes = self._wishes(submission, self._account(plan, values))
             questions = self._do(plan, values, submission.program, wishes)
             for value in [values[i] for i in plan.dead]:
@@ -115,7 +118,26 @@ class PoolSession:
         if submission.fetch or submission.describe or submission.synchronize:
             sent = tuple(member.last_number for member in self.members)
             self._asked[number] = _Asked(tuple(questions), sent, len(submission.fetch), len(submission.describe))
+            self._note(number, questions, alike)
         return number
+
+    def _prepare(self, program: Program) -> tuple[Alike, PooledPlan, Sequence[int]]:
+        """The plan of a program, for the executor whose turn it is; and the programs like it."""
+        alike, values = self._planner.find(program)
+        alike.comes(self._asked.keys())
+        turn = self._turns.next(alike)
+        plan = self._planner.prepare(program, alike, values, turn)
+        alike.values = values
+        if turn is not None:
+            alike.last = turn
+        return alike, plan, values
+
+    def _note(self, number: int, questions: Sequence[_Question], alike: Alike | None) -> None:
+        """Note who was asked: whose turn it is next depends on it."""
+        for question in questions:
+            self._turns.asked(question.executor, question.number)
+        if alike is not None:
+            alike.under_way.add(number)
 
     def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
         """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
@@ -160,6 +182,7 @@ class PoolSession:
         executor = self._uploads.roomy(value)
         self._uploads.give(value, executor)
         self._residency.add(value, executor)
+        self._residency.given.add(storage_of(value))
 
     def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_Wish]) -> list[_Question]:
         """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
@@ -181,6 +204,7 @@ class PoolSession:
         """What happens between the runs of the parts of a program."""
         if isinstance(part, Give):
             self._uploads.give(values[part.value], part.executor)
+            self._residency.given.add(storage_of(values[part.value]))
         elif isinstance(part, Carry):
             self._routes.ship(part, values[part.value])
         elif isinstance(part, Await):

@@ -1,0 +1,87 @@
+"""Programs that follow each other: which of them do, and which executor's turn it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+import attrs
+
+from djinn_core.ir.values import storage_of
+from djinn_core.runtime.pool.parts import PooledPlan
+from djinn_core.runtime.pool.residency import Residency
+from djinn_core.runtime.session import Session
+
+ALONE_AT_LAST = 4  # programs in a row that followed none of their kind, after which they are no stream any more
+
+
+@attrs.define(eq=False)
+class Alike:
+    """Programs of one structure, and the plans for them.
+
+    Attributes:
+        plans: the latest last; they differ in where things are, in scalars, and in whose turn it was.
+        under_way: numbers of submissions whose results were asked for.
+        streaming: whether the next one comes before the last one was waited for.
+        alone: how often in a row that was not so.
+        takes_turns: whether it makes a difference to its plans whose turn it is.
+        passed_over: executors that plans left alone when it was their turn.
+        last: the executor whose turn it was last.
+        values: those of the last program.
+    """
+
+    plans: list[PooledPlan] = attrs.field(factory=list)
+    under_way: set[int] = attrs.field(factory=set)
+    streaming: bool = False
+    alone: int = 0
+    takes_turns: bool = True
+    passed_over: set[int] = attrs.field(factory=set)
+    last: int = -1
+    values: Sequence[int] = ()
+
+    def comes(self, unseen: AbstractSet[int]) -> None:
+        """One more comes, while nobody has waited for the submissions in `unseen`."""
+        self.under_way &= unseen
+        self.alone = 0 if self.under_way else self.alone + 1
+        self.streaming = bool(self.under_way) or (self.streaming and self.alone <= ALONE_AT_LAST)
+
+    def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
+        """`plan` was made when it was the turn of an executor; `follows`: whether that was of use to anybody."""
+        self.takes_turns = follows
+        if follows and turn not in {part.executor for part in plan.runs()}:
+            self.passed_over.add(turn)
+
+    def carried(self, inputs: Sequence[int], residency: Residency) -> frozenset[int]:
+        """Inputs that live somewhere because a program made them, and that the last one did not have."""
+        before = {storage_of(value) for value in self.values}
+        fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in residency.homes]
+        return frozenset(v for v in fresh if storage_of(v) not in residency.given)
+
+
+class Turns:
+    """How much each executor has to do, as far as the client knows."""
+
+    def __init__(self, members: Sequence[Session]) -> None:
+        self._members = members
+        self._unanswered: list[deque[int]] = [deque() for _ in members]
+
+    def asked(self, executor: int, number: int) -> None:
+        """An executor was asked something, by a submission of that number."""
+        self._unanswered[executor].append(number)
+
+    def next(self, alike: Alike) -> int | None:
+        """The executor that has least to do; of equal ones, the one after that whose turn it was last."""
+        if not alike.streaming or not alike.takes_turns:
+            return None
+        count = len(self._members)
+        offered = [e for e in range(count) if e not in alike.passed_over]
+        if len(offered) < 2:
+            return None
+        return min(offered, key=lambda e: (self._load(e), (e - alike.last - 1) % count))
+
+    def _load(self, executor: int) -> int:
+        unanswered, member = self._unanswered[executor], self._members[executor]
+        while unanswered and member.has_come(unanswered[0]):
+            unanswered.popleft()
+        return len(unanswered)
