@@ -147,9 +147,10 @@ def plan(
     placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
     again = [o for o in wanted if o.after_placement]
     if again and not known_plan:  # once more, and only once, now that it is known where things are
-        placed = attrs.evolve(context, plan=optimized, placement=placement)
+        before, placed = optimized, _placed(context, optimized, placement, request)
         optimized = clock.time("optimize", lambda: optimize(placed, again))
-        placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
+        if attrs.evolve(optimized, results=()) != attrs.evolve(before, results=()):
+            placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
     result = attrs.evolve(result, plan=optimized, placement=placement)
     if request.until == "place":
         return result
@@ -161,6 +162,14 @@ def plan(
 def _beginning(graph: ProgramGraph, profile: WorkloadProfile, costs: Costs, request: Request) -> OptimizationContext:
     known = (graph, profile, costs, request.topology, starting_plan(graph, profile), _kept(graph))
     return OptimizationContext(*known, stream=request.stream)
+
+
+def _placed(
+    context: OptimizationContext, plan: OptimizationPlan, placement: Placement, request: Request
+) -> OptimizationContext:
+    """The context of the second pass: where things are, and where they will be."""
+    where = {"resident": request.resident, "copies": request.copies}
+    return attrs.evolve(context, plan=plan, placement=placement, **where)
 
 
 def _where(context: OptimizationContext, plan: OptimizationPlan, request: Request) -> PlacementContext:

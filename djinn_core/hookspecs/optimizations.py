@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -28,6 +28,8 @@ class OptimizationContext:
         plan: what the optimizations before this one left.
         kept: values that somebody still needs when the program ends.
         placement: where nodes were placed, in the second pass after placement; None in the first.
+        resident, copies: in the second pass, where inputs live already and which other devices have copies of them, as in
+            `PlacementContext`.
         stream: which programs of its structure are under way.
     """
 
@@ -38,6 +40,8 @@ class OptimizationContext:
     plan: OptimizationPlan
     kept: frozenset[int]
     placement: Placement | None = None
+    resident: Mapping[int, str] = attrs.field(factory=dict)
+    copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     stream: Stream = ALONE
 
 

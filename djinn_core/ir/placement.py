@@ -28,12 +28,15 @@ class Placement(ShownInNotebooks):
         policy: name of the policy that decided.
         copies: ids of other devices that keep a copy of a value when the program has run, such as of a weight that both use.
             A copy is for reading; a write to the value ends it.
+        replicas: nodes that run on a further device as well, which uses what they make there in place of what their own
+            device would send, and why that is quicker.
     """
 
     decisions: tuple[PlacementDecision, ...]
     values: Mapping[int, str]
     policy: str = ""
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
+    replicas: tuple[PlacementDecision, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

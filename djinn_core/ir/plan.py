@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import InvalidStage
+from djinn_core.ir.placement import PlacementDecision
 from djinn_core.ir.program import Slot
 from djinn_core.ir.shown import ShownInNotebooks
 from djinn_core.ir.substitution import Substitution
@@ -26,6 +27,8 @@ class Rewrite:
             of one template differ in slots, so a rewrite that compared scalars must list the comparisons here.
         substitutions: parts of the program that give way to other computation. They are recorded when all optimizations
             have run, and the program that comes of them is planned in place of this one.
+        replicas: nodes that run on a further device as well, with the reasons; only of use when it is known where things
+            are, in the second pass after placement.
     """
 
     drop: frozenset[int] = frozenset()
@@ -33,9 +36,10 @@ class Rewrite:
     hints: Mapping[str, Any] = attrs.field(factory=dict)
     equal_slots: tuple[tuple[int, int], ...] = ()
     substitutions: tuple[Substitution, ...] = ()
+    replicas: tuple[PlacementDecision, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.drop or self.replace or self.hints or self.substitutions)
+        return bool(self.drop or self.replace or self.hints or self.substitutions or self.replicas)
 
 
 @attrs.frozen
@@ -60,6 +64,7 @@ class OptimizationPlan(ShownInNotebooks):
         results: what each optimization did, in the order in which they ran.
         hints: hints of all applied rewrites and of all patterns, by name.
         equal_slots: conditions on the slots under which the plan holds.
+        replicas: nodes that run on a further device as well.
     """
 
     nodes: tuple[int, ...]
@@ -67,6 +72,7 @@ class OptimizationPlan(ShownInNotebooks):
     results: tuple[OptimizationResult, ...] = ()
     hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
     equal_slots: tuple[tuple[int, int], ...] = ()
+    replicas: tuple[PlacementDecision, ...] = ()
 
 
 def resolved(replace: Mapping[int, int]) -> dict[int, int]:

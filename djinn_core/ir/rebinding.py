@@ -10,7 +10,7 @@ import attrs
 
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import Placement
-from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import Nodes, PatternMatch, WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
@@ -144,8 +144,8 @@ def _plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
 
 def _result(result: OptimizationResult, names: Names) -> OptimizationResult:
     rewrite = result.rewrite
-    named = Rewrite(rewrite.drop, _both(rewrite.replace, names), _anything(rewrite.hints, names), rewrite.equal_slots)
-    return attrs.evolve(result, rewrite=named)
+    named = attrs.evolve(rewrite, replace=_both(rewrite.replace, names), hints=_anything(rewrite.hints, names))
+    return attrs.evolve(result, rewrite=attrs.evolve(named, substitutions=()))
 
 
 def _placement(placement: Placement, names: Names) -> Placement:

@@ -79,6 +79,7 @@ def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> 
         results=(*plan.results, costed),
         hints=_add_hints(plan.hints, rewrite.hints),
         equal_slots=tuple(dict.fromkeys((*plan.equal_slots, *rewrite.equal_slots))),
+        replicas=(*plan.replicas, *rewrite.replicas),
     )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.ir.placement import Placement
+from djinn_core.ir.replicas import with_replicas
+from djinn_core.logs import get_logger
 from djinn_core.stages.attribution import title, warn_skipped
 from djinn_core.stages.verify import check_placement
+
+_log = get_logger("djinn.stages")
 
 
 def place(context: PlacementContext, policy: PlacementPolicy, fallback: PlacementPolicy) -> Placement:
@@ -25,4 +30,15 @@ def place(context: PlacementContext, policy: PlacementPolicy, fallback: Placemen
 def _checked(context: PlacementContext, policy: PlacementPolicy) -> Placement:
     placement = policy.place(context)
     check_placement(context, placement, title("placement policy", policy))
-    return placement
+    return _with_replicas(context, placement) if context.plan.replicas else placement
+
+
+def _with_replicas(context: PlacementContext, placement: Placement) -> Placement:
+    """The placement with what the optimizations want to run on further devices; without it where that is illegal here."""
+    more = with_replicas(context.graph, placement, context.plan)
+    try:
+        check_placement(context, more, "optimizations with replicas")
+    except InvalidStage as error:
+        _log.warning("replicas_skipped", error=str(error), instead="what is wanted elsewhere is sent")
+        return placement
+    return more

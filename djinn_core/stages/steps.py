@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import Node
+from djinn_core.ir.replicas import by_node
 from djinn_core.ir.schedule import (
     ExecutionSchedule,
     Fetch,
@@ -66,6 +67,7 @@ class _Moves:
         self.context = context
         self.replace, self.home = context.plan.replace, context.placement.values
         self.device_of = {d.node: d.device for d in context.placement.decisions}
+        self.replicas = by_node(context.placement.replicas)
         self.inputs = frozenset(context.graph.inputs)
         self.made: dict[int, int] = {}  # by value, and by storage that is written (as ~storage): when last
         self.versions: Counter[int] = Counter()
@@ -87,10 +89,23 @@ class _Moves:
         for value in node.outputs:
             last[device, value] = turn
             self.made[value] = turn
+        for other in self.replicas.get(node.id, ()):
+            self._repeat(turn, node, other)
         for value in node.writes:
             storage = storage_of(replace.get(value, value))
             self.versions[storage] += 1
             self.made[~storage] = turn
+
+    def _repeat(self, turn: int, node: Node, device: str) -> None:
+        """A node runs on a further device as well: what it needs comes there, and what it makes is a copy there."""
+        for value in node.inputs:
+            used = self.replace.get(value, value)
+            if self.home[used] != device:
+                self._bring(turn, used, device)
+            self.last[device, used] = turn
+        for value in node.outputs:
+            self.copies[device, value] = self.versions[storage_of(value)]
+            self.last[device, value] = turn
 
     def _settle(self, turn: int, value: int) -> None:
         """An input comes to its home: from the client, or from where it lived."""
@@ -149,7 +164,9 @@ def _write(context: SchedulingContext, moves: _Moves, order: Sequence[int]) -> d
         for device, step in before.get(turn, ()):
             add(device, step)
         if turn >= 0:
-            pending.setdefault(moves.device_of[order[turn]], []).append(order[turn])
+            node = order[turn]
+            for device in (moves.device_of[node], *moves.replicas.get(node, ())):
+                pending.setdefault(device, []).append(node)
         for device, step in after.get(turn, ()):
             add(device, step)
         for device, values in ends.get(turn, {}).items():

@@ -9,6 +9,7 @@ import attrs
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.plan import OptimizationPlan, Rewrite, interchangeable, resolved
+from djinn_core.ir.replicas import repeatable
 from djinn_core.ir.values import storage_of
 
 
@@ -69,6 +70,7 @@ class _Judge:
         for value, stand_in in rewrite.replace.items():
             yield from self._replaced(value, stand_in, rewrite)
         yield from self._slots(rewrite)
+        yield from self._repeated(rewrite)
 
     def _dropped(self, node_id: int) -> Iterator[str]:
         if node_id not in self.before:
@@ -117,6 +119,13 @@ class _Judge:
             yield f"it replaces value {value}, whose memory somebody still holds"
         if own in self.written or other in self.written:
             yield f"it makes value {stand_in} stand in for {value}, but one of them is written"
+
+    def _repeated(self, rewrite: Rewrite) -> Iterator[str]:
+        for replica in rewrite.replicas:
+            if replica.node not in self.before or replica.node in rewrite.drop:
+                yield f"it repeats node {replica.node}, which does not run"
+            elif not repeatable(self.graph.nodes[replica.node]):
+                yield f"it repeats node {replica.node}, which writes, draws or has an effect"
 
     def _slots(self, rewrite: Rewrite) -> Iterator[str]:
         slots = [slot for node in self.graph.nodes for slot in node.slots]

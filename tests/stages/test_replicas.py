@@ -1,0 +1,128 @@
+"""Nodes that run on two devices: every device has right values, nothing is sent that is made there, nonsense is refused."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+import pytest
+import torch
+
+from djinn.hooks import InvalidStage, PlacementDecision, Receive, Rewrite, Run, Send
+from djinn.scheduling import simulate
+from djinn.testing import ProgramBuilder, placement_context, random_graph, scheduling_context
+from djinn_core.builtins.placement import SingleDevice
+from djinn_core.builtins.scheduling import Sequential
+from djinn_core.conformance.replaying import random_inputs, replay, replay_schedule
+from djinn_core.ir.replicas import repeatable, with_replicas
+from djinn_core.stages.verify import check_placement
+from djinn_core.stages.verify_rewrite import check_rewrite
+from djinn_core.stages.verify_schedule import check_schedule
+
+
+def repeated(context, chosen):
+    """The context with replicas of some nodes: pairs of a node and a device."""
+    replicas = tuple(PlacementDecision(node, device, "a test wants it") for node, device in chosen)
+    plan = attrs.evolve(context.plan, replicas=replicas)
+    return attrs.evolve(context, plan=plan, placement=with_replicas(context.graph, context.placement, plan))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_is_repeated_values_are_right(seed):
+    chance = random.Random(seed)
+    context = scheduling_context(random_graph(seed), devices=3)
+    graph, placement = context.graph, context.placement
+    home = {d.node: d.device for d in placement.decisions}
+    chosen = [
+        (node.id, device.id)
+        for node in graph.nodes
+        for device in context.topology.devices
+        if repeatable(node) and device.id != home[node.id] and chance.random() < 0.4
+    ]
+    resident = {v: placement.values[v] for v in graph.inputs if chance.random() < 0.5}
+    context = attrs.evolve(repeated(context, chosen), resident=resident, fetch=graph.outputs)
+    made = Sequential().schedule(context)
+    check_schedule(context, made, "replicas")
+    inputs = random_inputs(graph)
+    _, fetched = replay_schedule(graph, made, inputs, resident)
+    expected = replay(graph, inputs)
+    for value in graph.outputs:
+        assert torch.equal(fetched[value], expected[value])
+    simulate(context, made)
+
+
+def diamond():
+    """A value made on one device and used on both, and the context."""
+    builder = ProgramBuilder()
+    small, weight = builder.input(3, 3), builder.input(3, 3)
+    wide = builder.op("aten::mm", small, weight, shape=(3, 3))
+    left = builder.op("aten::tanh", wide, shape=(3, 3))
+    right = builder.op("aten::relu", wide, shape=(3, 3))
+    builder.drop(wide)
+    context = scheduling_context(builder.graph(), devices=2)
+    one, other = (d.id for d in context.topology.devices)
+    homes = {small: one, weight: one, wide: one, left: one, right: other}
+    decisions = tuple(PlacementDecision(n, d, "a test") for n, d in enumerate((one, one, other)))
+    placement = attrs.evolve(context.placement, decisions=decisions, values=homes)
+    return attrs.evolve(context, placement=placement, resident={small: one, weight: one}), other, wide
+
+
+def test_what_is_repeated_is_not_sent_and_its_inputs_stay_as_copies():
+    context, other, wide = diamond()
+    assert any(isinstance(s, Receive) and s.value == wide for s in Sequential().schedule(context).steps[other])
+    context = repeated(context, [(0, other)])
+    made = Sequential().schedule(context)
+    check_schedule(context, made, "x")
+    steps = made.steps[other]
+    assert [s.value for s in steps if isinstance(s, Receive)] == list(context.graph.inputs)
+    assert [n for s in steps if isinstance(s, Run) for n in s.nodes] == [0, 2]
+    assert context.placement.copies == dict.fromkeys(context.graph.inputs, (other,))
+    assert not any(isinstance(s, Send) and s.value == wide for steps in made.steps.values() for s in steps)
+    freed = [v for s in steps if hasattr(s, "values") for v in s.values]
+    assert freed == [wide]  # the inputs stay
+
+
+def test_a_replica_that_does_not_run_or_lacks_operands_is_refused():
+    context, other, _ = diamond()
+    plain = Sequential().schedule(context)
+    context = repeated(context, [(0, other)])
+    with pytest.raises(InvalidStage, match="replicas never run"):
+        check_schedule(context, plain, "x")
+    made = Sequential().schedule(context)
+    there = tuple(s for s in made.steps[other] if not isinstance(s, Receive))
+    with pytest.raises(InvalidStage, match="never received"):
+        check_schedule(context, attrs.evolve(made, steps={**made.steps, other: there}), "x")
+
+
+@pytest.mark.parametrize(
+    ("node", "device", "message"),
+    [
+        (0, "server/cpu:1", None),
+        (0, "server/cpu:0", "runs already"),
+        (0, "server/cpu:9", "no device"),
+        (1, "server/cpu:1", "writes, draws or has an effect"),
+        (2, "server/cpu:1", "writes, draws or has an effect"),
+    ],
+)
+def test_only_what_is_the_same_everywhere_is_repeated(node, device, message):
+    builder = ProgramBuilder()
+    x = builder.input(3, 3)
+    y = builder.op("aten::tanh", x, shape=(3, 3))
+    builder.inplace("aten::mul_.Scalar", y, slots=(2.0,))
+    builder.op("aten::rand_like", x, shape=(3, 3), random=True)
+    graph = builder.graph()
+    context = placement_context(graph, devices=2)
+    first = context.topology.devices[0].id
+    replica = PlacementDecision(node, device, "a test")
+    plan = attrs.evolve(context.plan, replicas=(replica,))
+    placement = with_replicas(graph, SingleDevice().place(context), plan)
+    assert placement.devices == (first,)
+    if message is None:
+        check_placement(context, placement, "x")
+        check_rewrite(graph, context.plan, Rewrite(replicas=(replica,)), frozenset(), "x")
+        return
+    with pytest.raises(InvalidStage, match=message):
+        check_placement(context, placement, "x")
+    if "effect" in message:
+        with pytest.raises(InvalidStage, match=message):
+            check_rewrite(graph, context.plan, Rewrite(replicas=(replica,)), frozenset(), "x")
