@@ -60,7 +60,8 @@ class Dependences:
         rows = context.costs.by_device
         seconds = {node: rows[where][node].seconds for node, where in device.items()}
         graph = context.graph
-        apart = {s for t, sources in before.items() for s in sources if device[s] != device[t]}
+        alone = len(context.placement.devices) == 1
+        apart = () if alone else {s for t, sources in before.items() for s in sources if device[s] != device[t]}
         sizes = {n: sum(graph.meta(v).nbytes for v in graph.nodes[n].outputs) for n in apart}
         return cls(before, after, seconds, device, sizes, context.topology)
 
@@ -98,6 +99,7 @@ def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], A
     turns = [(0.0, device) for device in queues]
     waiting: set[str] = set()
     order: list[int] = []
+    seconds, afters, device_of = found.seconds, found.after, found.device
     while turns:
         _, device = heapq.heappop(turns)
         queue = queues[device]
@@ -106,11 +108,12 @@ def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], A
             waiting.add(device)
             continue
         order.append(node)
-        queue.clock += found.seconds[node]
-        for after in found.after.get(node, ()):
-            there = found.device[after]
+        queue.clock += seconds[node]
+        for after in afters.get(node, ()):
+            there = device_of[after]
             came = queue.clock if there == device else queue.clock + found.hop(node, after)
-            arrival[after] = max(arrival[after], came)
+            if came > arrival[after]:
+                arrival[after] = came
             missing[after] -= 1
             if not missing[after]:
                 heapq.heappush(queues[there].coming, (arrival[after], after))
@@ -149,9 +152,13 @@ def groups_of(
     stage_of: dict[int, int] = {}
     open_groups: dict[str, tuple[int, list[int]]] = {}
     done: list[tuple[int, str, list[int]]] = []
+    device_of, before = found.device, found.before
+    alone = len(set(device_of.values())) == 1
     for node in order:
-        device = found.device[node]
-        needed = max((stage_of[b] + 1 for b in found.before.get(node, ()) if found.device[b] != device), default=0)
+        device, needed = device_of[node], 0
+        for other in () if alone else before.get(node, ()):
+            if device_of[other] != device and stage_of[other] >= needed:
+                needed = stage_of[other] + 1
         stage, nodes = open_groups.get(device, (-1, []))
         if stage < needed or stage < 0:
             stage, nodes = max(stage + 1, needed), []
