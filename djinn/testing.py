@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from djinn_core.conformance.builders import ProgramBuilder
+from djinn_core.conformance.certificates import self_signed_tls
 from djinn_core.conformance.compilers import CompilerConformance
 from djinn_core.conformance.contexts import optimization_context, placement_context, scheduling_context, topology
 from djinn_core.conformance.costs import CostModelConformance
@@ -39,5 +40,6 @@ __all__ = [
     "replay_schedule",
     "sample_graphs",
     "scheduling_context",
+    "self_signed_tls",
     "topology",
 ]

@@ -8,6 +8,8 @@ from djinn_core.builtins.sockets import (
     wait_readable,
 )
 from djinn_core.builtins.streams import StreamConnection
+from djinn_core.builtins.tls_contexts import check_fingerprint, client_context, server_context
+from djinn_core.builtins.tls_sockets import AcceptedTlsConnection, TlsConnection, TlsSocket, dial_tls
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import (
     Buffer,
@@ -15,6 +17,8 @@ from djinn_core.hookspecs.transports import (
     Frame,
     Limits,
     Listener,
+    SecurableTransport,
+    TlsOptions,
     Transport,
     TransportCapabilities,
 )
@@ -22,6 +26,7 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
+    "AcceptedTlsConnection",
     "Buffer",
     "Connection",
     "Frame",
@@ -29,16 +34,24 @@ __all__ = [
     "Limits",
     "Listener",
     "ProtocolError",
+    "SecurableTransport",
     "SocketConnection",
     "SocketListener",
     "StreamConnection",
+    "TlsConnection",
+    "TlsOptions",
+    "TlsSocket",
     "Transport",
     "TransportCapabilities",
     "TransportError",
     "allocate",
+    "check_fingerprint",
+    "client_context",
+    "dial_tls",
     "encode_frame",
     "get_logger",
     "send_buffers",
     "serve_connection",
+    "server_context",
     "wait_readable",
 ]

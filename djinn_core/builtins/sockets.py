@@ -108,7 +108,7 @@ class SocketConnection(StreamConnection):
         buffer = self._decoder.buffer()
         if not self._read:
             soon = deadline is not None and deadline - time.monotonic() < _READ_SECONDS
-            if soon and not wait_readable(self._poll, deadline):
+            if soon and not self._wait_readable(self._poll, deadline):
                 return False
             try:
                 # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
@@ -120,8 +120,14 @@ class SocketConnection(StreamConnection):
         self._taking = False
         return True
 
-    def _take(self, count: int) -> None:
+    def _wait_readable(self, poll: select.poll, deadline: float | None) -> bool:
+        return wait_readable(poll, deadline)
+
+    def _count_received(self, count: int) -> None:
         self.bytes_received += count
+
+    def _take(self, count: int) -> None:
+        self._count_received(count)
         if count:
             self._decoder.received(count)
             return
@@ -165,16 +171,24 @@ class AcceptedConnection(SocketConnection):
         if not self._receiving.acquire(timeout=_LINGER_SECONDS):
             return
         try:
-            while room > 0 and not self._ended and wait_readable(self._poll, deadline):
-                count = self._socket.recv_into(scratch, 0, socket.MSG_DONTWAIT)
+            while room > 0 and not self._ended and self._wait_readable(self._poll, deadline):
+                try:
+                    count = self._socket.recv_into(scratch, 0, socket.MSG_DONTWAIT)
+                except BlockingIOError:  # half a record under TLS
+                    if wait_readable(self._poll, deadline):
+                        continue
+                    return
                 if not count:
                     return
                 room -= count
-                self.bytes_received += count
+                self._count_received(count)
         except OSError as error:
             log.debug("the other end broke the connection", peer=self.peer, error=str(error))
         finally:
             self._receiving.release()
+
+
+Welcoming = Callable[[socket.socket, Limits, str], SocketConnection]
 
 
 class SocketListener:
@@ -191,13 +205,18 @@ class SocketListener:
         limits: Limits,
         accept: Callable[[Connection], None],
         release: Callable[[], None] = lambda: None,
+        welcome: Welcoming = AcceptedConnection,
     ) -> None:
-        """`release` is called once, when the address is free again."""
+        """`release` is called once, when the address is free again.
+
+        `welcome` makes a connection of an accepted socket, in the thread that serves it; where it raises, it has closed it.
+        """
         self.url = url
         self._socket = sock
         self._limits = limits
         self._accept = accept
         self._release = release
+        self._welcome = welcome
         self._wake, self._woken = socket.socketpair()
         self._closing = threading.Lock()
         self._closed = False
@@ -240,13 +259,17 @@ class SocketListener:
             return
         peer = _describe(address) or self.url
         try:
-            connection = AcceptedConnection(sock, self._limits, f"client {peer}")
-            threading.Thread(target=self._serve, args=(connection,), name=f"djinn-serve {peer}", daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock, peer), name=f"djinn-serve {peer}", daemon=True).start()
         except (OSError, RuntimeError) as error:
             log.warning("cannot serve a connection", url=self.url, peer=peer, error=str(error))
             sock.close()
 
-    def _serve(self, connection: SocketConnection) -> None:
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        try:
+            connection = self._welcome(sock, self._limits, f"client {peer}")
+        except OSError as error:
+            log.info("a connection did not come about", url=self.url, peer=peer, error=str(error))
+            return
         serve_connection(connection, connection.peer, self._accept)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -16,6 +17,8 @@ __all__ = [
     "Frame",
     "Limits",
     "Listener",
+    "SecurableTransport",
+    "TlsOptions",
     "Transport",
     "TransportCapabilities",
     "djinn_register_transports",
@@ -124,6 +127,36 @@ class Transport(Protocol):
 
         Raises:
             TransportError: the address cannot be bound.
+        """
+
+
+@attrs.frozen
+class TlsOptions:
+    """How one end of a connection identifies itself, and whom it takes the other end for.
+
+    Attributes:
+        certificate, key: PEM files with this end's certificate (and those that lead to its authority) and its key; None
+            for a client that has none.
+        authority: PEM file with those whose signature the other end's certificate must bear. None: a client takes the
+            machine's authorities, a server asks for no certificate.
+        fingerprints: `sha256:` and the digest in hexadecimal of the certificates that a server may show; where there are
+            some, neither authorities nor names count.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    fingerprints: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class SecurableTransport(Protocol):
+    """What a `Transport` may be besides: one that can move its frames under TLS."""
+
+    def secured(self, tls: TlsOptions) -> Transport:
+        """The same transport under TLS, with a name and schemes of its own, such as `tcps`.
+
+        `connect` raises `TransportError` where the server's certificate is not what `tls` asks for.
         """
 
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
 from djinn.transports import (
+    AcceptedTlsConnection,
     Connection,
     Limits,
     Listener,
     SocketConnection,
     SocketListener,
+    TlsConnection,
+    TlsOptions,
+    TlsSocket,
+    Transport,
     TransportCapabilities,
     TransportError,
+    dial_tls,
+    server_context,
 )
 
 # A peer that vanished without a word is given up after IDLE + INTERVAL * COUNT seconds.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+# How long a client may take to begin TLS, of the time that it has to show its token.
+_HANDSHAKE_SECONDS: Final = 5.0
 
 
 class TcpTransport:
@@ -30,49 +40,100 @@ class TcpTransport:
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`. Every address of the host is tried."""
-        host, port = _address_of(url)
-        try:
-            sock = socket.create_connection((host, port), timeout)
-        except OSError as error:
-            raise TransportError(
-                f"no server answers at {url}: {error}; is `djinn serve` running there, and does a firewall allow port {port}?"
-            ) from error
-        _keep_alive(sock)
-        return SocketConnection(sock, limits, f"server {url}")
+        host, port = _address_of(url, "tcp")
+        return SocketConnection(_dial(url, host, port, timeout), limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
         """As `Transport.listen`."""
-        host, port = _address_of(url)
-        sock: socket.socket | None = None
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-                0
-            ]
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            # A restarted server gets its port back at once. Connections that it accepts inherit the other options.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _keep_alive(sock)
-            sock.bind(address)
-            return SocketListener(sock, _url_of(host, sock.getsockname()[1]), limits, accept)
-        except OSError as error:
-            if sock is not None:
-                sock.close()
-            raise TransportError(f"cannot listen at {url}: {error}; port 0 picks a free one") from error
+        sock, actual = _bind(url, "tcp")
+        return SocketListener(sock, actual, limits, accept)
+
+    def secured(self, tls: TlsOptions) -> Transport:
+        """As `SecurableTransport.secured`: scheme `tcps`."""
+        return TcpsTransport(tls)
 
 
-def _address_of(url: str) -> tuple[str, int]:
+class TcpsTransport:
+    """Scheme `tcps`: the same under TLS."""
+
+    name = "tcps"
+    schemes: tuple[str, ...] = ("tcps",)
+    capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=False, speed=45)
+
+    def __init__(self, tls: TlsOptions) -> None:
+        self._tls = tls
+
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        """As `Transport.connect`. The handshake may take `timeout` seconds once more."""
+        host, port = _address_of(url, "tcps")
+        sock = _dial(url, host, port, timeout)
+        return TlsConnection(dial_tls(sock, self._tls, host, timeout), limits, f"server {url}")
+
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
+        context = server_context(self._tls)
+
+        def welcome(sock: socket.socket, limits: Limits, peer: str) -> SocketConnection:
+            return AcceptedTlsConnection(_shake_hands(sock, context), limits, peer)
+
+        sock, actual = _bind(url, "tcps")
+        return SocketListener(sock, actual, limits, accept, welcome=welcome)
+
+
+def _dial(url: str, host: str, port: int, timeout: float) -> socket.socket:
+    try:
+        sock = socket.create_connection((host, port), timeout)
+    except OSError as error:
+        raise TransportError(
+            f"no server answers at {url}: {error}; is `djinn serve` running there, and does a firewall allow port {port}?"
+        ) from error
+    _keep_alive(sock)
+    return sock
+
+
+def _bind(url: str, scheme: str) -> tuple[socket.socket, str]:
+    """A socket bound to the address in `url`, and its URL with the actual port."""
+    host, port = _address_of(url, scheme)
+    sock: socket.socket | None = None
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        # A restarted server gets its port back at once. Connections that it accepts inherit the other options.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _keep_alive(sock)
+        sock.bind(address)
+        # Listened at here, so that a port that somebody else listens at is found out before anything is started.
+        sock.listen()
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise TransportError(f"cannot listen at {url}: {error}; port 0 picks a free one") from error
+    return sock, _url_of(scheme, host, sock.getsockname()[1])
+
+
+def _shake_hands(sock: socket.socket, context: ssl.SSLContext) -> TlsSocket:
+    try:
+        secure = TlsSocket(sock, context, None)
+        secure.shake_hands(_HANDSHAKE_SECONDS)
+    except BaseException:
+        sock.close()
+        raise
+    return secure
+
+
+def _address_of(url: str, scheme: str) -> tuple[str, int]:
     parts = urlsplit(url)
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise TransportError(f"{url!r} is no TCP address: {error}") from error
-    if parts.scheme != "tcp" or not host or port is None or parts.username is not None or parts.path not in {"", "/"}:
-        raise TransportError(f"{url!r} is no TCP address; write tcp://HOST:PORT")
+    if parts.scheme != scheme or not host or port is None or parts.username is not None or parts.path not in {"", "/"}:
+        raise TransportError(f"{url!r} is no TCP address; write {scheme}://HOST:PORT")
     return host, port
 
 
-def _url_of(host: str, port: int) -> str:
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+def _url_of(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _keep_alive(sock: socket.socket) -> None:

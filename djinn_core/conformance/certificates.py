@@ -1,0 +1,15 @@
+"""A certificate for tests of transports under TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from djinn_core.builtins.tls_contexts import fingerprint_of_file
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.launch.self_signed import self_signed
+
+
+def self_signed_tls(directory: Path) -> TlsOptions:
+    """What a server and its clients need to know of a certificate that is made in `directory`."""
+    identity = self_signed(directory)
+    return TlsOptions(identity.certificate, identity.key, fingerprints=(fingerprint_of_file(identity.certificate),))
