@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 import attrs
@@ -17,7 +18,7 @@ RUNS: Final = 8
 _CANDIDATES: Final = 8  # devices in use that are asked for each unit
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class Listed:
     """Units on devices.
 
@@ -36,12 +37,12 @@ class Listed:
     homes: dict[int, str]
     copies: dict[int, list[str]] = attrs.field(factory=dict)
 
-    @property
+    @cached_property
     def seconds(self) -> float:
-        """Predicted time of the whole program."""
+        """Predicted time of the whole program, when all units are placed."""
         return max(self.done, default=0.0)
 
-    @property
+    @cached_property
     def devices(self) -> tuple[str, ...]:
         """Devices that are used, in order of first use."""
         return tuple(dict.fromkeys(self.where))

@@ -14,7 +14,7 @@ from djinn.scheduling import resident_blocks, together
 from djinn_cost_based.hardware import Hardware
 from djinn_cost_based.listing import Choose, Listed, Listing, ranked
 from djinn_cost_based.memory import SPARE, missing_dtypes, room, transient_bytes
-from djinn_cost_based.parts import cuts, stages
+from djinn_cost_based.parts import cuts
 from djinn_cost_based.units import Unit, work_of
 
 _PIECES: Final = 16  # a unit may gather a sixteenth of what a device holds
@@ -28,6 +28,7 @@ class Option:
     """A placement that was thought through.
 
     Attributes:
+        listed: where units are.
         why: the reason by unit.
         instead: the option that was not taken.
     """
@@ -43,7 +44,7 @@ class Option:
             return self.why(index)
         devices = len(other.listed.devices)
         apart = f"over {devices} devices" if devices > 1 else "in one place"
-        return f"{self.why(index)}; {_time(self.listed.seconds)} in all, {apart} {_time(other.listed.seconds)}"
+        return f"{self.why(index)}; {shown(self.listed.seconds)} in all, {apart} {shown(other.listed.seconds)}"
 
 
 class Options:
@@ -60,8 +61,8 @@ class Options:
         heavy = min((d.memory for d in self.devices if d.memory), default=0) / _PIECES or math.inf
         blocks = together(context.graph, context.plan.nodes, context.plan.replace)
         _colocate(context, blocks.unite)
-        self._stages = min(max(context.plan.hints.get("pipeline", (0,)), default=0), len(self.devices))
-        pieces = _PIECES * self._stages if self._stages > 1 else 0
+        stages = min(max(context.plan.hints.get("pipeline", (0,)), default=0), len(self.devices))
+        pieces = _PIECES * stages if stages > 1 else 0
         self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf, pieces)
         self.copies = {v >> 32: holders for v, holders in context.copies.items()}
         kept = frozenset(v >> 32 for v in context.graph.outputs)
@@ -74,7 +75,8 @@ class Options:
         for storage, home in self.work.homes.items():
             self._held[home] += self.work.sizes[storage]
 
-    def _listed(self, choose: Choose) -> Listed | None:
+    def listed(self, choose: Choose) -> Listed | None:
+        """The units on the devices that `choose` names, in an order in which they may run; None where memory does not suffice."""
         listing = Listing(self.work, self.hardware, self._homes, self.copies, self.room)
         return listing.run(self._order, choose)
 
@@ -82,12 +84,10 @@ class Options:
         """Where the inputs live; where they live nowhere, on the quickest device that holds everything."""
         if self._held:
             main = self._held.most_common(1)[0][0]
-            listed = self._listed(lambda _, unit, listing: [_followed(unit, listing) or main])
+            listed = self.listed(lambda _, unit, listing: [_followed(unit, listing) or main])
             if listed is not None:
                 return Option(listed, lambda index: self._why_there(self.work.units[index], listed.where[index]))
-        options = [
-            (listed, d.id) for d in self._alone() if (listed := self._listed(lambda *_, d=d: [d.id])) is not None
-        ]
+        options = [(listed, d.id) for d in self._alone() if (listed := self.listed(lambda *_, d=d: [d.id])) is not None]
         if not options:
             return None
         best, device = min(options, key=lambda o: o[0].seconds)
@@ -109,37 +109,26 @@ class Options:
         """Each unit on the device that is done with it first; None where there is no choice."""
         if len(self.devices) == 1:
             return None
-        listed = self._listed(_soonest)
+        listed = self.listed(_soonest)
         if listed is None or len(listed.devices) == 1:
             return None
         return Option(listed, lambda index: self._why_soonest(listed, index))
 
-    def pipelined(self) -> Option | None:
-        """Stages of equal time, where a hint says that many inputs follow each other; None without one."""
-        if self._stages < 2:
-            return None
-        first = sorted(range(len(self.devices)), key=lambda n: -self._held[self.devices[n].id])[: self._stages]
-        devices = [self.devices[n].id for n in sorted(first)]
-        where = stages(self.work, devices)
-        listed = self._listed(lambda index, *_: [where[index]])
-        if listed is None:
-            return None
-        took = Counter[str]()
-        for unit, device in zip(self.work.units, listed.where, strict=True):
-            took[device] += unit.seconds[self.hardware.row_of[device]]  # type: ignore[assignment] # floats add up as well
-        if len(took) < 2 or max(took.values()) > PAYS * sum(took.values()):
-            return None
-        told = {
-            d: f"stage {n} of {len(devices)} for successive inputs, {_time(took[d])}" for n, d in enumerate(devices, 1)
-        }
-        return Option(listed, lambda index: told.get(listed.where[index], "what it writes lives there"))
+    def main(self) -> str:
+        """The device that has most of the inputs; where they live nowhere, the first."""
+        return self._held.most_common(1)[0][0] if self._held else self.devices[0].id
+
+    def holding_most(self, count: int) -> list[str]:
+        """So many devices, those that have most of the inputs, in the order of the topology."""
+        first = sorted(range(len(self.devices)), key=lambda n: -self._held[self.devices[n].id])[:count]
+        return [self.devices[n].id for n in sorted(first)]
 
     def in_parts(self) -> Option | None:
         """Stretches of the program on as few devices as hold it."""
         for turn, where in enumerate(cuts(self.work, self.devices, self.room)):
             if turn >= _TRIED:
                 break
-            listed = self._listed(_by_parts(where))
+            listed = self.listed(_by_parts(where))
             if listed is not None:
                 return self._part_option(listed, list(dict.fromkeys(where.values())))
         return None
@@ -173,8 +162,8 @@ class Options:
     def _why_soonest(self, listed: Listed, index: int) -> str:
         if index in listed.second:
             other, when = listed.second[index]
-            late = "not enough memory" if math.isinf(when) else _time(when)
-            return f"done there after {_time(listed.done[index])}, on {other} after {late}"
+            late = "not enough memory" if math.isinf(when) else shown(when)
+            return f"done there after {shown(listed.done[index])}, on {other} after {late}"
         return "what it writes, or works with, is there"
 
     def _why_part(self, number: int, count: int) -> str:
@@ -239,5 +228,6 @@ def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> No
                 unite(values[0] >> 32, value >> 32)
 
 
-def _time(seconds: float) -> str:
+def shown(seconds: float) -> str:
+    """Seconds as they stand in reasons."""
     return f"{seconds * 1e3:.3g} ms"

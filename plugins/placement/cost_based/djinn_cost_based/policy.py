@@ -10,6 +10,7 @@ from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDeci
 from djinn.scheduling import homes_of_values
 from djinn_cost_based.listing import Listed
 from djinn_cost_based.options import PAYS, Option, Options
+from djinn_cost_based.successive import for_successive
 
 
 class CostBased:
@@ -30,8 +31,8 @@ class CostBased:
 
 def _best(options: Options) -> Option:
     """The first of the plain options; a more costly one only where it pays."""
-    if (stages := options.pipelined()) is not None:
-        return stages
+    if (successive := for_successive(options)) is not None:
+        return successive
     stay, spread = options.in_place(), options.spread()
     if stay is None:
         stay = options.in_parts()

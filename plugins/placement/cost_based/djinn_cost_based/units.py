@@ -107,11 +107,9 @@ class _Gathering:
         self.written: dict[int, int] = {}  # by storage: the unit that last wrote into it
         self.bytes: dict[int, int] = {}  # by unit: of the inputs that it gathered
         self.uses: dict[int, int] = {}
-        self.branch = self._branches()
-
-    def _used(self, node: Node) -> tuple[int, ...]:
         replace = self.replace
-        return tuple([replace.get(v, v) for v in node.inputs]) if replace else node.inputs
+        self.used = [tuple([replace.get(v, v) for v in n.inputs]) if replace else n.inputs for n in self.nodes]
+        self.branch = self._branches()
 
     def _branches(self) -> dict[int, float]:
         """By node: seconds of the chain that begins there, in which each computes with the one before and nobody else.
@@ -120,37 +118,38 @@ class _Gathering:
         """
         maker: dict[int, int] = {}
         follower: dict[int, int] = {}
-        uses = self.uses
-        for node in self.nodes:
-            before, single = -1, True
-            for value in self._used(node):
+        uses, quickest = self.uses, self.quickest
+        for node, used in zip(self.nodes, self.used, strict=True):
+            before, single, number = -1, True, node.id
+            for value in used:
                 uses[value] = uses.get(value, 0) + 1
                 made_by = maker.get(value, before)
-                single = single and before in {-1, made_by}
-                before = made_by
+                if made_by != before:
+                    single = before == -1 and single
+                    before = made_by
             if before >= 0 and single:
-                follower[before] = node.id if before not in follower else -1
+                follower[before] = number if before not in follower else -1
             for value in node.outputs:
-                maker[value] = node.id
+                maker[value] = number
         branch: dict[int, float] = {}
         for node in reversed(self.nodes):
-            after = follower.get(node.id, -1)
+            number = node.id
+            after = follower.get(number, -1)
             alone = after >= 0 and sum([uses.get(v, 0) for v in node.outputs]) == 1
-            branch[node.id] = self.quickest[node.id] + (branch[after] if alone else 0.0)
+            branch[number] = quickest[number] + branch[after] if alone else quickest[number]
         return branch
 
     def run(self) -> None:
-        units = self.work.units
-        for node in self.nodes:
-            used = self._used(node)
-            makers = {self.unit_of[v] for v in used if v in self.unit_of}
-            if self.written:
-                makers |= {self.written[s] for v in used if (s := v >> 32) in self.written}
+        units, unit_of, written, homes = self.work.units, self.unit_of, self.written, self.work.homes
+        for node, used in zip(self.nodes, self.used, strict=True):
+            makers = {unit_of[v] for v in used if v in unit_of}
+            if written:
+                makers |= {written[s] for v in used if (s := v >> 32) in written}
             if not makers and self._only_looks(node):
                 self.work.loose.append(node.id)
                 self.work.weights.difference_update([v >> 32 for v in node.outputs])
                 continue
-            home, bound = self._home(node, used)
+            home, bound = self._home(node, used) if homes else (None, False)
             index = self._joined(node, used, makers, home)
             if index is None:
                 light = home is None and all(units[m].light for m in makers) and self._is_light(node, used, makers)
@@ -204,8 +203,6 @@ class _Gathering:
     def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
         """Where what a node writes or reads lives already, and whether it is written."""
         homes, sizes = self.work.homes, self.work.sizes
-        if not homes:
-            return None, False
         for value in node.writes:
             home = homes.get(self.replace.get(value, value) >> 32)
             if home is not None:

@@ -1,0 +1,35 @@
+"""What a program takes from those before it, or leaves to those after it, beside its weights."""
+
+from __future__ import annotations
+
+from djinn.hooks import DataResidency, OptimizationContext, storage_of
+
+
+def what_is_carried(context: OptimizationContext) -> str:
+    """Why programs of this kind have to come one after the other, in words; empty where nothing says so."""
+    graph = context.graph
+    nodes = [graph.nodes[n] for n in context.plan.nodes]
+    random = next((n for n in nodes if n.random), None)
+    if random is not None:
+        return f"{random.op} draws random numbers, which have one order"
+    inputs = {storage_of(v) for v in graph.inputs}
+    for node in nodes:
+        if any(storage_of(context.plan.replace.get(v, v)) in inputs for v in node.writes):
+            return f"{node.op}{_inside(node.module)} writes what the next program may read"
+    if context.stream.carried:
+        return "it takes what an earlier program has made"
+    state = next((v for v in graph.outputs if _is_state(context, v)), None)
+    if state is not None:
+        return f"it leaves a {context.profile.residency[state].value.replace('_', ' ')} to the next program"
+    return ""
+
+
+_STATE = frozenset({DataResidency.STATEFUL_KV_CACHE, DataResidency.GRADIENT, DataResidency.OPTIMIZER_STATE})
+
+
+def _is_state(context: OptimizationContext, value: int) -> bool:
+    return context.profile.residency.get(value) in _STATE
+
+
+def _inside(module: str) -> str:
+    return f" in {module}" if module else ""
