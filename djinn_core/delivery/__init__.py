@@ -1,0 +1,1 @@
+"""Delivery: frames that arrive exactly once, although connections break."""

@@ -1,0 +1,285 @@
+"""A connection that outlasts the one that it runs over: what was not taken is sent again over the next one."""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.logs import get_logger
+from djinn_core.wire.numbering import Inbox, Numbered, Outbox, Prefix, Wish, split
+
+_NOTE_FRAMES: Final = 32  # taken without a word, before a note says so
+_NOTE_BYTES: Final = 1 << 20
+_ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the other end keeps its memory for us
+_MUCH_BYTES: Final = 128 << 10  # less fits into the buffers of a socket
+_FIRST_PROBE_SECONDS: Final = 0.05
+_LONGEST_PROBE_SECONDS: Final = 2.0
+_log = get_logger("djinn.delivery")
+
+
+def nothing(_: int) -> None:
+    """Say nothing to the other end of a new connection."""
+
+
+class LastingConnection(abc.ABC):
+    """Implements `Connection` over one connection after the other. What is sent arrives once, and in order.
+
+    `send` may be called from several threads, `receive` from one at a time.
+    """
+
+    def __init__(self, inner: Connection) -> None:
+        self._inner = inner
+        self._limits = inner.limits
+        self._outbox = Outbox()
+        self._inbox = Inbox()
+        # In this order; the last one is never held while anything waits.
+        self._reading = threading.RLock()  # held by the one who reads
+        self._sending = threading.RLock()  # around what is numbered and put on the wire
+        self._taking = threading.Lock()  # around counting what was read
+        self._keeping = threading.Lock()  # around the outbox
+        self._early: deque[Frame] = deque()  # read by a sender who looked for notes
+        self._frames = self._bytes = 0  # taken since the other end was last told
+        self._asked_again = False
+        self._closed = ""  # why nothing can be sent any more
+        self._expired = False
+        self._probe = _FIRST_PROBE_SECONDS
+        self._past_sent = self._past_received = 0  # bytes of connections before this one
+
+    # --- what is counted --------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """As `Connection.limits`."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = self._inner.limits = limits
+
+    @property
+    def bytes_sent(self) -> int:
+        """As `Connection.bytes_sent`, over all connections so far."""
+        return self._past_sent + self._inner.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """As `Connection.bytes_received`, over all connections so far."""
+        return self._past_received + self._inner.bytes_received
+
+    # --- out --------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`; but its buffers are borrowed until they were taken or `own` is called.
+
+        Raises:
+            TransportError: there will be no further connection.
+        """
+        if self._closed:
+            raise TransportError(self._closed)
+        with self._sending:
+            inner = self._inner
+            with self._keeping:
+                number = self._outbox.put(frame)
+            error = self._put_on_wire(inner, number, frame)
+        if error is not None:
+            self._restore(inner, error)
+        elif self._outbox.borrows and frame.body:
+            self._look()
+
+    def own(self) -> None:
+        """The memory of what was sent is about to change: what was not taken yet is copied."""
+        if self._outbox.borrows:
+            self._look()
+            self._copy_borrowed()
+
+    def _copy_borrowed(self) -> None:
+        with self._sending, self._keeping:  # nobody sends it again from there now
+            self._outbox.own()
+
+    def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> TransportError | None:
+        """Send a frame with its number; the error where the connection is broken."""
+        self._frames = self._bytes = 0
+        try:
+            inner.send(Frame(Prefix(number, self._inbox.taken).encode() + frame.head, frame.body))
+        except TransportError as error:
+            return error
+        return None
+
+    def _note(self, wish: Wish = Wish.NOTHING) -> None:
+        """Say how far this end is, unless somebody is just sending, which says so, too."""
+        if self._sending.acquire(blocking=False):
+            try:
+                self._frames = self._bytes = 0
+                self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.taken, wish).encode()))
+            except TransportError as error:
+                _log.debug("a note was not sent", reason=str(error))  # whoever reads next finds out
+            finally:
+                self._sending.release()
+
+    def _again(self, inner: Connection) -> None:
+        """Send what was not taken once more."""
+        with self._sending:
+            with self._keeping:
+                kept = self._outbox.kept()
+            for number, frame in kept:
+                if inner is not self._inner or self._put_on_wire(inner, number, frame) is not None:
+                    return
+
+    # --- in ---------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            ProtocolError: the other end does not follow the protocol.
+            TransportError: there will be no further connection.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._reading:
+            while True:
+                if self._early:
+                    return self._early.popleft()
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                wait = left if not self._probes else self._probe if left is None else min(self._probe, left)
+                try:
+                    frame = self._take(wait)
+                except TimeoutError:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise
+                    self._note(Wish.ANSWER)
+                    self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
+                    continue
+                if frame is not None:
+                    self._probe = _FIRST_PROBE_SECONDS
+                    return frame
+
+    @property
+    @abc.abstractmethod
+    def _probes(self) -> bool:
+        """Whether this end asks how far the other one is, while it waits."""
+
+    def _take(self, timeout: float | None) -> Frame | None:
+        """One frame off the wire; None where it is not for the reader, or there is a new connection to read."""
+        inner = self._inner
+        if self._closed:
+            raise TransportError(self._closed)
+        try:
+            return self._read(inner, timeout)
+        except TransportError as error:
+            self._restore(inner, error)
+            return None
+
+    def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
+        """One frame off a connection; None where it is not for the reader."""
+        frame = inner.receive(timeout)
+        prefix, head = split(frame)
+        with self._taking:
+            if inner is not self._inner:
+                return None  # it comes again over the new one, which was told that it was not taken
+            with self._keeping:
+                self._outbox.acknowledge(prefix.taken)
+            judged = self._inbox.judge(prefix.number) if head else None
+        if judged is None:
+            self._heed(prefix, inner)
+        elif judged is Numbered.AHEAD:
+            self._ask_again()
+        elif judged is Numbered.NEXT:
+            self._asked_again = False
+            self._count(frame)
+            return Frame(head, frame.body)
+        return None
+
+    def _count(self, frame: Frame) -> None:
+        nbytes = sum(len(memoryview(buffer)) for buffer in frame.body) if frame.body else 0
+        self._frames += 1
+        self._bytes += nbytes
+        if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
+            self._note()
+
+    def _heed(self, note: Prefix, inner: Connection) -> None:
+        """Do what a note wishes for, and see from it whether something was lost."""
+        answer = Wish.ANSWERED if note.wish & Wish.ANSWER else Wish.NOTHING
+        if self._inbox.misses(note.number):
+            answer |= Wish.AGAIN  # also where it was asked for before: that may have been lost as well
+        if answer:
+            self._note(answer)
+        if note.wish & Wish.AGAIN or (note.wish & Wish.ANSWERED and not self._outbox.empty):
+            self._again(inner)
+
+    def _ask_again(self) -> None:
+        """Something did not arrive. It is asked for once; if that is lost, too, the next probe finds it."""
+        if not self._asked_again:
+            self._asked_again = True
+            self._note(Wish.AGAIN)
+
+    def _look(self) -> None:
+        """Take in what was acknowledged, if nobody else reads."""
+        if self._reading.acquire(blocking=False):
+            try:
+                while (frame := self._take(0.0)) is not None or self._outbox.borrows:
+                    if frame is not None:
+                        self._early.append(frame)
+            except TimeoutError:
+                return
+            finally:
+                self._reading.release()
+
+    # --- from one connection to the next -----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _restore(self, broken: Connection, error: TransportError) -> None:
+        """Return when there is another connection than `broken`.
+
+        Raises:
+            TransportError: there will be none.
+        """
+
+    def _retire(self) -> int:
+        """Take nothing more from the connection that there is; how many frames were taken."""
+        with self._taking:
+            self._inner.close()
+            return self._inbox.taken
+
+    def _adopt(self, inner: Connection, taken: int, greet: Callable[[int], None] = nothing) -> None:
+        """Go on over `inner`, of which the other end has taken so many frames before.
+
+        `greet` is told how many frames this end has taken, before anything is sent.
+
+        Raises:
+            ProtocolError: the other end cannot have taken that many.
+            TransportError: `greet` could not say so.
+        """
+        self._inner.close()  # whoever is inside a `send` gets out of it
+        with self._sending:
+            with self._taking:
+                before, self._inner = self._inner, inner
+                inner.limits = self._limits
+                self._past_sent += before.bytes_sent
+                self._past_received += before.bytes_received
+                self._asked_again = False
+                mine = self._inbox.taken
+            with self._keeping:
+                self._outbox.acknowledge(taken)
+                much = self._outbox.nbytes > _MUCH_BYTES
+            greet(mine)
+            if not much:
+                self._again(inner)
+        if much:  # the other end may have as much to repeat: this one has to be able to read meanwhile
+            threading.Thread(target=self._again, args=(inner,), name="djinn-again", daemon=True).start()
+
+    def expire(self) -> None:
+        """There will be no further connection; the one that there is goes on."""
+        self._expired = True
+
+    def close(self) -> None:
+        """As `Connection.close`; there will be no further one."""
+        self._expired = True
+        self._closed = self._closed or "the connection was closed"
+        self._inner.close()

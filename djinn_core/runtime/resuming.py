@@ -1,0 +1,88 @@
+"""The client's end of a session that outlives its connection: it dials again, and goes on where it was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from djinn_core.delivery.lasting import LastingConnection
+from djinn_core.errors import AccessRefused, DjinnError, TransportError
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.logs import get_logger
+from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
+
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 2.0
+_log = get_logger("djinn.session")
+
+# Told how many frames this end has taken and how many seconds there are, gives a connection and how many the other end has.
+Redial = Callable[[int, float], tuple[Connection, int]]
+
+
+class ResumingConnection(LastingConnection):
+    """A connection to an executor that is dialled again when it breaks, for as long as the executor keeps the session."""
+
+    def __init__(self, inner: Connection, redial: Redial, lease_seconds: float, server: str) -> None:
+        super().__init__(inner)
+        self._redial = redial
+        self._lease = lease_seconds
+        self._server = server
+        self._mending = threading.Lock()
+        self.resumed = 0
+
+    @property
+    def _probes(self) -> bool:
+        return True
+
+    def _restore(self, broken: Connection, error: TransportError) -> None:
+        with self._mending:
+            if self._inner is not broken:
+                return
+            self._take_last_words()
+            if self._expired:
+                raise error
+            taken = self._retire()
+            _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
+            started = time.monotonic()
+            self._dial_until(started + self._lease, taken, error)
+            _log.warning("connected again", server=self._server, seconds=round(time.monotonic() - started, 3))
+
+    def _take_last_words(self) -> None:
+        """Take in what came before the connection broke: the other end may have said why."""
+        if not self._reading.acquire(blocking=False):
+            return
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                frame = self._read(self._inner, left)
+                if frame is not None:
+                    self._early.append(frame)
+        except (TransportError, TimeoutError) as end:
+            _log.debug("nothing more came", reason=str(end))
+        finally:
+            self._reading.release()
+
+    def _dial_until(self, deadline: float, taken: int, error: TransportError) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._expired:
+            try:
+                inner, theirs = self._redial(taken, max(0.1, deadline - time.monotonic()))
+                self._adopt(inner, theirs)
+            except AccessRefused as refused:
+                self._give_up(f"{error}; the server does not go on with it: {refused}")
+            except DjinnError as again:
+                if time.monotonic() + pause > deadline:
+                    self._give_up(f"{error}; nobody has answered for {self._lease:g} s since then: {again}")
+                _log.debug("cannot connect again yet", server=self._server, reason=str(again))
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                self.resumed += 1
+                return
+        self._give_up(str(error))
+
+    def _give_up(self, reason: str) -> None:
+        self._closed = reason
+        raise TransportError(reason)

@@ -1,0 +1,189 @@
+"""Frames that are numbered, kept and acknowledged, without I/O: what makes delivery exactly once across connections.
+
+Every frame carries its number and how many frames of the other end were taken, as a prefix of its head. A frame is kept
+until the other end has said that it was taken. One without anything behind the prefix is a *note*: it has no number of its own and
+says how far its sender is. Both counts wrap at 2^32; fewer than 2^31 frames are under way at a time.
+
+The rules are those of go-back-n: frames are taken in order of their numbers, repeated ones are dropped, and where one is missing what follows
+is dropped and asked for again (Tanenbaum, Computer Networks, 3.4.2).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections import deque
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+from djinn_core.wire.frames import Frame, flatten
+
+_PREFIX: Final = struct.Struct("<IIB")
+_MASK: Final = (1 << 32) - 1
+_HALF: Final = 1 << 31
+COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
+
+
+class Wish(enum.IntFlag):
+    """What a note asks of the other end."""
+
+    NOTHING = 0
+    ANSWER = 1
+    """Say how far you are."""
+    AGAIN = 2
+    """Send again what was not taken."""
+    ANSWERED = 4
+    """This is the answer to a note: everything that was sent before it has come, or never will."""
+
+
+class Numbered(enum.Enum):
+    """What a numbered frame is to the end that it came to."""
+
+    NEXT = enum.auto()
+    REPEATED = enum.auto()
+    AHEAD = enum.auto()
+
+
+@attrs.frozen
+class Prefix:
+    """What stands before the head of a frame.
+
+    Attributes:
+        number: of this frame; of a note, of the last frame that was sent before it.
+        taken: how many frames of the other end were taken.
+        wish: of a note.
+    """
+
+    number: int
+    taken: int
+    wish: Wish = Wish.NOTHING
+
+    def encode(self) -> bytes:
+        """Nine bytes."""
+        return _PREFIX.pack(self.number, self.taken, self.wish)
+
+
+def split(frame: Frame) -> tuple[Prefix, bytes]:
+    """The prefix of a frame, and its head without it (empty: it is a note).
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    if len(frame.head) < _PREFIX.size:
+        raise ProtocolError(f"a frame of {len(frame.head)} bytes has no number")
+    number, taken, wish = _PREFIX.unpack_from(frame.head)
+    if wish > Wish.ANSWERED | Wish.AGAIN | Wish.ANSWER:
+        raise ProtocolError(f"a frame wishes for something unknown: {wish}")
+    head = frame.head[_PREFIX.size :]
+    if not head and frame.body:
+        raise ProtocolError("a note has a body")
+    return Prefix(number, taken, Wish(wish)), head
+
+
+@attrs.define
+class _Kept:
+    frame: Frame
+    nbytes: int
+    borrowed: bool
+
+
+def _size(frame: Frame) -> int:
+    return sum(len(flatten(buffer)) for buffer in frame.body) if frame.body else 0
+
+
+class Outbox:
+    """Frames that were given a number and not yet taken by the other end."""
+
+    def __init__(self) -> None:
+        self._kept: deque[_Kept] = deque()
+        self._sent = 0
+        self._borrows = False
+
+    @property
+    def sent(self) -> int:
+        """How many frames were given a number, modulo 2^32."""
+        return self._sent & _MASK
+
+    def put(self, frame: Frame) -> int:
+        """Keep a frame; its number. Its body is borrowed until `own`, unless it is small."""
+        nbytes = _size(frame)
+        borrowed = nbytes > COPIED_AT_ONCE
+        if nbytes and not borrowed:
+            frame = _copied(frame)
+        self._kept.append(_Kept(frame, nbytes, borrowed))
+        self._borrows |= borrowed
+        self._sent += 1
+        return self.sent
+
+    def acknowledge(self, taken: int) -> None:
+        """The other end has taken so many frames: they need not be kept.
+
+        Raises:
+            ProtocolError: it cannot have taken that many.
+        """
+        waiting = (self.sent - taken) & _MASK
+        if waiting > len(self._kept):
+            if waiting < _HALF:
+                return  # it said so before it said more
+            raise ProtocolError(f"the other end has taken {taken} frames of {self.sent} that were sent")
+        while len(self._kept) > waiting:
+            self._kept.popleft()
+        self._borrows &= bool(self._kept)
+
+    def own(self) -> None:
+        """Copy what is kept and was borrowed, because its memory is about to change."""
+        if self._borrows:
+            for kept in self._kept:
+                if kept.borrowed:
+                    kept.frame, kept.borrowed = _copied(kept.frame), False
+            self._borrows = False
+
+    def kept(self) -> list[tuple[int, Frame]]:
+        """Frames that were not taken yet, with their numbers, oldest first."""
+        first = self._sent - len(self._kept) + 1
+        return [((first + i) & _MASK, kept.frame) for i, kept in enumerate(self._kept)]
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything was taken."""
+        return not self._kept
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the bodies that are kept."""
+        return sum(kept.nbytes for kept in self._kept)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether some of what is kept is the memory of others."""
+        return self._borrows
+
+
+def _copied(frame: Frame) -> Frame:
+    return Frame(frame.head, [bytes(flatten(buffer)) for buffer in frame.body])
+
+
+class Inbox:
+    """How many frames of the other end were taken."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    @property
+    def taken(self) -> int:
+        """Modulo 2^32."""
+        return self._taken & _MASK
+
+    def judge(self, number: int) -> Numbered:
+        """What a frame of this number is; the next one counts as taken."""
+        ahead = (number - self._taken - 1) & _MASK
+        if not ahead:
+            self._taken += 1
+            return Numbered.NEXT
+        return Numbered.AHEAD if ahead < _HALF else Numbered.REPEATED
+
+    def misses(self, sent: int) -> bool:
+        """Whether the other end, which has sent so many frames by now, has sent some that were not taken."""
+        return 0 < (sent - self._taken) & _MASK < _HALF
