@@ -49,9 +49,11 @@ class Together:
 
     def unite(self, one: int, other: int) -> int:
         """Make one block of the blocks of two storages; returns it."""
-        first, second = self.leader(one), self.leader(other)
+        leaders = self._leaders
+        first = self.leader(one) if one in leaders else one
+        second = self.leader(other) if other in leaders else other
         if first != second:
-            self._leaders[second] = first
+            leaders[second] = first
         return first
 
     def bind(self, node: Node, replace: Mapping[int, int]) -> None:
@@ -111,8 +113,7 @@ def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
 def homes_of_values(graph: Graph, nodes: Iterable[int], blocks: Together, homes: Homes) -> dict[int, str]:
     """Device by value, for the inputs of a graph and what those of its nodes make: that of the value's block."""
     every = graph.nodes
-    values = {v: homes[blocks.block(v)] for v in graph.inputs}
-    for node in nodes:
-        for value in every[node].outputs:
-            values[value] = homes[blocks.block(value)]
+    block = blocks.block
+    values = {v: homes[block(v)] for v in graph.inputs}
+    values.update([(v, homes[block(v)]) for node in nodes for v in every[node].outputs])
     return values

@@ -112,8 +112,7 @@ def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], A
         for after in afters.get(node, ()):
             there = device_of[after]
             came = queue.clock if there == device else queue.clock + found.hop(node, after)
-            if came > arrival[after]:
-                arrival[after] = came
+            arrival[after] = max(arrival[after], came)
             missing[after] -= 1
             if not missing[after]:
                 heapq.heappush(queues[there].coming, (arrival[after], after))

@@ -176,15 +176,16 @@ class _Gathering:
             return None
         if home is not None and unit.home is not None and home != unit.home:
             return None
-        if min(unit.seconds) + self.quickest[node.id] > self.longest:
+        if self.longest < math.inf and min(unit.seconds) + self.quickest[node.id] > self.longest:
             return None
-        fresh = self._fresh(unit, used)
-        if fresh and self.bytes.get(index, 0) + fresh > self.heavy:
-            return None
-        if self.branch[node.id] > self.hop:
-            made_here = [v for v in used if self.unit_of.get(v) == index]
-            if any(self.uses[v] > 1 for v in made_here):
+        if self.heavy < math.inf:
+            fresh = self._fresh(unit, used)
+            if fresh and self.bytes.get(index, 0) + fresh > self.heavy:
                 return None
+        if self.branch[node.id] > self.hop:
+            for value in used:
+                if self.unit_of.get(value) == index and self.uses[value] > 1:
+                    return None
         return index
 
     def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
@@ -215,16 +216,17 @@ class _Gathering:
         return homes[max(bound or there, key=lambda s: sizes[s])], bool(bound)
 
     def _add(self, unit: Unit, index: int, node: Node, used: tuple[int, ...]) -> None:
-        unit.nodes.append(node.id)
+        number = node.id
+        unit.nodes.append(number)
         for row, seconds in enumerate(self.rows):
-            unit.seconds[row] += seconds[node.id]
+            unit.seconds[row] += seconds[number]
         self._take(unit, index, used)
         blocks = self.work.blocks
-        block = blocks.node(node.id)
+        block = blocks.nodes.get(number)
         if block is not None:
             if unit.storage is None:
-                unit.storage = block
-            elif unit.storage != block:
+                unit.storage = blocks.leader(block)
+            else:
                 blocks.unite(unit.storage, block)
         for value in node.outputs:
             self.unit_of[value] = index
@@ -232,18 +234,18 @@ class _Gathering:
                 unit.kept += self.graph.meta(value).nbytes
         for value in node.writes:
             self.written[self.replace.get(value, value) >> 32] = index
-        unit.tokens = unit.tokens or node.id in self.tokens
+        unit.tokens = unit.tokens or number in self.tokens
 
     def _take(self, unit: Unit, index: int, used: tuple[int, ...]) -> None:
         """Note what the unit reads: inputs, and what other units made."""
+        sizes, unit_of, written = self.work.sizes, self.unit_of, self.written
         for value in used:
             storage = value >> 32
-            if storage in self.work.sizes and storage not in unit.reads:
+            if storage in sizes and storage not in unit.reads:
                 unit.reads.add(storage)
-                self.bytes[index] = self.bytes.get(index, 0) + self.work.sizes[storage]
-            maker = self.unit_of.get(value)
-            if maker is not None and maker != index:
+                self.bytes[index] = self.bytes.get(index, 0) + sizes[storage]
+            maker = unit_of.get(value, index)
+            if maker != index:
                 unit.needs[maker] = unit.needs.get(maker, 0) + self.graph.meta(value).nbytes
-            writer = self.written.get(storage)
-            if writer is not None and writer != index:
+            if written and (writer := written.get(storage, index)) != index:
                 unit.needs.setdefault(writer, 0)
