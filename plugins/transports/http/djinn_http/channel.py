@@ -15,6 +15,7 @@ from djinn_http import dialect
 from djinn_http.counting import CountingTransport
 from djinn_http.inbox import Inbox
 from djinn_http.outbox import Outbox, Parcel
+from djinn_http.pace import Pace
 
 # An answer up to this size goes out in one piece, with its headers; larger ones are written bit by bit from where they
 # lie, because asyncio copies what the socket does not take at once.
@@ -38,6 +39,7 @@ class Channel:
         self.peer = peer
         self.bytes_sent = 0
         self.bytes_received = 0
+        self._first_limits = limits
         self._inbox = Inbox(limits, loop)
         self._outbox = Outbox(loop)
         self._closed = False
@@ -61,6 +63,11 @@ class Channel:
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._inbox.decoder.limits = limits
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its owner has widened the limits, as servers do for whoever has shown a token or a ticket."""
+        return self.limits.body > self._first_limits.body
 
     def send(self, frame: Frame) -> None:
         """As `Connection.send`. Large frames wait here until the client fetches them."""
@@ -94,6 +101,7 @@ class Channel:
         """A request for this channel comes over `transport`: its bytes count, and the client is alive."""
         self._requests += 1
         self._count(transport)
+        transport.pace.trusted = self.trusted
         try:
             yield
         except (ConnectionError, asyncio.CancelledError):
@@ -127,14 +135,14 @@ class Channel:
         if not self._closed and self.idle_seconds() > patience:
             self.end(f"the other end has not been heard of for {patience:.0f} s")
 
-    async def take_in(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
+    async def take_in(self, request: web.BaseRequest, sequence: int, pace: Pace) -> web.StreamResponse:
         """A `send`: its body goes on where that of the one before it stopped."""
         if not self._next_send <= sequence < self._next_send + _AHEAD:
             return web.Response(status=409, text=f"send {sequence} came where {self._next_send} was due")
         async with self._turns:
             await self._turns.wait_for(lambda: self._closed or self._next_send == sequence)
         try:
-            return await self._read_body(request)
+            return await self._read_body(request, pace)
         finally:
             async with self._turns:
                 self._next_send = sequence + 1
@@ -169,10 +177,12 @@ class Channel:
         self.end("the other end closed the connection")
         return web.Response(status=204)
 
-    async def _read_body(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _read_body(self, request: web.BaseRequest, pace: Pace) -> web.StreamResponse:
         try:
-            while data := await request.content.readany():
-                if self._closed:
+            while not self._closed:
+                with pace.waiting():
+                    data = await request.content.readany()
+                if not data or self._closed:
                     break
                 self._inbox.take(data)
                 await self._inbox.room()

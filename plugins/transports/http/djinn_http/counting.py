@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
+
+from djinn_http.pace import Pace
+
+# What `get_extra_info` of a transport, or of one under TLS on top of it, gives the `CountingTransport` by.
+COUNTING: Final = "djinn.counting"
 
 
 class CountingTransport:
@@ -12,15 +17,21 @@ class CountingTransport:
 
     Attributes:
         sent, received: bytes that nobody has asked for yet, see `take`.
+        pace: how long the other end was waited for.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, pace: Pace) -> None:
         self.sent = 0
         self.received = 0
+        self.pace = pace
         self._transport = transport
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As the wrapped transport's, and itself."""
+        return self if name == COUNTING else self._transport.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """As the wrapped transport's."""
@@ -40,31 +51,30 @@ class CountingTransport:
         return counts
 
 
-class CountingProtocol(asyncio.Protocol):
-    """Passes everything on to `inner`, which gets a `CountingTransport`."""
+class Counting(asyncio.BaseProtocol):
+    """Passes everything on to `inner`, which gets a `CountingTransport`; `connections` has it while it lasts."""
 
-    def __init__(self, inner: asyncio.Protocol) -> None:
+    def __init__(self, inner: Any, connections: set[CountingTransport]) -> None:
         self._inner = inner
+        self._connections = connections
         self._transport: CountingTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As `asyncio.Protocol`."""
-        self._transport = CountingTransport(transport)  # type: ignore[arg-type]
-        self._inner.connection_made(self._transport)  # type: ignore[arg-type]
-
-    def data_received(self, data: bytes) -> None:
-        """As `asyncio.Protocol`."""
-        if self._transport is not None:
-            self._transport.received += len(data)
-        self._inner.data_received(data)
+        self._transport = CountingTransport(transport, Pace())  # type: ignore[arg-type]
+        self._connections.add(self._transport)
+        self._inner.connection_made(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As `asyncio.Protocol`."""
+        if self._transport is not None:
+            self._connections.discard(self._transport)
         self._inner.connection_lost(exc)
 
     def eof_received(self) -> bool | None:
         """As `asyncio.Protocol`."""
-        return self._inner.eof_received()
+        goes_on: bool | None = self._inner.eof_received()
+        return goes_on
 
     def pause_writing(self) -> None:
         """As `asyncio.Protocol`."""
@@ -73,3 +83,30 @@ class CountingProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         """As `asyncio.Protocol`."""
         self._inner.resume_writing()
+
+    def _count(self, count: int) -> None:
+        if self._transport is not None:
+            self._transport.received += count
+            self._transport.pace.came(count)
+
+
+class CountingProtocol(Counting, asyncio.Protocol):
+    """In front of a protocol that is given bytes, such as HTTP."""
+
+    def data_received(self, data: bytes) -> None:
+        """As `asyncio.Protocol`."""
+        self._count(len(data))
+        self._inner.data_received(data)
+
+
+class CountingBufferedProtocol(Counting, asyncio.BufferedProtocol):
+    """In front of a protocol that has a buffer of its own, such as TLS."""
+
+    def get_buffer(self, sizehint: int) -> Any:
+        """As `asyncio.BufferedProtocol`."""
+        return self._inner.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """As `asyncio.BufferedProtocol`."""
+        self._count(nbytes)
+        self._inner.buffer_updated(nbytes)

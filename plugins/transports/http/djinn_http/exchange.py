@@ -10,23 +10,38 @@ from contextlib import suppress
 
 import attrs
 
-from djinn.transports import Buffer, FrameDecoder, TransportError, send_buffers, wait_readable
+from djinn.transports import (
+    Buffer,
+    FrameDecoder,
+    TlsOptions,
+    TlsSocket,
+    TransportError,
+    dial_tls,
+    send_buffers,
+    wait_readable,
+)
 from djinn_http.dialect import CONTENT_TYPE, IDLE_SECONDS, PATH
 from djinn_http.responses import ResponseReader
 
 
 @attrs.frozen
 class Endpoint:
-    """Where a server is. `prefix` comes before the paths of the dialect."""
+    """Where a server is. `prefix` comes before the paths of the dialect; `tls` is None where there is none."""
 
     host: str
     port: int
     prefix: str
+    tls: TlsOptions | None = None
 
     @property
     def authority(self) -> str:
         """The value of the `Host` header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What clients connect to."""
+        return f"{'http' if self.tls is None else 'https'}://{self.authority}"
 
 
 class Exchange:
@@ -47,7 +62,8 @@ class Exchange:
         self._endpoint = endpoint
         self._decoder = decoder
         self._timeout = timeout
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | TlsSocket | None = None
+        self._counted = [0, 0]  # of what the connection under TLS has sent and received
         self._poll = select.poll()
         self._used = 0.0
         self._ended = False
@@ -71,7 +87,7 @@ class Exchange:
             f"Content-Type: {CONTENT_TYPE}\r\nContent-Length: {length}\r\n{headers}\r\n"
         )
         self.torn = True
-        send_buffers(sock, [head.encode("ascii"), *body], self._count_sent)
+        send_buffers(sock, [head.encode("ascii"), *body], self._count_sent)  # type: ignore[arg-type] # has what is called
         self.torn = False
 
     def read(self, deadline: float | None) -> bool:
@@ -91,7 +107,7 @@ class Exchange:
         sock, response = self._socket, self.response
         if sock is None or response is None:
             raise TransportError("the connection was closed")
-        if not wait_readable(self._poll, deadline):
+        if not (isinstance(sock, TlsSocket) and sock.held) and not wait_readable(self._poll, deadline):
             return False
         self.torn = True
         with suppress(BlockingIOError):  # woken for nothing; the caller tries again
@@ -107,6 +123,7 @@ class Exchange:
             self._poll.unregister(self._socket)
             self._socket.close()
             self._socket = None
+            self._counted = [0, 0]
 
     def shut_down(self) -> None:
         """Wake whoever waits on the connection, which raises, and let no other be opened."""
@@ -116,18 +133,26 @@ class Exchange:
             with suppress(OSError):  # it was gone already, which is what was wanted
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _take(self, sock: socket.socket, response: ResponseReader) -> None:
+    def _take(self, sock: socket.socket | TlsSocket, response: ResponseReader) -> None:
         count = sock.recv_into(response.buffer(), 0, socket.MSG_DONTWAIT)
         if not count:
             raise TransportError("the other end closed the connection before it had answered")
-        self.bytes_received += count
+        self._count(0, count)
         response.received(count)
         self._used = time.monotonic()
 
     def _count_sent(self, count: int) -> None:
-        self.bytes_sent += count
+        self._count(count, 0)
 
-    def _connected(self) -> socket.socket:
+    def _count(self, sent: int, received: int) -> None:
+        if isinstance(self._socket, TlsSocket):
+            totals = [self._socket.bytes_sent, self._socket.bytes_received]
+            sent, received = (total - before for total, before in zip(totals, self._counted, strict=True))
+            self._counted = totals
+        self.bytes_sent += sent
+        self.bytes_received += received
+
+    def _connected(self) -> socket.socket | TlsSocket:
         if self._socket is not None and not self._is_usable():
             self._replace()
         if self._socket is None:
@@ -154,13 +179,16 @@ class Exchange:
         self.reopen()
         self._adopt(fresh)
 
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> socket.socket | TlsSocket:
         sock = socket.create_connection((self._endpoint.host, self._endpoint.port), self._timeout)
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return sock
+        if self._endpoint.tls is None:
+            return sock
+        sock.settimeout(self._timeout)
+        return dial_tls(sock, self._endpoint.tls, self._endpoint.host, self._timeout)
 
-    def _adopt(self, sock: socket.socket) -> None:
+    def _adopt(self, sock: socket.socket | TlsSocket) -> None:
         self._socket = sock
         self._poll.register(sock, select.POLLIN)

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
 import re
 import secrets
 import socket
+import ssl
 import threading
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from djinn.transports import Connection, Limits, TransportError, get_logger, serve_connection
 from djinn_http import dialect
 from djinn_http.channel import Channel
-from djinn_http.counting import CountingProtocol, CountingTransport
+from djinn_http.counting import (
+    COUNTING,
+    Counting,
+    CountingBufferedProtocol,
+    CountingProtocol,
+    CountingTransport,
+)
+from djinn_http.pace import Pace
 
 # Twice as much may wait in memory for each request. What came in a larger buffer would have left the processor's caches, and
 # the allocator would have given its pages back, by the time that it is read.
@@ -26,7 +38,11 @@ _BACKLOG: Final = 128
 _PAUSE_SECONDS: Final = 0.1
 _SWEEP_SECONDS: Final = 1.0
 _START_SECONDS: Final = 10.0
+_HANDSHAKE_SECONDS: Final = 5.0
+_UNREAD_SECONDS: Final = 2.0  # for the rest of a request that was refused
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+# Further names by which clients, or a proxy that passes their names on, may call this server.
+HOSTS_VARIABLE: Final = "DJINN_HTTP_HOSTS"
 
 log = get_logger("djinn.transport.http")
 
@@ -38,9 +54,19 @@ class HttpListener:
         url: what a client passes to `connect`.
     """
 
-    def __init__(self, sock: socket.socket, url: str, limits: Limits, accept: Callable[[Connection], None]) -> None:
-        """Raises `TransportError` where the server cannot start."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        url: str,
+        limits: Limits,
+        accept: Callable[[Connection], None],
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Raises `TransportError` where the server cannot start. `context`: of TLS, if there is any."""
         self.url = url
+        self._context = context
+        self._names = own_names(url)
+        self._connections: set[CountingTransport] = set()
         self._socket = sock
         self._limits = limits
         self._accept = accept
@@ -84,6 +110,7 @@ class HttpListener:
             access_log=None,
             auto_decompress=False,
             read_bufsize=_READ_BYTES,
+            lingering_time=_UNREAD_SECONDS,
         )
         self._socket.setblocking(False)
         self._socket.listen(_BACKLOG)
@@ -113,10 +140,31 @@ class HttpListener:
                 log.warning("cannot accept a connection", url=self.url, error=str(error))
                 self._pause_accepting(http)
                 return
-            made = self._loop.connect_accepted_socket(lambda: CountingProtocol(http()), sock)
+            made = self._loop.connect_accepted_socket(lambda: self._protocol(http), sock)
             task = self._loop.create_task(made)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _protocol(self, http: web.Server) -> Counting:
+        if self._context is None:
+            return CountingProtocol(http(), self._connections)
+        # TLS is put in here and not by the loop, so that what is counted is what goes over the network.
+        waiter = self._loop.create_future()
+        waiter.add_done_callback(self._note_handshake)
+        secure = SSLProtocol(
+            self._loop,
+            http(),
+            self._context,
+            waiter,
+            server_side=True,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=_UNREAD_SECONDS,
+        )
+        return CountingBufferedProtocol(secure, self._connections)
+
+    def _note_handshake(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.info("a connection did not come about", url=self.url, error=str(error))
 
     def _pause_accepting(self, http: web.Server) -> None:
         def resume() -> None:
@@ -130,16 +178,30 @@ class HttpListener:
         """Forget channels that are over and end those that have expired, until the listener is closed and all are gone."""
         while self._channels or not self._closing.is_set():
             await asyncio.sleep(_SWEEP_SECONDS)
+            self._abort_slow()
             for channel in list(self._channels.values()):
                 channel.end_if_expired()
                 if channel.is_over:
                     del self._channels[channel.id]
 
+    def _abort_slow(self) -> None:
+        for connection in [connection for connection in self._connections if connection.pace.too_slow]:
+            log.warning("a connection was closed that takes too long", url=self.url)
+            self._connections.discard(connection)
+            connection.abort()
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        transport: object = request.transport
+        transport: object = None if request.transport is None else request.transport.get_extra_info(COUNTING)
         if not isinstance(transport, CountingTransport):
             return web.Response(status=500)
-        if (refusal := refuse(request)) is not None:
+        transport.pace.over()
+        try:
+            return await self._respond(request, transport)
+        finally:
+            transport.pace.over()
+
+    async def _respond(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
+        if (refusal := refuse(request, self._names)) is not None:
             log.warning("request refused", url=self.url, peer=str(request.remote), reason=refusal.text)
             transport.take()
             return refusal
@@ -151,7 +213,7 @@ class HttpListener:
             return web.Response(status=410 if gone else 503, text="no such channel" if gone else "too many channels")
         try:
             with channel.request(transport):
-                response = await _answer(request, action, channel)
+                response = await _answer(request, action, channel, transport.pace)
                 # Written here and not by aiohttp, so that its bytes are counted as this channel's.
                 await response.prepare(request)
                 await response.write_eof()
@@ -164,7 +226,7 @@ class HttpListener:
         return self._channels.get(request.headers.get(dialect.CHANNEL, ""))
 
     def _open(self, request: web.BaseRequest) -> Channel | None:
-        if len(self._channels) >= _MOST_CHANNELS:
+        if len(self._channels) >= _MOST_CHANNELS and not self._give_up_stranger():
             log.warning("too many channels", url=self.url, channels=len(self._channels))
             return None
         peer = f"client {request.remote} by HTTP"
@@ -178,14 +240,45 @@ class HttpListener:
         self._channels[channel.id] = channel
         return channel
 
+    def _give_up_stranger(self) -> bool:
+        """End the oldest channel whose owner has shown nothing: strangers must not keep out whoever has a token."""
+        for channel in self._channels.values():
+            if not channel.trusted:
+                channel.end("too many others want to be heard")
+                del self._channels[channel.id]
+                return True
+        return False
 
-def refuse(request: web.BaseRequest) -> web.Response | None:
+
+def own_names(url: str) -> frozenset[str]:
+    """By which names clients may call the server at `url`: a web page that has its own name lead here gives another."""
+    named = os.environ.get(HOSTS_VARIABLE, "").split(",")
+    listening = urlsplit(url).hostname or ""
+    names = ("localhost", socket.gethostname(), socket.getfqdn(), listening, *named)
+    return frozenset(name.strip().lower() for name in names if name.strip())
+
+
+def _is_called(host: str, names: frozenset[str]) -> bool:
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found.group(1).strip("[]").lower()
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name in names
+    return True
+
+
+def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | None:
     """The answer to a request that no Djinn client makes: one from a browser, above all. None for all others."""
     hosts = request.headers.getall("Host", [])
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
         return web.Response(status=403, text="this server does not talk to web pages")
     if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
         return web.Response(status=400, text="the Host header is missing or malformed")
+    if not _is_called(hosts[0], names):
+        return web.Response(status=421, text=f"this server has another name; {HOSTS_VARIABLE} can give it more")
     if dialect.PATH not in request.path:
         return web.Response(status=404, text="this is a Djinn server; connect with djinn.configure(servers=[...])")
     if request.method != "POST":
@@ -195,7 +288,7 @@ def refuse(request: web.BaseRequest) -> web.Response | None:
     return None
 
 
-async def _answer(request: web.BaseRequest, action: str, channel: Channel) -> web.StreamResponse:
+async def _answer(request: web.BaseRequest, action: str, channel: Channel, pace: Pace) -> web.StreamResponse:
     if action == dialect.OPEN:
         return web.Response(status=201, headers={dialect.CHANNEL: channel.id})
     sequence = request.headers.get(dialect.SEQUENCE, "")
@@ -203,7 +296,7 @@ async def _answer(request: web.BaseRequest, action: str, channel: Channel) -> we
         return web.Response(status=400, text=f"{dialect.SEQUENCE} is missing or malformed")
     match action:
         case dialect.SEND:
-            return await channel.take_in(request, int(sequence))
+            return await channel.take_in(request, int(sequence), pace)
         case dialect.RECEIVE:
             return await channel.hand_out(request, int(sequence))
         case dialect.CLOSE:

@@ -6,7 +6,16 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from djinn.transports import Connection, Limits, Listener, TransportCapabilities, TransportError
+from djinn.transports import (
+    Connection,
+    Limits,
+    Listener,
+    TlsOptions,
+    Transport,
+    TransportCapabilities,
+    TransportError,
+    server_context,
+)
 from djinn_http.client import HttpConnection
 from djinn_http.exchange import Endpoint
 
@@ -20,44 +29,76 @@ class HttpTransport:
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """As `Transport.connect`."""
-        try:
-            return HttpConnection(_endpoint_of(url), limits, timeout, f"server {url}")
-        except OSError as error:
-            if isinstance(error, TransportError):
-                raise
-            raise TransportError(f"no server answers at {url}: {error}; is `djinn serve` running there?") from error
+        return _connect(_endpoint_of(url, None), url, limits, timeout)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
         """As `Transport.listen`."""
-        # Imported here because clients and most executors never listen, and the server's library takes long to import.
-        from djinn_http.server import HttpListener
+        return _listen(_endpoint_of(url, None), url, limits, accept)
 
-        endpoint = _endpoint_of(url)
-        sock: socket.socket | None = None
-        try:
-            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, _, _, _, address = found[0]
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            actual = Endpoint(endpoint.host, sock.getsockname()[1], "")
-            return HttpListener(sock, f"http://{actual.authority}", limits, accept)
-        except OSError as error:
-            if sock is not None:
-                sock.close()
-            if isinstance(error, TransportError):
-                raise
-            raise TransportError(f"cannot listen at {url}: {error}; port 0 picks a free one") from error
+    def secured(self, tls: TlsOptions) -> Transport:
+        """As `SecurableTransport.secured`: scheme `https`."""
+        return HttpsTransport(tls)
 
 
-def _endpoint_of(url: str) -> Endpoint:
+class HttpsTransport:
+    """Scheme `https`: the same under TLS."""
+
+    name = "https"
+    schemes: tuple[str, ...] = ("https",)
+    capabilities = TransportCapabilities(zero_copy=False, same_host=False, relayed=True, speed=15)
+
+    def __init__(self, tls: TlsOptions) -> None:
+        self._tls = tls
+
+    def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
+        """As `Transport.connect`. The handshake may take `timeout` seconds once more."""
+        return _connect(_endpoint_of(url, self._tls), url, limits, timeout)
+
+    def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+        """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
+        return _listen(_endpoint_of(url, self._tls), url, limits, accept)
+
+
+def _connect(endpoint: Endpoint, url: str, limits: Limits, timeout: float) -> Connection:
+    try:
+        return HttpConnection(endpoint, limits, timeout, f"server {url}")
+    except OSError as error:
+        if isinstance(error, TransportError):
+            raise
+        raise TransportError(f"no server answers at {url}: {error}; is `djinn serve` running there?") from error
+
+
+def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
+    # Imported here because clients and most executors never listen, and the server's library takes long to import.
+    from djinn_http.server import HttpListener
+
+    context = None if endpoint.tls is None else server_context(endpoint.tls)
+    sock: socket.socket | None = None
+    try:
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        actual = Endpoint(endpoint.host, sock.getsockname()[1], "", endpoint.tls)
+        return HttpListener(sock, actual.url, limits, accept, context)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        if isinstance(error, TransportError):
+            raise
+        raise TransportError(f"cannot listen at {url}: {error}; port 0 picks a free one") from error
+
+
+def _endpoint_of(url: str, tls: TlsOptions | None) -> Endpoint:
+    scheme, usual = ("http", 80) if tls is None else ("https", 443)
     parts = urlsplit(url)
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise TransportError(f"{url!r} is no HTTP address: {error}") from error
-    if parts.scheme != "http" or not host or parts.query or parts.fragment:
-        raise TransportError(f"{url!r} is no HTTP address; write http://HOST:PORT")
+    if parts.scheme != scheme or not host or parts.query or parts.fragment:
+        raise TransportError(f"{url!r} is no HTTP address; write {scheme}://HOST:PORT")
     if parts.username is not None:
         raise TransportError("a password does not belong in a URL, which ends up in logs; give the token as a setting")
-    return Endpoint(host, 80 if port is None else port, parts.path.rstrip("/"))
+    return Endpoint(host, usual if port is None else port, parts.path.rstrip("/"), tls)

@@ -176,7 +176,7 @@ def test_a_broken_request_ends_the_channel(served):
     host, port = served.listener.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:
         sock.sendall(
-            f"POST /djinn/v1/send HTTP/1.1\r\nHost: x\r\nContent-Type: {dialect.CONTENT_TYPE}\r\n"
+            f"POST /djinn/v1/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: {dialect.CONTENT_TYPE}\r\n"
             f"{dialect.CHANNEL}: {channel}\r\n{dialect.SEQUENCE}: 0\r\nContent-Length: 1000\r\n\r\nDJNF".encode()
         )
         time.sleep(0.1)
