@@ -32,8 +32,9 @@ _START = -1  # before the first node
 def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
     """The steps by device for the running nodes in `order`, which respects all dependences."""
     moves = _Moves(context)
+    nodes = context.graph.nodes
     for turn, node_id in enumerate(order):
-        moves.take(turn, context.graph.nodes[node_id])
+        moves.take(turn, nodes[node_id])
     return _write(context, moves, order)
 
 
@@ -68,28 +69,28 @@ class _Moves:
         self.replace, self.home = context.plan.replace, context.placement.values
         self.device_of = {d.node: d.device for d in context.placement.decisions}
         self.replicas = by_node(context.placement.replicas)
-        self.inputs = frozenset(context.graph.inputs)
+        self.unsettled = set(context.graph.inputs)
         self.made: dict[int, int] = {}  # by value, and by storage that is written (as ~storage): when last
         self.versions: Counter[int] = Counter()
         self.copies = {(device, value): 0 for value, devices in context.copies.items() for device in devices}
         self.settled: dict[int, int] = {}  # by input: before which moment it comes to its home
         self.before: dict[int, list[tuple[str, Step]]] = defaultdict(list)
         self.after: dict[int, list[tuple[str, Step]]] = defaultdict(list)
-        self.last: dict[tuple[str, int], int] = {}  # by device and value
+        self.last: dict[str, dict[int, int]] = defaultdict(dict)  # by device and value
 
     def take(self, turn: int, node: Node) -> None:
-        device, home, last, replace = self.device_of[node.id], self.home, self.last, self.replace
+        device, home, replace, unsettled = self.device_of[node.id], self.home, self.replace, self.unsettled
+        last = self.last[device]
         for value in node.inputs:
             used = replace.get(value, value) if replace else value
-            if used in self.inputs and used not in self.settled:
+            if used in unsettled:
                 self._settle(turn, used)
             if home[used] != device:
                 self._bring(turn, used, device)
-            last[device, used] = turn
+            last[used] = turn
         for value in node.outputs:
-            last[device, value] = turn
-            self.made[value] = turn
-        for other in self.replicas.get(node.id, ()):
+            last[value] = self.made[value] = turn
+        for other in self.replicas.get(node.id, ()) if self.replicas else ():
             self._repeat(turn, node, other)
         for value in node.writes:
             storage = storage_of(replace.get(value, value))
@@ -102,14 +103,15 @@ class _Moves:
             used = self.replace.get(value, value)
             if self.home[used] != device:
                 self._bring(turn, used, device)
-            self.last[device, used] = turn
+            self.last[device][used] = turn
         for value in node.outputs:
             self.copies[device, value] = self.versions[storage_of(value)]
-            self.last[device, value] = turn
+            self.last[device][value] = turn
 
     def _settle(self, turn: int, value: int) -> None:
         """An input comes to its home: from the client, or from where it lived."""
         home, source = self.home[value], self.context.resident.get(value)
+        self.unsettled.remove(value)
         self.settled[value] = turn if source != home else _START
         if source is None:
             self.before[turn].append((home, Upload(value)))
@@ -129,35 +131,39 @@ class _Moves:
         settled = self.settled.get(value, _START)
         (self.before[settled] if settled > made else self.after[made]).append((home, Send(value, device)))
         self.before[turn].append((device, Receive(value, home)))
-        self.last[home, value] = max(self.last.get((home, value), _START), settled, made)
+        self.last[home][value] = max(self.last[home].get(value, _START), settled, made)
 
     def endings(self) -> dict[int, dict[str, list[int]]]:
         """By moment and device the values that nobody needs after it: dead ones at home, copies that are not kept elsewhere."""
         context, home = self.context, self.home
-        dead, fetched = context.program.dead, frozenset(context.fetch)
-        ends: dict[int, dict[str, list[int]]] = {}
-        for (device, value), turn in self.last.items():
-            if home[value] == device:
-                over = value in dead and value not in fetched
-            else:
-                kept = (*context.copies.get(value, ()), *context.placement.copies.get(value, ()))
-                over = device not in kept
-            if over:
-                ends.setdefault(turn, {}).setdefault(device, []).append(value)
+        over = context.program.dead - frozenset(context.fetch)
+        ends: dict[int, dict[str, list[int]]] = defaultdict(dict)
+        for device, last in self.last.items():
+            for value, turn in last.items():
+                if home[value] == device:
+                    if value not in over:
+                        continue
+                elif device in (*context.copies.get(value, ()), *context.placement.copies.get(value, ())):
+                    continue
+                there = ends[turn].get(device)
+                if there is None:
+                    ends[turn][device] = [value]
+                else:
+                    there.append(value)
         return ends
 
 
 def _write(context: SchedulingContext, moves: _Moves, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
     """What happens at each moment, on each device: steps before the node, the node, what it sends, what ends."""
-    steps: dict[str, list[Step]] = {device: [] for device in context.placement.devices}
-    pending: dict[str, list[int]] = {}
-    before, after, ends = moves.before, moves.after, moves.endings()
+    steps: dict[str, list[Step]] = defaultdict(list, {device: [] for device in context.placement.devices})
+    pending: dict[str, list[int]] = defaultdict(list)
+    before, after, ends, device_of = moves.before, moves.after, moves.endings(), moves.device_of
 
     def add(device: str, step: Step) -> None:
-        nodes = pending.pop(device, None)
-        there = steps.setdefault(device, [])
+        nodes, there = pending[device], steps[device]
         if nodes:
             there.append(Run(tuple(nodes)))
+            nodes.clear()
         there.append(step)
 
     for turn in range(_START, len(order)):
@@ -165,15 +171,17 @@ def _write(context: SchedulingContext, moves: _Moves, order: Sequence[int]) -> d
             add(device, step)
         if turn >= 0:
             node = order[turn]
-            for device in (moves.device_of[node], *moves.replicas.get(node, ())):
-                pending.setdefault(device, []).append(node)
+            pending[device_of[node]].append(node)
+            for device in moves.replicas.get(node, ()) if moves.replicas else ():
+                pending[device].append(node)
         for device, step in after.get(turn, ()):
             add(device, step)
-        for device, values in ends.get(turn, {}).items():
+        for device, values in ends[turn].items() if turn in ends else ():
             add(device, Free(tuple(values)))
     for value in context.fetch:
         real = moves.replace.get(value, value)
         add(moves.home[real], Fetch(real))
     for device, nodes in pending.items():
-        steps.setdefault(device, []).append(Run(tuple(nodes)))
+        if nodes:
+            steps[device].append(Run(tuple(nodes)))
     return {device: tuple(done) for device, done in steps.items()}
