@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from djinn_core.ir.graph import Graph
+from djinn_core.ir.indexes import POOL, index_of_node
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import RANDOM_STATE, storage_of
@@ -39,7 +40,7 @@ def build_plan(planned: Planned, residency: Residency, random: int | None) -> Po
     writer = _Writer(planned, residency)
     parts = _interleaved({e: writer.write(e, steps) for e, steps in writer.steps.items()})
     inputs = tuple(positions[v] for v in graph.inputs)
-    drawing = {n.id for n in graph.nodes if n.random}
+    drawing = {n.id for n in graph.nodes if n.random and index_of_node(graph, n) == POOL}
     draws = {e for e, steps in writer.steps.items() for s in steps if isinstance(s, Run) and drawing & set(s.nodes)}
     ledger = _Ledger(planned, residency)
     ledger.follow(parts)

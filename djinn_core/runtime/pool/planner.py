@@ -90,7 +90,7 @@ class PoolPlanner:
         if turn is None:
             return ALONE
         carried = alike.carried(graph.inputs, self._residency)
-        return Stream(max(1, len(alike.under_way)), self._devices[turn], carried)
+        return Stream(len(alike.under_way), self._devices[turn], carried)
 
     def home(self, value: int) -> int | None:
         """The executor that has a value's memory."""

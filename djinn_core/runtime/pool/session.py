@@ -124,12 +124,9 @@ class PoolSession:
     def _prepare(self, program: Program) -> tuple[Alike, PooledPlan, Sequence[int]]:
         """The plan of a program, for the executor whose turn it is; and the programs like it."""
         alike, values = self._planner.find(program)
-        alike.comes(self._asked.keys())
-        turn = self._turns.next(alike)
+        turn = self._turns.next(alike, self._asked.keys())
         plan = self._planner.prepare(program, alike, values, turn)
-        alike.values = values
-        if turn is not None:
-            alike.last = turn
+        alike.ran(plan, values)
         return alike, plan, values
 
     def _note(self, number: int, questions: Sequence[_Question], alike: Alike | None) -> None:

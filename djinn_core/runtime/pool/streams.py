@@ -13,8 +13,6 @@ from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.session import Session
 
-ALONE_AT_LAST = 4  # programs in a row that followed none of their kind, after which they are no stream any more
-
 
 @attrs.define(eq=False)
 class Alike:
@@ -22,29 +20,24 @@ class Alike:
 
     Attributes:
         plans: the latest last; they differ in where things are, in scalars, and in whose turn it was.
-        under_way: numbers of submissions whose results were asked for.
-        streaming: whether the next one comes before the last one was waited for.
-        alone: how often in a row that was not so.
+        under_way: numbers of submissions whose results were asked for, and that nobody has waited for.
         takes_turns: whether it makes a difference to its plans whose turn it is.
         passed_over: executors that plans left alone when it was their turn.
         last: the executor whose turn it was last.
-        values: those of the last program.
+        latest: the plan and the values of the last program.
     """
 
     plans: list[PooledPlan] = attrs.field(factory=list)
     under_way: set[int] = attrs.field(factory=set)
-    streaming: bool = False
-    alone: int = 0
     takes_turns: bool = True
     passed_over: set[int] = attrs.field(factory=set)
     last: int = -1
-    values: Sequence[int] = ()
+    latest: tuple[PooledPlan, Sequence[int]] | None = None
 
-    def comes(self, unseen: AbstractSet[int]) -> None:
-        """One more comes, while nobody has waited for the submissions in `unseen`."""
-        self.under_way &= unseen
-        self.alone = 0 if self.under_way else self.alone + 1
-        self.streaming = bool(self.under_way) or (self.streaming and self.alone <= ALONE_AT_LAST)
+    def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
+        """`plan` is what the last program of the structure did, with those values."""
+        self.latest = plan, values
+        self.last = plan.turn if plan.turn is not None else next((p.executor for p in plan.runs()), self.last)
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
         """`plan` was made when it was the turn of an executor; `follows`: whether that was of use to anybody."""
@@ -53,8 +46,9 @@ class Alike:
             self.passed_over.add(turn)
 
     def carried(self, inputs: Sequence[int], residency: Residency) -> frozenset[int]:
-        """Inputs that live somewhere because a program made them, and that the last one did not have."""
-        before = {storage_of(value) for value in self.values}
+        """Inputs that live somewhere because a program made them, and that the last one did not take."""
+        plan, values = self.latest if self.latest is not None else (None, ())
+        before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
         fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in residency.homes]
         return frozenset(v for v in fresh if storage_of(v) not in residency.given)
 
@@ -70,9 +64,13 @@ class Turns:
         """An executor was asked something, by a submission of that number."""
         self._unanswered[executor].append(number)
 
-    def next(self, alike: Alike) -> int | None:
-        """The executor that has least to do; of equal ones, the one after that whose turn it was last."""
-        if not alike.streaming or not alike.takes_turns:
+    def next(self, alike: Alike, unseen: AbstractSet[int]) -> int | None:
+        """The executor that has least to do; of equal ones, the one after that whose turn it was last.
+
+        None where nothing is under way of the programs like the one that comes: nobody has waited for those in `unseen`.
+        """
+        alike.under_way &= unseen
+        if not alike.under_way or not alike.takes_turns:
             return None
         count = len(self._members)
         offered = [e for e in range(count) if e not in alike.passed_over]
