@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from djinn_core.builtins.cluster import read_cluster
+from djinn_core.ir.replicas import repeatable, with_replicas
 from djinn_core.ir.together import Together, homes_of_values, resident_blocks, storage_sizes, together
+from djinn_core.showing.units import duration, size
 from djinn_core.stages.ordering import Dependences, groups_of, ready_order
 from djinn_core.stages.simulate import Memory, Occupied, Timeline, memory_peaks, simulate, simulated
 from djinn_core.stages.steps import made_in_order, write_steps
@@ -14,16 +16,20 @@ __all__ = [
     "Occupied",
     "Timeline",
     "Together",
+    "duration",
     "groups_of",
     "homes_of_values",
     "made_in_order",
     "memory_peaks",
     "read_cluster",
     "ready_order",
+    "repeatable",
     "resident_blocks",
     "simulate",
     "simulated",
+    "size",
     "storage_sizes",
     "together",
+    "with_replicas",
     "write_steps",
 ]

@@ -1,0 +1,154 @@
+"""What one device would have to run itself, to have the values that it uses without waiting for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import attrs
+
+from djinn.hooks import DeviceCapabilities, Node, OptimizationContext, Placement, storage_of
+from djinn.scheduling import repeatable
+
+# What is computed again may take so many times as long as what is sent: it runs while the other device computes the same.
+DEPTH = 16.0
+SIZE = 512  # nodes that are looked at for one device
+RUNS = 8  # an input that outlives the program stays where it was copied to, so its way is shared by this many runs
+
+
+@attrs.frozen(eq=False)
+class Cone:
+    """The nodes from which a device could make what others send to it.
+
+    Attributes:
+        device: who uses the values.
+        wanted: values that it uses, and that others make.
+        makes: by node that may run there as well, what it makes.
+        needs: by the same nodes the values that they use, and that are not there.
+        sending: seconds that a value takes to get there, by value; those that are there already are not listed.
+        seconds: time of the nodes there.
+        home: where each value lives.
+    """
+
+    device: str
+    wanted: tuple[int, ...]
+    makes: Mapping[int, tuple[int, ...]]
+    needs: Mapping[int, tuple[int, ...]]
+    sending: Mapping[int, float]
+    seconds: Mapping[int, float]
+    home: Mapping[int, str]
+
+
+def cones(context: OptimizationContext, placement: Placement) -> list[Cone]:
+    """One for each device that is sent something which it could make itself."""
+    makes = {d.id: _make(d) for d in context.topology.devices}
+    fixed = _Fixed(context, placement, makes)
+    return [cone for device, values in fixed.wanted().items() if (cone := _Search(fixed, device, values).cone())]
+
+
+def _make(device: DeviceCapabilities) -> tuple[str, str]:
+    """Devices of one make give the same results."""
+    return device.kind, device.name
+
+
+@attrs.frozen(eq=False)
+class _Fixed:
+    """What is decided already."""
+
+    context: OptimizationContext
+    placement: Placement
+    makes: Mapping[str, tuple[str, str]]
+    device_of: dict[int, str] = attrs.field(init=False)
+    written: frozenset[int] = attrs.field(init=False)
+    inputs: frozenset[int] = attrs.field(init=False)
+
+    @device_of.default
+    def _devices(self) -> dict[int, str]:
+        return {d.node: d.device for d in self.placement.decisions}
+
+    @written.default
+    def _written(self) -> frozenset[int]:
+        nodes, used = self.context.graph.nodes, self.used
+        return frozenset([storage_of(used(v)) for n in self.context.plan.nodes for v in nodes[n].writes])
+
+    @inputs.default
+    def _inputs(self) -> frozenset[int]:
+        return frozenset(self.context.graph.inputs)
+
+    def used(self, value: int) -> int:
+        """The value that stands for another one."""
+        return self.context.plan.replace.get(value, value)
+
+    def wanted(self) -> dict[str, tuple[int, ...]]:
+        """By device the values that it uses and that nodes on other devices make."""
+        found: dict[str, dict[int, None]] = defaultdict(dict)
+        home, replace = self.placement.values, self.context.plan.replace
+        for node_id in self.context.plan.nodes:
+            device = self.device_of[node_id]
+            for value in self.context.graph.nodes[node_id].inputs:
+                used = replace.get(value, value) if replace else value
+                if home[used] != device and used not in self.inputs:
+                    found[device][used] = None
+        return {device: tuple(values) for device, values in found.items()}
+
+    def maker(self, value: int) -> Node | None:
+        """The node that makes a value and may run on any device of its make."""
+        node = self.context.graph.producer(value)
+        if node is None or not repeatable(node):
+            return None
+        touched = (*map(self.used, node.inputs), *node.outputs)
+        return None if any(storage_of(v) in self.written for v in touched) else node
+
+
+class _Search:
+    """One walk back from what a device wants."""
+
+    def __init__(self, fixed: _Fixed, device: str, wanted: tuple[int, ...]) -> None:
+        self.fixed, self.device, self.wanted = fixed, device, wanted
+        self.row = fixed.context.costs.by_device[device]
+        self.sending: dict[int, float] = {}
+        self.needs: dict[int, tuple[int, ...]] = {}
+
+    def cone(self) -> Cone | None:
+        """Nodes that are not dearer than what they would save; None where there are none."""
+        for value in self.wanted:
+            self.sending[value] = self._sent(value)
+        budget = DEPTH * sum(self.sending.values())
+        left = list(self.wanted)
+        seen = set(left)
+        while left and len(self.needs) < SIZE:
+            node = self.fixed.maker(left.pop())
+            if node is None or node.id in self.needs or not self._may_run(node, budget):
+                continue
+            self.needs[node.id] = needed = tuple(v for v in map(self.fixed.used, node.inputs) if not self._is_there(v))
+            for value in needed:
+                if value not in seen:
+                    seen.add(value)
+                    self.sending[value] = self._sent(value)
+                    left.append(value)
+        if not self.needs:
+            return None
+        nodes, row = self.fixed.context.graph.nodes, self.row
+        makes = {n: nodes[n].outputs for n in self.needs}
+        seconds = {n: row[n].seconds for n in self.needs}
+        return Cone(self.device, self.wanted, makes, self.needs, self.sending, seconds, self.fixed.placement.values)
+
+    def _may_run(self, node: Node, budget: float) -> bool:
+        makes, home = self.fixed.makes, self.fixed.device_of.get(node.id)
+        return home is not None and makes[home] == makes[self.device] and self.row[node.id].seconds <= budget
+
+    def _is_there(self, value: int) -> bool:
+        fixed = self.fixed
+        copied = value in fixed.inputs and self.device in fixed.context.copies.get(value, ())
+        return copied or fixed.placement.values[value] == self.device
+
+    def _sent(self, value: int) -> float:
+        context, home = self.fixed.context, self.fixed.placement.values[value]
+        seconds = context.topology.link(home, self.device).transfer_seconds(context.graph.meta(value).nbytes)
+        stays = value in self.fixed.inputs and value not in _dead(context)
+        return seconds / RUNS if stays else seconds
+
+
+def _dead(context: OptimizationContext) -> frozenset[int]:
+    program = getattr(context.graph, "program", None)
+    return program.dead if program is not None else frozenset()

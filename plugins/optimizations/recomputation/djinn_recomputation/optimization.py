@@ -1,0 +1,87 @@
+"""The optimization as the core calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
+from djinn.scheduling import duration, size
+from djinn_recomputation.choices import Choice, choices
+from djinn_recomputation.cone import cones
+
+PAYS = 0.97  # of the time without, which a program with replicas has to be predicted to take at most
+MATTERS = 0.02  # of the program's time, which sending has to take for anything to be thought through
+_MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
+
+Judge = Callable[[Sequence[Choice], bool], Choice]
+
+
+def quickest(found: Sequence[Choice], streaming: bool) -> Choice:
+    """The choice with which programs are done soonest; without replicas, where others do not pay."""
+    takes = [choice.interval if streaming else choice.seconds for choice in found]
+    best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
+    return found[best] if takes[best] < PAYS * takes[0] else found[0]
+
+
+class Recomputation:
+    """Has a device compute what it needs of another one's work itself, where that is quicker than having it sent."""
+
+    name = "recomputation"
+    tolerates_growth = True
+    before: frozenset[str] = frozenset()
+    after = frozenset({"common_subexpressions", "dead_code"})
+    after_placement = True
+
+    def __init__(self, judge: Judge = quickest) -> None:
+        """`judge`: who chooses."""
+        self._judge = judge
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Replicas, by predicted times of computing and of sending over the links as they are now."""
+        placement = context.placement
+        if placement is None:
+            return self._not("nothing is sent before it is known where things are")
+        if len(placement.devices) == 1:
+            return self._not("everything runs on one device")
+        if not hasattr(context.graph, "program") or any(n.op == _MARK for n in context.graph.nodes):
+            return self._not("the program records events, or none was recorded: it runs as it was written")
+        found = cones(context, placement)
+        sending = sum(cone.sending[v] for cone in found for v in cone.wanted)
+        if not found or sending < MATTERS * _least(context):
+            return self._not(f"what could be computed again takes {duration(sending)} to send" if found else _NOTHING)
+        thought = choices(context, placement, found)
+        chosen = self._judge(thought, context.stream.following > 0)
+        if not chosen.replicas:
+            return self._not(_sent(thought, sending))
+        kinds = f"{len(chosen.replicas)} ops run on a further device as well"
+        spared = (
+            f"{duration(chosen.computing)} of computing against {duration(chosen.sending)} for {size(chosen.nbytes)}"
+        )
+        reason = f"{kinds}: {spared}; {duration(chosen.seconds)} in all, {duration(thought[0].seconds)} with it sent"
+        return OptimizationResult(self.name, True, reason, Rewrite(replicas=chosen.replicas))
+
+    def _not(self, reason: str) -> OptimizationResult:
+        return OptimizationResult(self.name, applied=False, reason=reason)
+
+
+_NOTHING = "nothing that is sent can be computed where it is used"
+
+
+def _least(context: OptimizationContext) -> float:
+    """Seconds that the program takes on the devices that it is placed on, if they all worked all the time."""
+    placement = context.placement
+    rows = context.costs.by_device
+    return (
+        sum(rows[d.device][d.node].seconds for d in placement.decisions) / len(placement.devices) if placement else 0.0
+    )
+
+
+def _sent(thought: Sequence[Choice], sending: float) -> str:
+    """Why everything is sent."""
+    if len(thought) == 1:
+        return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
+    other = min(thought[1:], key=lambda choice: choice.seconds)
+    return (
+        f"sent: {size(other.nbytes)} in {duration(other.sending)} against {duration(other.computing)} of computing again; "
+        f"{duration(thought[0].seconds)} in all, {duration(other.seconds)} with that"
+    )

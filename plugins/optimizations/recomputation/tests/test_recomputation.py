@@ -1,0 +1,95 @@
+"""What is computed again and what is sent, by the links between devices, and that nothing changes."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+import djinn_recomputation
+from djinn.hooks import CostEstimate, Costs, Link, NetworkTopology, PlacementDecision
+from djinn.testing import (
+    OptimizationConformance,
+    PluginConformance,
+    ProgramBuilder,
+    optimization_context,
+    placement_context,
+    random_graph,
+)
+from djinn_core.builtins.placement import SingleDevice
+from djinn_recomputation import Recomputation
+
+WIDE = (1000, 1000)
+MBIT, GBIT = 1e6 / 8, 1e9 / 8
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_recomputation
+
+
+class TestRecomputation(OptimizationConformance):
+    @pytest.fixture
+    def optimization(self):
+        return Recomputation()
+
+    @pytest.fixture
+    def graphs(self):
+        return {str(seed): random_graph(seed, length=40) for seed in range(20)}
+
+
+def two_towers(rate, trunk=30e-3, own=40e-3, *, write=False, alike=True):
+    """4 MB made of a small input on the first device in `trunk` seconds, used on both; the second has work of its own before."""
+    builder = ProgramBuilder()
+    small, other = builder.input(10, 10), builder.input(10, 10)
+    wide = builder.op("aten::expand_copy", small, shape=WIDE)
+    if write:
+        builder.inplace("aten::mul_.Scalar", wide, slots=(2.0,))
+    busy = builder.op("aten::tanh", other, shape=WIDE)
+    left = builder.op("aten::relu", wide, shape=WIDE)
+    right = builder.op("aten::add.Tensor", wide, busy, shape=WIDE)
+    builder.drop(wide, busy)
+    graph = builder.graph()
+    context = optimization_context(graph, devices=2)
+    first, second = context.topology.devices
+    one, two = first.id, second.id
+    seconds = dict(zip((n.id for n in graph.nodes), (trunk, *([1e-3] if write else []), own, 1e-3, 1e-3), strict=True))
+    row = tuple(CostEstimate(1.0, 1, 1, seconds[n.id]) for n in graph.nodes)
+    devices = (first, second if alike else attrs.evolve(second, kind="cuda"))
+    network = NetworkTopology(devices, (Link(one, two, rate, 1e-4), Link(two, one, rate, 1e-4)))
+    homes = {small: one, other: two, wide: one, busy: two, left: one, right: two}
+    made = {v: n.id for n in graph.nodes for v in n.outputs}
+    where = {n.id: homes[n.outputs[0]] if n.outputs else one for n in graph.nodes}
+    decisions = tuple(PlacementDecision(n, d, "a test") for n, d in where.items())
+    placement = attrs.evolve(_nothing_placed(graph), decisions=decisions, values=homes)
+    resident = {small: one, other: two}
+    context = attrs.evolve(context, topology=network, costs=Costs({one: row, two: row}), placement=placement)
+    return attrs.evolve(context, resident=resident), made[wide], two
+
+
+def _nothing_placed(graph):
+    return SingleDevice().place(placement_context(graph))
+
+
+def test_over_a_slow_link_it_is_computed_again():
+    context, trunk, second = two_towers(100 * MBIT)
+    result = Recomputation().optimize(context)
+    assert result.applied
+    assert [(r.node, r.device) for r in result.rewrite.replicas] == [(trunk, second)]
+    assert "30.0 ms of computing against 320 ms for 4.00 MB" in result.reason
+
+
+def test_over_a_fast_link_it_is_sent():
+    result = Recomputation().optimize(two_towers(10 * GBIT)[0])
+    assert not result.applied
+    assert "sent: 4.00 MB in 3.30 ms against 30.0 ms of computing again" in result.reason
+
+
+def test_a_device_that_would_only_wait_computes_in_the_meantime():
+    assert Recomputation().optimize(two_towers(10 * GBIT, own=1e-6)[0]).applied
+
+
+@pytest.mark.parametrize("how", [{"write": True}, {"alike": False}])
+def test_what_is_written_or_would_round_otherwise_is_sent(how):
+    result = Recomputation().optimize(two_towers(100 * MBIT, **how)[0])
+    assert not result.applied
