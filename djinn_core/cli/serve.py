@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from djinn_core.cli.access_options import TlsChoice, tls_options
 from djinn_core.errors import ConfigurationError
 from djinn_core.server.gateway import GatewayOptions, Serving
 
@@ -36,8 +37,7 @@ _PORT = click.IntRange(0, 65535)
     type=click.Path(path_type=Path),
     help="Where to write the URLs and the token once clients can connect. Only you can read it.",
 )
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="Not in this version: it says what to do instead.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Not in this version: it says what to do instead.")
+@tls_options
 @click.option(
     "--insecure-plaintext-on-network",
     is_flag=True,
@@ -62,6 +62,13 @@ _PORT = click.IntRange(0, 65535)
     help="Safetensors file, or a directory with some, whose weights no client need send. May be repeated.",
 )
 @click.option(
+    "--lease-seconds",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="How long a session waits for a client whose connection broke; 0: it ends at once.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0),
     default=30.0,
@@ -77,26 +84,21 @@ def command(
     compilers: tuple[str, ...],
     token_file: Path | None,
     connection_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
+    tls: TlsChoice,
     insecure_plaintext_on_network: bool,
     store: Path | None,
     store_gib: float,
     warm: tuple[Path, ...],
+    lease_seconds: float,
     drain_seconds: float,
 ) -> None:
     """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
 
     The token is taken from --token-file, from DJINN_TOKEN, or made up.
     """
-    if tls_cert or tls_key:
-        raise ConfigurationError(
-            "this version has no TLS of its own: keep --host 127.0.0.1 and let clients come through "
-            "`ssh -L 5556:127.0.0.1:5556 SERVER`"
-        )
     options = GatewayOptions(
         host=host,
-        ports={"tcp": port, "http": http_port},
+        ports={"tcp": port, "tcps": port, "http": http_port, "https": http_port},
         devices=devices,
         token_file=token_file,
         connection_file=connection_file,
@@ -106,6 +108,9 @@ def command(
         store_bytes=int(store_gib * 2**30),
         warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,
+        tls=tls.options(host),
+        pinned=tls.self_signed,
+        lease_seconds=lease_seconds,
         drain_seconds=drain_seconds,
     )
     _serve(options)
@@ -140,5 +145,7 @@ def _announce(serving: Serving) -> None:
         click.echo(f"Executor for {executor.device.id} ({executor.device.name}), process {executor.process_id}")
     for url in serving.urls:
         click.echo(f"Listening at {url}")
+    if serving.fingerprint:
+        click.echo(f"Certificate {serving.fingerprint}")
     click.echo(f"The token ({serving.token_from}) is in {serving.connection_file}")
     click.echo(f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}")

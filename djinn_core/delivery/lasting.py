@@ -283,3 +283,15 @@ class LastingConnection(abc.ABC):
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()
+
+
+def own(connection: Connection) -> None:
+    """As `LastingConnection.own`; other connections borrow nothing."""
+    if isinstance(connection, LastingConnection):
+        connection.own()
+
+
+def expire(connection: Connection) -> None:
+    """As `LastingConnection.expire`; others have no further connection anyway."""
+    if isinstance(connection, LastingConnection):
+        connection.expire()

@@ -27,6 +27,9 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
         warm: safetensors files whose tensors need not travel at all.
         compilers: names of those that compile hot templates, in the order in which they are asked.
+        tls_certificate, tls_key, tls_authority: PEM files; it listens for the network under TLS where there are some, and asks
+            clients for a certificate of that authority.
+        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
     """
 
     directory: str
@@ -41,6 +44,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     store_bytes: Count = 0
     warm: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_authority: str = ""
+    lease_seconds: float = 0.0
 
     def __repr__(self) -> str:
         """Without the key."""

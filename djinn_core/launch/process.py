@@ -17,6 +17,7 @@ from typing import Self
 import attrs
 
 from djinn_core.errors import StartupError
+from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.lines import LineReader, write_line
 from djinn_core.launch.orders import Answer, Drain, Failed, Order, Ready, Report, Sessions, Start, read_answer, to_line
@@ -44,6 +45,8 @@ class ExecutorOptions:
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; None: none.
         warm: safetensors files whose tensors need not travel at all.
         compilers: as in the settings.
+        tls: the certificate to show where it listens for the network, and whose certificates clients must show; None: no TLS.
+        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
         module: what to run; only tests change it.
     """
 
@@ -58,6 +61,8 @@ class ExecutorOptions:
     store_bytes: int = 0
     warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
+    tls: TlsOptions | None = None
+    lease_seconds: float = 0.0
     module: str = EXECUTOR_MODULE
 
 
@@ -218,6 +223,8 @@ class ExecutorProcess:
             store_bytes=options.store_bytes,
             warm=tuple(str(file) for file in options.warm),
             compilers=options.compilers,
+            **_tls_files(options.tls),
+            lease_seconds=options.lease_seconds,
         )
 
     def _order(self, order: Order) -> None:
@@ -252,6 +259,13 @@ class ExecutorProcess:
             if isinstance(answer, Sessions) and answer.number == number:
                 return answer  # others answer questions that nobody waits for any more
         return None
+
+
+def _tls_files(tls: TlsOptions | None) -> dict[str, str]:
+    if tls is None:
+        return {}
+    files = {"tls_certificate": tls.certificate, "tls_key": tls.key, "tls_authority": tls.authority}
+    return {name: str(path) for name, path in files.items() if path is not None}
 
 
 def _make_directory() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -11,10 +11,11 @@ import torch
 
 from djinn_core.config import Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError, TransportError
-from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.hookspecs.transports import Connection, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.securing import with_tls
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.dialling import (
@@ -27,6 +28,7 @@ from djinn_core.runtime.dialling import (
     slowness,
     unreachable,
 )
+from djinn_core.runtime.redialling import lasting
 from djinn_core.torch_private import load_early
 from djinn_core.wire.messages import Attached, Welcome
 
@@ -58,10 +60,18 @@ class Opened:
 
 @attrs.frozen
 class Servers:
-    """Where to look for servers, and the token to show them: `members` are the addresses of each."""
+    """Where to look for servers, and the token to show them: `members` are the addresses of each.
+
+    `tls`: whom to take for them, where their addresses say that TLS is spoken.
+    """
 
     members: tuple[tuple[str, ...], ...]
     token: str = attrs.field(repr=False)
+    tls: TlsOptions = TlsOptions()
+
+    def transports(self, plain: Iterable[Transport]) -> tuple[Transport, ...]:
+        """The ways to these servers."""
+        return with_tls(plain, self.tls)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -125,7 +135,8 @@ def open_connections(
     """
     servers = find_servers(settings)
     if servers is not None:
-        opened = _open_servers(settings, registry, servers)
+        reachable = attrs.evolve(registry, transports=servers.transports(registry.transports))
+        opened = _open_servers(settings, reachable, servers)
     elif settings.executor == "inline":
         opened = (_open_inline(settings),)
     else:
@@ -148,10 +159,18 @@ def find_servers(settings: Settings) -> Servers | None:
         file = read_connection_file(settings.connection_file)
     if settings.servers:
         token = settings.token or _token_for(settings.servers, file)
-        return Servers(tuple((url,) for url in settings.servers), token)
+        return Servers(tuple((url,) for url in settings.servers), token, _tls(settings, file))
     if file is not None:
-        return Servers((file.urls,), settings.token or file.token)
+        return Servers((file.urls,), settings.token or file.token, _tls(settings, file))
     return None
+
+
+def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
+    """What the file says of the certificate counts where the settings say nothing."""
+    fingerprints = settings.tls_fingerprints
+    if not fingerprints and settings.tls_authority is None and file is not None and file.fingerprint:
+        fingerprints = (file.fingerprint,)
+    return TlsOptions(settings.tls_certificate, settings.tls_key, settings.tls_authority, fingerprints)
 
 
 def _token_for(urls: tuple[str, ...], file: ConnectionFile | None) -> str:
@@ -241,7 +260,9 @@ def _dial(
         raise
     if reached.connection is not gateway.connection:
         gateway.connection.close()
-    return reached, gateway.welcome
+    number = str(gateway.welcome.number)
+    talk = lasting(reached, urls, token, number, registry.transports, settings.connect_timeout)
+    return attrs.evolve(reached, connection=talk), gateway.welcome
 
 
 def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess]) -> tuple[Opened, ...]:

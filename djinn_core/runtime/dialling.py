@@ -33,7 +33,7 @@ from djinn_core.wire.messages import (
 )
 
 # An address behind a firewall swallows packets without an answer; the relay is there for that, so do not wait long.
-_DIRECT_SECONDS = 3.0
+DIRECT_SECONDS = 3.0
 _log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
@@ -51,12 +51,16 @@ class Gateway:
 
 @attrs.frozen
 class Dialled:
-    """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work."""
+    """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work.
+
+    `relayed`: the gateway passes frames on.
+    """
 
     connection: Connection
     attached: Attached
     url: str
     fallbacks: tuple[str, ...]
+    relayed: bool = False
 
 
 def reach_gateway(
@@ -76,7 +80,7 @@ def reach_gateway(
         try:
             transport = transport_for(url, known)
             connection = transport.connect(url, Limits(), timeout)
-            welcome = _ask(connection, hello, Welcome, timeout, url)
+            welcome = ask(connection, hello, Welcome, timeout, url)
         except AccessRefused:
             raise
         except DjinnError as error:
@@ -99,14 +103,14 @@ def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: f
     ticket = gateway.welcome.ticket
     for url, transport in _direct_ways(gateway, tuple(transports)):
         try:
-            connection = transport.connect(url, Limits(), min(timeout, _DIRECT_SECONDS))
+            connection = transport.connect(url, Limits(), min(timeout, DIRECT_SECONDS))
             attached = attach(connection, ticket, timeout, url)
         except DjinnError as error:  # somebody else may listen there, as at the end of a tunnel
             fallbacks.append(given_up(url, error))
             continue
         return Dialled(connection, attached, url, tuple(fallbacks))
     attached = attach(gateway.connection, ticket, timeout, gateway.url)
-    return Dialled(gateway.connection, attached, gateway.url, tuple(fallbacks))
+    return Dialled(gateway.connection, attached, gateway.url, tuple(fallbacks), relayed=True)
 
 
 def attach(connection: Connection, ticket: str, timeout: float, url: str = "the executor") -> Attached:
@@ -116,7 +120,7 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
         TransportError: no proper answer within `timeout` seconds.
         AccessRefused: the executor said no.
     """
-    return _ask(connection, Attach(ticket, operators_digest()), Attached, timeout, url)
+    return ask(connection, Attach(ticket, operators_digest()), Attached, timeout, url)
 
 
 def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: float) -> Status:
@@ -129,7 +133,7 @@ def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: f
     """
     connection = transport_for(url, transports).connect(url, Limits(), timeout)
     try:
-        return _ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
+        return ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
     finally:
         connection.close()
 
@@ -143,7 +147,13 @@ def client_name() -> str:
     return f"{user}@{socket.gethostname()} process {os.getpid()}"[:256]
 
 
-def _ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
+def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
+    """The answer to a question; the connection is closed if there is none.
+
+    Raises:
+        TransportError: no proper answer within `timeout` seconds.
+        AccessRefused: whoever is there says no.
+    """
     try:
         answer = decode(_answer_to(connection, question, timeout).head)
         if isinstance(answer, Refused):

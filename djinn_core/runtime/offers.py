@@ -21,7 +21,7 @@ from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import HAVE_LIMIT, Had, Have, Offer, Recalled, TensorHeader, Upload, Want, encode
 from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
 
-CHUNK: Final = 64 << 20  # bytes of an upload that travel in one frame
+CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again if it is lost on the way
 OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
 COPY_BYTES: Final = 32 << 20  # a larger tensor is not copied: its upload waits for the answer
 HELD_BYTES: Final = 256 << 20  # copies that may wait for answers at a time

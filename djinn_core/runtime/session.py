@@ -11,6 +11,7 @@ import attrs
 import msgspec
 import torch
 
+from djinn_core.delivery.lasting import expire, own
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
 from djinn_core.interception.port import Answer, DescribedValue, Submission
@@ -189,7 +190,7 @@ class Session:
             synchronize=submit.synchronize,
         )
 
-    def upload(self, handle: int, source: torch.Tensor) -> None:
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
         """Send a CPU tensor; its memory is the caller's again when this returns.
 
         Raises:
@@ -197,6 +198,7 @@ class Session:
         """
         self._make_room(source.nbytes)
         self._uploads.upload(handle, source)
+        own(self.connection)
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`."""
@@ -489,6 +491,7 @@ class Session:
     def close(self) -> None:
         """End the session; the executor frees everything in it."""
         if not self.lost:
+            expire(self.connection)
             try:
                 self.send(Frame(encode(Goodbye())))
             except DjinnError as error:

@@ -20,6 +20,7 @@ from djinn_core.server.pool import Pool
 from djinn_core.server.relay import relay
 from djinn_core.server.tokens import Token
 from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
+from djinn_core.wire.resume_messages import Resume
 
 HELLO_SECONDS = 10.0
 _REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
@@ -84,7 +85,7 @@ class Admission:
         if attach is not None:
             self._relay(connection, attach, executor)
 
-    def _relay(self, connection: Connection, attach: Attach, executor: ExecutorProcess) -> None:
+    def _relay(self, connection: Connection, attach: Attach | Resume, executor: ExecutorProcess) -> None:
         url = executor.urls[0]
         try:
             inner = transport_for(url, self.transports).connect(url, Limits(), HELLO_SECONDS)
@@ -113,13 +114,13 @@ def _first_message(connection: Connection) -> AnyMessage | None:
     return None
 
 
-def _wish_for_relay(connection: Connection) -> Attach | None:
-    """The client's `Attach`, or None where it reached the executor by itself and hung up."""
+def _wish_for_relay(connection: Connection) -> Attach | Resume | None:
+    """The client's `Attach` or `Resume`, or None where it reached the executor by itself and hung up."""
     try:
         message = receive_message(connection, LIFETIME)
     except (TransportError, TimeoutError):
         return None
-    if not isinstance(message, Attach):
+    if not isinstance(message, Attach | Resume):
         raise ProtocolError(f"expected Attach, got {type(message).__name__}")
     return message
 

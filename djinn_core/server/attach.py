@@ -17,6 +17,7 @@ from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_messa
 from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import Join
+from djinn_core.wire.resume_messages import Resume
 
 ATTACH_SECONDS = 10.0
 _log = get_logger("djinn.server")
@@ -30,8 +31,10 @@ class Admitted:
     operators: str
 
 
-def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> Admitted | Guest | None:
+def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> Admitted | Guest | Resume | None:
     """Read a client's `Attach` or another executor's `Join`; None where it was refused, broken or never came.
+
+    A `Resume` is returned as it is: whether its secret is right only the session knows.
 
     Until then the connection may carry small messages only, afterwards frames of any usual size.
     """
@@ -48,6 +51,8 @@ def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> A
     except TransportError as error:
         _log.info("a connection ended before it attached", error=str(error))
         return None
+    if isinstance(message, Resume):
+        return message
     if isinstance(message, Join) and (guest := harbour.redeem(message.ticket)) is not None:
         return guest
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None

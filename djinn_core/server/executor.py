@@ -17,15 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import torch
 
 from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
+from djinn_core.delivery.lasting import expire
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transport
+from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location, transport_for
 from djinn_core.launch.orders import Failed, Ready, Sessions, Start
+from djinn_core.launch.securing import under_tls
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
@@ -36,10 +39,12 @@ from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, open_device
 from djinn_core.server.exchange import Guest, Harbour
 from djinn_core.server.greetings import complain, refuse, send_message
+from djinn_core.server.leases import LeasedConnection, Leases
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession, compile_on
 from djinn_core.server.store import WeightStore
 from djinn_core.wire.messages import Attached
+from djinn_core.wire.resume_messages import Resume
 
 SessionFactory = Callable[[DeviceRuntime, WeightStore | None, Harbour], Session]
 _log = logs.get_logger("djinn.server")
@@ -55,14 +60,20 @@ class Executor:
         tickets: TicketChecker,
         new: SessionFactory,
         store: WeightStore | None = None,
+        lease_seconds: float = 0.0,
+        tls: TlsOptions | None = None,
     ) -> None:
+        """`lease_seconds`: how long a session waits for a client whose connection broke. `tls`: for the network, if any."""
         self._device = device
         self._store = store
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
         self._roster = Roster()
-        self._harbour = Harbour(registry.transports)
+        self._lease_seconds = lease_seconds
+        self._leases = Leases()
+        self._network = registry.transports if tls is None else under_tls(registry.transports, tls)
+        self._harbour = Harbour(registry.transports, tls)
         self._listeners: list[Listener] = []
         self._accepting = True
 
@@ -75,9 +86,9 @@ class Executor:
         """
         urls = [f"unix://{directory}/executor.sock"]
         if host:
-            urls += [f"{t.schemes[0]}://{network_location(host, 0)}" for t in self._registry.transports if _direct(t)]
+            urls += [f"{t.schemes[0]}://{network_location(host, 0)}" for t in self._network if _direct(t)]
         for url in urls:
-            transport = transport_for(url, self._registry.transports)
+            transport = transport_for(url, (*self._registry.transports, *self._network))
             self._listeners.append(transport.listen(url, Limits(), self.serve))
         self._harbour.urls = tuple(listener.url for listener in self._listeners)
         return self._harbour.urls
@@ -90,21 +101,34 @@ class Executor:
         if isinstance(admitted, Guest):
             _serve_guest(admitted, connection)
             return
+        if isinstance(admitted, Resume):
+            self._leases.serve(connection, admitted)
+            return
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return
+        self._begin(connection, admitted)
+
+    def _begin(self, connection: Connection, admitted: Admitted) -> None:
+        """A session from its beginning to its end."""
         name = secrets.token_urlsafe(16)
+        leased = self._leases.lease(name, connection, self._lease_seconds) if self._lease_seconds else None
+        talk = leased or connection
         session = self._new_session(self._device.runtime, self._store, self._harbour)
         client = admitted.grant.client
         try:
-            with self._roster.enter(Entry(name, client, session)), _log_session(connection, name, client):
-                send_message(connection, self._attached(name, admitted))
-                session.serve(connection)
+            with self._roster.enter(Entry(name, client, session)), _log_session(talk, name, client):
+                send_message(connection, self._attached(name, admitted, leased))
+                session.serve(talk)
         finally:
+            self._leases.end(name)
             session.close()
 
-    def _attached(self, name: str, admitted: Admitted) -> Attached:
-        return attached(name, os.getpid(), self._device.info(), admitted.operators, recalls=self._store is not None)
+    def _attached(self, name: str, admitted: Admitted, leased: LeasedConnection | None) -> Attached:
+        said = attached(name, os.getpid(), self._device.info(), admitted.operators, recalls=self._store is not None)
+        if leased is None:
+            return said
+        return msgspec.structs.replace(said, lease=self._lease_seconds, secret=leased.secret)
 
     def sessions(self, number: int) -> Sessions:
         """What runs now."""
@@ -118,6 +142,7 @@ class Executor:
     def stop_accepting(self) -> None:
         """Let nobody in any more. Calling it again does nothing."""
         self._accepting = False
+        self._leases.expire()
         while self._listeners:
             self._listeners.pop().close()
 
@@ -153,14 +178,20 @@ def _log_session(connection: Connection, name: str, client: str) -> Iterator[Non
         yield
     except ProtocolError as error:
         log.warning("session broken off: the client does not follow the protocol", error=str(error))
-        complain(connection, str(error))
+        _part(connection, str(error))
     except TransportError as error:
         log.info("session ended with its connection", error=str(error))
     except Exception as error:
         log.exception("session ended by an error of the executor's own", error=repr(error))
-        complain(connection, f"the executor failed: {error!r}; its log has the details")
+        _part(connection, f"the executor failed: {error!r}; its log has the details")
     else:
         log.info("session ended")
+
+
+def _part(connection: Connection, reason: str) -> None:
+    """Say why a session ends, if its client is still there."""
+    expire(connection)
+    complain(connection, reason)
 
 
 def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int:
@@ -202,7 +233,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_registry(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     opened = open_device(registry.devices, device)
     begin_compiling(opened, registry, start.compilers)
-    return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start))
+    return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start), start.lease_seconds, _tls(start))
 
 
 def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]) -> None:
@@ -226,6 +257,13 @@ def _open_store(start: Start) -> WeightStore | None:
     if start.warm:
         store.lend(Path(file) for file in start.warm)
     return store
+
+
+def _tls(start: Start) -> TlsOptions | None:
+    if not start.tls_certificate:
+        return None
+    files = (start.tls_certificate, start.tls_key, start.tls_authority)
+    return TlsOptions(*(Path(file) if file else None for file in files))
 
 
 def _take_standard_input() -> int:

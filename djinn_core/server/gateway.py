@@ -12,13 +12,15 @@ from types import FrameType
 
 import attrs
 
+from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.config import Settings
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs.transports import Listener, Transport
+from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.securing import under_tls
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.role import become_server
@@ -51,6 +53,9 @@ class GatewayOptions:
         store, store_bytes: where weights are kept so that they need not travel again, and how many bytes; None: nowhere.
         warm: safetensors files whose tensors need not travel at all.
         compilers: as in the settings.
+        tls: the certificate to show, and whose certificates clients must show; None: no TLS.
+        pinned: whether clients know the certificate by its fingerprint, which the connection file then says.
+        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -71,6 +76,9 @@ class GatewayOptions:
     store_bytes: int = 0
     warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
+    tls: TlsOptions | None = None
+    pinned: bool = False
+    lease_seconds: float = 30.0
     executor_module: str = EXECUTOR_MODULE
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
@@ -95,6 +103,7 @@ class Serving:
     executors: tuple[ExecutorProcess, ...]
     connection_file: Path
     token_from: str
+    fingerprint: str = ""
 
 
 class Gateway:
@@ -121,11 +130,17 @@ class Gateway:
         executors = self._pool.wait_ready()
         urls = self._listen(transports, self._pool)
         path = self._options.connection_file or default_connection_file()
-        content = ConnectionFile(urls, self._token.value)
+        content = ConnectionFile(urls, self._token.value, self.fingerprint if self._options.pinned else "")
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
-        return Serving(urls, executors, path, self._token.origin)
+        return Serving(urls, executors, path, self._token.origin, self.fingerprint)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the certificate that is shown; empty where there is no TLS."""
+        tls = self._options.tls
+        return fingerprint_of_file(tls.certificate) if tls is not None and tls.certificate is not None else ""
 
     def close(self, drain_seconds: float) -> None:
         """Let nobody in any more, let sessions end for at most `drain_seconds`, then end the executors."""
@@ -145,7 +160,9 @@ class Gateway:
         return load_registry(selection, builtins=builtin_plugins(), kinds={"transports"}).transports
 
     def _listen(self, transports: tuple[Transport, ...], pool: Pool) -> tuple[str, ...]:
-        open_to_network = [t for t in transports if not t.capabilities.same_host]
+        tls = self._options.tls
+        usable = transports if tls is None else under_tls(transports, tls)
+        open_to_network = [t for t in usable if not t.capabilities.same_host]
         if not open_to_network:
             raise PluginError(
                 "there is no transport to listen with: install djinn-tcp or djinn-http; `djinn plugins` shows what is "
@@ -178,7 +195,9 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
         TransportError: an address cannot be bound.
     """
     token = find_token(options.token_file, os.environ)
-    check_exposure(options.host, token, options.plaintext_accepted)
+    check_exposure(options.host, token, options.tls is not None or options.plaintext_accepted)
+    if options.tls is not None:
+        server_context(options.tls)  # what is wrong with the certificate is said before anything starts
     become_server("gateway")
     gateway = Gateway(options, token)
     try:
@@ -236,6 +255,8 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             store_bytes=options.store_bytes,
             warm=options.warm,
             compilers=options.compilers,
+            tls=options.tls,
+            lease_seconds=options.lease_seconds,
             module=options.executor_module,
         )
         for device in devices or ("",)

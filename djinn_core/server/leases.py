@@ -79,15 +79,19 @@ class Leases:
         self._leased: dict[str, LeasedConnection] = {}
         self._lock = threading.Lock()
 
-    def add(self, session: str, connection: LeasedConnection) -> None:
-        """From now on the client may come back."""
+    def lease(self, session: str, connection: Connection, seconds: float) -> LeasedConnection:
+        """From now on the client of a session may come back within `seconds`; what the session talks over."""
+        leased = LeasedConnection(connection, seconds)
         with self._lock:
-            self._leased[session] = connection
+            self._leased[session] = leased
+        return leased
 
-    def remove(self, session: str) -> None:
-        """The session has ended."""
+    def end(self, session: str) -> None:
+        """A session has ended; its connection is closed."""
         with self._lock:
-            self._leased.pop(session, None)
+            leased = self._leased.pop(session, None)
+        if leased is not None:
+            leased.close()
 
     def serve(self, connection: Connection, asked: Resume) -> None:
         """Let a client go on over `connection`, until it is done with; a wrong secret is answered like no such session."""

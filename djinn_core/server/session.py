@@ -12,6 +12,7 @@ import attrs
 import msgspec
 import torch
 
+from djinn_core.delivery.lasting import own
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
@@ -219,6 +220,7 @@ class ExecutorSession:
         if known is not None:
             _bind(known, submit, work)
         waited = time.perf_counter()
+        own(connection)  # what was sent and not taken yet may be written now
         with self._turn:
             begun = time.perf_counter()
             run = self._run(known, work)

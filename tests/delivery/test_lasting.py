@@ -49,12 +49,11 @@ class Network:
     """Makes pairs of connections between one client and its leased session."""
 
     def __init__(self, seed: int, loses: float = 0.0, breaks: float = 0.0) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - not for secrecy
+        self._random = random.Random(seed)
         self._odds = loses, breaks
         self.leases = Leases()
         ours, theirs = self._pair()
-        self.server = LeasedConnection(theirs, 5.0)
-        self.leases.add("s", self.server)
+        self.server = self.leases.lease("s", theirs, 5.0)
         self.client = ResumingConnection(ours, self._dial, 5.0, "the server")
 
     def _pair(self) -> tuple[Connection, Connection]:
