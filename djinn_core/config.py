@@ -129,6 +129,9 @@ class Settings:
         servers: URLs of servers, which work as one; none and no connection file: an executor on this machine.
         token: what the servers ask for; never in a repr, a log or an error.
         connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
+        tls_authority: PEM file with the authorities that servers' certificates must come from; None: the machine's.
+        tls_fingerprints: certificates that servers may show, whoever signed them, as `sha256:...`.
+        tls_certificate, tls_key: PEM files to show to servers that ask clients for a certificate.
         executors: how many executors to start on this machine, where no server is named.
         executor: `process`, or `inline` to debug without a second process.
         device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
@@ -154,6 +157,10 @@ class Settings:
     servers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     token: str | None = attrs.field(default=None, converter=_secret, repr=False)
     connection_file: Path | None = attrs.field(default=None, converter=_path)
+    tls_authority: Path | None = attrs.field(default=None, converter=_path)
+    tls_fingerprints: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    tls_certificate: Path | None = attrs.field(default=None, converter=_path)
+    tls_key: Path | None = attrs.field(default=None, converter=_path)
     executors: int = attrs.field(default=1, converter=_count)
     executor: str = attrs.field(default="process", converter=_executor)
     device: str = attrs.field(default="", converter=_text)

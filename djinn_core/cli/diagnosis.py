@@ -167,7 +167,8 @@ def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[Se
     if servers is None:
         return ()
     timeout = min(settings.connect_timeout, PATIENCE)
-    return tuple(_ask_server(url, servers.token, transports, timeout) for url in servers.urls)
+    ways = servers.transports(transports)
+    return tuple(_ask_server(url, servers.token, ways, timeout) for url in servers.urls)
 
 
 def _ask_server(url: str, token: str, transports: Sequence[Transport], timeout: float) -> ServerRow:

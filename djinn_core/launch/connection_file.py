@@ -16,15 +16,16 @@ from djinn_core.logs import get_logger
 _log = get_logger("djinn.launch")
 
 
-class ConnectionFile(msgspec.Struct, frozen=True):
-    """What the file holds, as JSON."""
+class ConnectionFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the file holds, as JSON. `fingerprint`: the certificate that the server shows, where no authority signed it."""
 
     urls: tuple[str, ...]
     token: str
+    fingerprint: str = ""
 
     def __repr__(self) -> str:
         """Without the token."""
-        return f"ConnectionFile(urls={self.urls})"
+        return f"ConnectionFile(urls={self.urls}, fingerprint={self.fingerprint!r})"
 
 
 def write_connection_file(path: Path, content: ConnectionFile) -> None:

@@ -22,11 +22,12 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
     if servers is None:
         return {}
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
+    transports = servers.transports(registry.transports)
     answers: dict[str, Status | DjinnError] = {}
     seen: set[tuple[int, ...]] = set()
     for url in servers.urls:
         try:
-            status = ask_status(url, servers.token, registry.transports, settings.connect_timeout)
+            status = ask_status(url, servers.token, transports, settings.connect_timeout)
         except DjinnError as error:
             answers[url] = error
             continue

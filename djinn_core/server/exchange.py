@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
+from djinn_core.builtins.tls_contexts import fingerprint_of_file
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, transport_for
+from djinn_core.launch.securing import with_tls
 from djinn_core.logs import get_logger
 from djinn_core.server.cargo import Packed, room_for
 from djinn_core.wire.messages import decode, encode, expect
@@ -127,8 +129,11 @@ def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:
 class Harbour:
     """Where an executor process lets other executors in; shared by its sessions."""
 
-    def __init__(self, transports: Iterable[Transport] = ()) -> None:
-        self.transports = tuple(transports)
+    def __init__(self, transports: Iterable[Transport] = (), tls: TlsOptions | None = None) -> None:
+        """`tls`: the certificate that this executor shows, where it listens under TLS."""
+        self._transports = tuple(transports)
+        self._tls = tls or TlsOptions()
+        self._fingerprint = fingerprint_of_file(tls.certificate) if tls and tls.certificate else ""
         self.urls: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._open: dict[bytes, tuple[Guest, float]] = {}
@@ -139,7 +144,13 @@ class Harbour:
         with self._lock:
             self._open = {key: entry for key, entry in self._open.items() if entry[1] > now}
             self._open[_key(ticket)] = (Guest(inbox, source), now + JOIN_SECONDS)
-        return Invited(ticket, self.urls)
+        return Invited(ticket, self.urls, self._fingerprint)
+
+    def ways_to(self, fingerprint: str) -> tuple[Transport, ...]:
+        """The transports to another executor, which shows the certificate of that fingerprint if it speaks TLS."""
+        if not fingerprint:
+            return self._transports
+        return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> Guest | None:
         """Who may come in with this ticket; None where it is forged, used or too old."""
@@ -218,12 +229,13 @@ class Exchange:
         """Connect to another executor; the answer says why there is no connection, where there is none."""
         self.number = meet.me
         reasons: list[str] = []
+        ways = self._harbour.ways_to(meet.fingerprint)
         for url in meet.urls:
-            if not has_transport(url, self._harbour.transports):
+            if not has_transport(url, ways):
                 reasons.append(f"{url}: no transport")
                 continue
             try:
-                connection = transport_for(url, self._harbour.transports).connect(url, Limits(), DIAL_SECONDS)
+                connection = transport_for(url, ways).connect(url, Limits(), DIAL_SECONDS)
                 latency, bandwidth = _join(connection, meet.ticket)
             except (DjinnError, TimeoutError) as error:
                 reasons.append(f"{url}: {error}")

@@ -59,22 +59,27 @@ def _checked(value: str, origin: str) -> Token:
     return Token(value, origin)
 
 
-def check_exposure(host: str, token: Token, plaintext_accepted: bool) -> None:
+def check_exposure(host: str, token: Token, protected: bool) -> None:
     """Refuse to be reachable from other machines unless the operator took care of it.
 
+    Args:
+        host: where to listen.
+        token: what clients must show.
+        protected: whether there is TLS, or the operator accepts that everything travels unencrypted.
+
     Raises:
-        ConfigurationError: `host` is not a loopback address, and the token was not supplied or nobody accepted that
-            everything travels unencrypted. The message says what to do.
+        ConfigurationError: `host` is not a loopback address, and the token was not supplied or nothing is protected. The
+            message says what to do.
     """
     if is_loopback(host):
         return
     lacking = []
     if not token.supplied:
         lacking.append("a token of your own: --token-file FILE, or the variable DJINN_TOKEN")
-    if not plaintext_accepted:
+    if not protected:
         lacking.append(
-            "encryption, which this version does not bring: keep --host 127.0.0.1 and let clients come through "
-            "`ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network where nobody can listen in, add "
+            "encryption: --tls-cert FILE and --tls-key FILE, or --tls-self-signed; or keep --host 127.0.0.1 and let clients "
+            "come through `ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network where nobody can listen in, add "
             "--insecure-plaintext-on-network"
         )
     if lacking:

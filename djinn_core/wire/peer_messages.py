@@ -19,22 +19,27 @@ class Invite(Message, frozen=True):
 
 
 class Invited(Message, frozen=True):
-    """Answer to `Invite`: a one-time `ticket`, and where the executor listens."""
+    """Answer to `Invite`: a one-time `ticket`, and where the executor listens.
+
+    `fingerprint`: the certificate that it shows, where it speaks TLS.
+    """
 
     ticket: Secret
     urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+    fingerprint: Name = ""
 
 
 class Meet(Message, frozen=True):
     """Connect to the executor number `peer` at the first of `urls` that answers, with its `ticket`, and measure the link.
 
-    `me` is this executor's own number.
+    `me` is this executor's own number, `fingerprint` the certificate that the other one shows.
     """
 
     peer: Count
     me: Count
     ticket: Secret
     urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+    fingerprint: Name = ""
 
 
 class Met(Message, frozen=True):

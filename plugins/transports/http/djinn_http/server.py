@@ -38,8 +38,8 @@ _BACKLOG: Final = 128
 _PAUSE_SECONDS: Final = 0.1
 _SWEEP_SECONDS: Final = 1.0
 _START_SECONDS: Final = 10.0
-_HANDSHAKE_SECONDS: Final = 5.0
-_UNREAD_SECONDS: Final = 2.0  # for the rest of a request that was refused
+_HANDSHAKE_SECONDS: Final = 5
+_UNREAD_SECONDS: Final = 2  # for the rest of a request that was refused
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 # Further names by which clients, or a proxy that passes their names on, may call this server.
 HOSTS_VARIABLE: Final = "DJINN_HTTP_HOSTS"

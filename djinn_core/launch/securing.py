@@ -1,0 +1,18 @@
+"""Transports under TLS, beside the plain ones that plugins register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
+
+
+def under_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
+    """Those of `transports` that can move their frames under TLS, doing so."""
+    return tuple(transport.secured(tls) for transport in transports if isinstance(transport, SecurableTransport))
+
+
+def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
+    """All of `transports`, and under TLS those that can."""
+    plain = tuple(transports)
+    return (*plain, *under_tls(plain, tls))
