@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.ir.indexes import bind, bound_nodes, only_bound
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.replicas import with_replicas
 from djinn_core.logs import get_logger
@@ -28,9 +29,20 @@ def place(context: PlacementContext, policy: PlacementPolicy, fallback: Placemen
 
 
 def _checked(context: PlacementContext, policy: PlacementPolicy) -> Placement:
-    placement = policy.place(context)
+    placement = _decided(context, policy)
     check_placement(context, placement, title("placement policy", policy))
     return _with_replicas(context, placement) if context.plan.replicas else placement
+
+
+def _decided(context: PlacementContext, policy: PlacementPolicy) -> Placement:
+    """What the policy decides for tensors of index 0; those of other indexes are on the devices of these."""
+    graph, nodes, devices = context.graph, context.plan.nodes, [d.id for d in context.topology.devices]
+    bound = bound_nodes(graph, nodes)
+    if not bound:
+        return policy.place(context)
+    if len(bound) == len(nodes):
+        return only_bound(graph, nodes, bound, devices)
+    return bind(graph, policy.place(context), bound, devices)
 
 
 def _with_replicas(context: PlacementContext, placement: Placement) -> Placement:

@@ -8,6 +8,7 @@ from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.indexes import bound_nodes
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.profile import PatternMatch
 from djinn_core.ir.replicas import repeatable
@@ -65,7 +66,9 @@ def _decision_problem(context: PlacementContext, placement: Placement) -> str:
             return f"node {decision.node} is on {decision.device!r}; the devices are {sorted(devices)}"
         if not decision.reason:
             return f"node {decision.node} is placed without a reason"
-    random = {d.device for d in placement.decisions if context.graph.nodes[d.node].random}
+    drawing = [d for d in placement.decisions if context.graph.nodes[d.node].random]
+    bound = bound_nodes(context.graph, [d.node for d in drawing])  # each of these has a random state of its own
+    random = {d.device for d in drawing if d.node not in bound}
     if random and (home := context.resident.get(RANDOM_STATE)) is not None and random != {home}:
         return f"random ops run on {sorted(random)}, but the random state is on {home!r}"
     return f"random ops share one random state, but run on {sorted(random)}" if len(random) > 1 else ""

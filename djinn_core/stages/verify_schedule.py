@@ -18,7 +18,7 @@ from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import Node, storages_written
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
-from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, storage_of
+from djinn_core.ir.values import VIEW_BITS, storage_of
 from djinn_core.stages.ordering import orderings
 from djinn_core.stages.simulate import memory_peaks
 
@@ -100,6 +100,7 @@ class _Rehearsal:
         running = [context.graph.nodes[i] for i in context.plan.nodes]
         self.written = frozenset([storage for node in running for storage in storages_written(node)])
         self.expected = _expected_versions(running, self.replace, self.written)
+        self.drawing = _in_turn(running, self.placed)
         self.done: set[int] = set()
         self.actions: dict[type, Callable[[str, Any], None]] = {
             Upload: self._upload, Run: self._run, Send: self._send, Receive: self._receive, Free: self._free,
@@ -153,7 +154,7 @@ class _Rehearsal:
                     continue  # it is there, and nothing ever writes it
                 self._check_version(device, node, used)
             if node.writes or node.random:
-                self._write(node)
+                self._write(device, node)
             present.update(node.outputs)
             done.add(node_id)
 
@@ -173,8 +174,8 @@ class _Rehearsal:
         for value in node.outputs:
             self.machines[device].copies[value] = versions.get(storage_of(value), 0)
 
-    def _write(self, node: Node) -> None:
-        if node.random and self.versions[RANDOM_STATE] != self.expected[node.id, RANDOM_STATE]:
+    def _write(self, device: str, node: Node) -> None:
+        if node.random and self.drawing[device].pop(0) != node.id:
             raise _Broken(f"{node.op} (node {node.id}) takes its random numbers out of order")
         for storage in storages_written(node):  # a value that was replaced is never written
             self.versions[storage] += 1
@@ -221,8 +222,15 @@ def _expected_versions(
             for storage in (value >> VIEW_BITS, replace.get(value, value) >> VIEW_BITS):
                 if storage in written:
                     expected[node.id, storage] = versions[storage]
-        if node.random:
-            expected[node.id, RANDOM_STATE] = versions[RANDOM_STATE]
         for storage in storages_written(node) if node.writes or node.random else ():
             versions[storage] += 1
     return expected
+
+
+def _in_turn(running: Sequence[Node], placed: Mapping[int, str]) -> dict[str, list[int]]:
+    """By device the nodes that draw random numbers there, in program order: each device has a state of its own."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for node in running:
+        if node.random and node.id in placed:
+            found[placed[node.id]].append(node.id)
+    return found

@@ -1,0 +1,59 @@
+"""Logical devices that are bound to one executor: index 0 is the whole pool, index k the k-th device.
+
+Tensors of different indexes share no memory, and an op makes and writes tensors of one index only. So the nodes and values
+of an index can be put on its device whatever was decided for those of index 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.placement import Placement, PlacementDecision
+
+POOL = 0  # the index whose placement is decided by policies
+
+
+def index_of_node(graph: Graph, node: Node) -> int:
+    """The logical device on which a node makes and writes; where it does neither, the one that it looks at."""
+    for values in (node.outputs, node.writes, node.inputs):
+        if values:
+            return graph.meta(values[0]).device
+    return POOL
+
+
+def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
+    """Index by node, for those that are bound to a device."""
+    every = graph.nodes
+    if not any(graph.meta(v).device for v in _values(graph, nodes)):
+        return {}
+    found = {node: index_of_node(graph, every[node]) for node in nodes}
+    return {node: index for node, index in found.items() if index != POOL}
+
+
+def bind(graph: Graph, placement: Placement, bound: Mapping[int, int], devices: Sequence[str]) -> Placement:
+    """The placement with nodes and values of bound indexes on their devices; the k-th of `devices` is that of index k."""
+    decisions = tuple([
+        PlacementDecision(d.node, devices[bound[d.node] - 1], f"its tensors are on index {bound[d.node]}")
+        if d.node in bound else d
+        for d in placement.decisions
+    ])  # fmt: skip
+    indexes = {value: graph.meta(value).device for value in placement.values}
+    values = {v: devices[indexes[v] - 1] if indexes[v] else home for v, home in placement.values.items()}
+    copies = {v: tuple(d for d in kept if d != values[v]) for v, kept in placement.copies.items()}
+    copies = {v: kept for v, kept in copies.items() if kept}
+    return attrs.evolve(placement, decisions=decisions, values=values, copies=copies)
+
+
+def only_bound(graph: Graph, nodes: Sequence[int], bound: Mapping[int, int], devices: Sequence[str]) -> Placement:
+    """The placement of a program of which every node is bound: there is nothing to decide."""
+    decisions = tuple(PlacementDecision(node, "", "") for node in nodes)
+    values = dict.fromkeys(_values(graph, nodes), devices[0])
+    return bind(graph, Placement(decisions, values, "the indexes of its tensors"), bound, devices)
+
+
+def _values(graph: Graph, nodes: Sequence[int]) -> list[int]:
+    every = graph.nodes
+    return [*graph.inputs, *(value for node in nodes for value in every[node].outputs)]
