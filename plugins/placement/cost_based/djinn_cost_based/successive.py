@@ -1,0 +1,106 @@
+"""Inputs that follow each other: each device takes whole ones in turn, or a part of the program for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from djinn_cost_based.listing import RUNS, Listed
+from djinn_cost_based.options import PAYS, Option, Options, shown
+from djinn_cost_based.parts import stages
+
+LEAST: Final = 2  # devices, for anything to be divided
+
+
+@attrs.frozen(eq=False)
+class Rate:
+    """A placement for successive inputs, and after how many seconds it is ready for the next one."""
+
+    option: Option
+    interval: float
+
+
+def for_successive(options: Options) -> Option | None:
+    """What takes in successive inputs the fastest; None where no hint says that they come, or nothing gains by it."""
+    wanted = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
+    if min(wanted, len(options.devices)) < LEAST:
+        return None
+    alone = min((math.fsum(u.seconds[row] for u in options.work.units) for row in _rows(options)), default=0.0)
+    offered = [rate for rate in (_in_turns(options, wanted), _in_stages(options, wanted)) if rate is not None]
+    best = min(offered, key=lambda rate: rate.interval, default=None)
+    if best is None or best.interval > PAYS * alone:
+        return None
+    others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in offered if r is not best)
+    told = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"
+    why = best.option.why
+    return attrs.evolve(best.option, why=lambda index: why(index) + told)
+
+
+def _named(rate: Rate) -> str:
+    return f"in {len(rate.option.listed.devices)} stages" if len(rate.option.listed.devices) > 1 else "in turns"
+
+
+def _rows(options: Options) -> set[int]:
+    return {options.hardware.row_of[device.id] for device in options.devices}
+
+
+def _in_turns(options: Options, wanted: int) -> Rate | None:
+    """All of it on the device whose turn it is; among devices of the make of the one that has the weights."""
+    turn = options.context.stream.turn
+    row_of, work = options.hardware.row_of, options.work
+    main = options.main()
+    if turn not in row_of or row_of[turn] != row_of[main]:
+        return None
+    alike = [d.id for d in options.devices if row_of[d.id] == row_of[main]]
+    count = min(wanted, len(alike))
+    listed = options.listed(lambda *_: [turn])
+    if count < LEAST or listed is None or listed.devices != (turn,):
+        return None
+    took = math.fsum(unit.seconds[row_of[turn]] for unit in work.units)
+    if _copying(options, main, alike) / RUNS > took * (1 - 1 / count):
+        return None
+    why = f"the turn of this device: each of {count} takes a whole input, with weights of its own"
+    return Rate(Option(listed, lambda _: why), took / count)
+
+
+def _copying(options: Options, main: str, alike: Sequence[str]) -> float:
+    """Seconds until all devices that take turns have all weights."""
+    work, missing = options.work, 0.0
+    for device in alike:
+        for storage in work.weights:
+            home = work.homes.get(storage, main)
+            if home != device and device not in options.copies.get(storage, ()):
+                missing += options.hardware.seconds(home, device, work.sizes[storage])
+    return missing
+
+
+def _in_stages(options: Options, wanted: int) -> Rate | None:
+    """Stretches of equal time, one a device, on those that have most of the inputs."""
+    devices = options.holding_most(wanted)
+    where = stages(options.work, devices)
+    listed = options.listed(lambda index, *_: [where[index]])
+    if listed is None:
+        return None
+    took = Counter[str]()
+    for unit, device in zip(options.work.units, listed.where, strict=True):
+        took[device] += unit.seconds[options.hardware.row_of[device]]  # type: ignore[assignment] # floats add up as well
+    if len(took) < LEAST:
+        return None
+    told = {d: f"stage {n} of {len(devices)} for successive inputs, {shown(took[d])}" for n, d in enumerate(devices, 1)}
+    option = Option(listed, lambda index: told.get(listed.where[index], "what it writes lives there"))
+    return Rate(option, max(*took.values(), _travelling(options, listed)))
+
+
+def _travelling(options: Options, listed: Listed) -> float:
+    """Seconds in which links are busy with what one input sends from stage to stage, the busiest one."""
+    busy = Counter[tuple[str, str]]()
+    for unit, device in zip(options.work.units, listed.where, strict=True):
+        for maker, size in unit.needs.items():
+            source = listed.where[maker]
+            if source != device:
+                busy[source, device] += options.hardware.seconds(source, device, size)  # type: ignore[assignment]
+    return max(busy.values(), default=0.0)
