@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -17,10 +18,12 @@ from djinn_core.interception.recording.site import user_site
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.program import Call, Slot
-from djinn_core.ir.values import tensor_meta
+from djinn_core.ir.values import TensorMeta, tensor_meta
 from djinn_core.torch_private import schema_of
 
-_UNKNOWN = tensor_meta((), (), 0, torch.uint8)
+
+def _unknown(operands: Sequence[LazyTensor]) -> TensorMeta:
+    return tensor_meta((), (), 0, torch.uint8, operands[0].remote.meta.device if operands else 0)
 
 
 @attrs.frozen
@@ -48,7 +51,7 @@ def ask_executor(
         recorder.touch(operand.remote.storage)
     for index in call.writes:
         recorder.claim(operands[index].remote.storage)
-    values = [Value(Storage(0, recorder), _UNKNOWN) for _ in range(call.new_count)]
+    values = [Value(Storage(0, recorder), _unknown(operands)) for _ in range(call.new_count)]
     handles = (*(o.remote.handle for o in operands), *(v.handle for v in values))
     module = recorder.module
     if module is None and recorder.differentiating:
@@ -60,12 +63,21 @@ def ask_executor(
     made = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
     answer = recorder.ask(Ask(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ()))
+    if operands and (index := operands[0].remote.meta.device):
+        answer = attrs.evolve(answer, described=tuple(_on(index, d) for d in answer.described))
     for tensor, described in zip(written, answer.described[len(made) :], strict=True):
         _follow(tensor, described)
     results = _results(call, operands, values, answer)
     if watcher is not None:
         watcher.after(entry, operands, results if isinstance(results, tuple) else (results,))
     return Asked(results, _known_call(call, answer))
+
+
+def _on(index: int, described: DescribedValue) -> DescribedValue:
+    """What an executor said of a value, for the logical device on which the client has it."""
+    meta = described.meta
+    moved = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
+    return attrs.evolve(described, meta=moved)
 
 
 def _known_call(call: Call, answer: Answer) -> Call:
@@ -93,7 +105,7 @@ def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opera
     return Call(
         signature=signature,
         operands=metas,
-        results=tuple(_UNKNOWN for _ in returns),
+        results=(_unknown(operands),) * len(returns),
         aliases=(-1,) * len(returns),
         inplace=inplace,
         writes=written,

@@ -7,16 +7,18 @@ program. A call seen before costs no shape inference, no analysis and no message
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from djinn_core.interception.ask import ask_executor
-from djinn_core.interception.device.known_generators import operand_of
+from djinn_core.interception.device.known_generators import bound_states, operand_of
 from djinn_core.interception.inference.changing_floats import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.inference.doubts import forget_taken
 from djinn_core.interception.inference.growing import foretell, learn_example
+from djinn_core.interception.inference.indexes import check_one_index, index_of_call, leaves_index_open
 from djinn_core.interception.inference.infer import (
     Refused,
     UnknownResult,
@@ -28,11 +30,12 @@ from djinn_core.interception.inference.infer import (
     written_tensors,
 )
 from djinn_core.interception.inference.refused import settle
-from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS
+from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS, is_random
 from djinn_core.interception.inference.writes import check_overlap
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.mixed import CpuOperand, upload_operands
+from djinn_core.interception.ops.own_calls import own_call
 from djinn_core.interception.port import port
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.module_calls import at_node
@@ -41,6 +44,7 @@ from djinn_core.interception.recording.site import user_site
 from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, is_remote, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
 from djinn_core.ir.program import Call, Slot
 from djinn_core.torch_private import CGenerator, schema_of
 
@@ -51,6 +55,8 @@ CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 # With the numbers among the arguments, which the key tells; None where it does not, and they are gathered each time. No
 # call where all that it does is to return its operand once more.
 _calls: dict[tuple[Any, ...], tuple[Call | None, tuple[Slot, ...] | None]] = {}
+# Of these, random ones of indexes that are bound to a device; `_calls` has None for them.
+_drawing: dict[tuple[Any, ...], Call] = {}
 _handlers: dict[int, Handler] = {}
 _LIST = object()
 
@@ -96,7 +102,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _record_unknown(func, args, kwargs, key, operands)
     call, slots = known
     if call is None:
-        return _again(operands[0])
+        drawing = _drawing.get(tuple(key)) if _drawing else None
+        return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
     return append(call, operands, slots_of(args, kwargs) if slots is None else slots, 1)
 
 
@@ -118,6 +125,7 @@ def _record_unknown(
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
         return make_elsewhere(func, args, kwargs)
     slots = slots_of(args, kwargs)
+    check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
         return port.fallback.compute(func, args, kwargs)
     call = foretell(func, args, kwargs, operands)
@@ -144,6 +152,12 @@ def _record_unknown(
     if _changes_nothing(func, call):
         _remember(tuple(key), None, ())
         return _again(operands[0])
+    if call.random and index_of_call(call):
+        _remember(tuple(key), None, ())
+        _drawing[tuple(key)] = call
+        return _draw(call, operands, slots)
+    if leaves_index_open(kwargs):
+        return append(call, operands, slots)
     fixed = None if _holds_numbers_in_tensors((args, *kwargs.values())) else slots
     _remember(tuple(key), call, fixed)
     if func in TAKE_ANY_FLOAT:
@@ -159,12 +173,34 @@ def _ask(
     operands: list[LazyTensor],
     slots: tuple[Slot, ...],
 ) -> Any:
+    device = operands[0].remote.meta.device if operands else 0
+    if is_random(func) and device:
+        with _own_random_state(device):
+            return ask_executor(func, args, kwargs, operands, slots).results
     asked = ask_executor(func, args, kwargs, operands, slots)
     if func in KERNEL_DECIDES:
         _remember(tuple(key), asked.call, None)
     elif func in WITH_STATISTICS:
         learn_dtypes(asked.call)
     return asked.results
+
+
+def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
+    """Append a random op of an index that is bound to a device: it draws from the random state of that index."""
+    with _own_random_state(index_of_call(call)):
+        return append(call, operands, slots)
+
+
+@contextmanager
+def _own_random_state(index: int) -> Iterator[None]:
+    """What is recorded inside the block finds an index's random state in the place of the session's."""
+    state = bound_states[0](index)
+    exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
+    append(exchange, [state], ())
+    try:
+        yield
+    finally:
+        append(exchange, [state], ())
 
 
 def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
@@ -253,11 +289,12 @@ def _remember(key: tuple[Any, ...], call: Call | None, slots: tuple[Slot, ...] |
 def forget_calls() -> None:
     """Find out anew what calls return, and whether the executor can do them."""
     _calls.clear()
+    _drawing.clear()
 
 
 def forget_what_was_learnt() -> None:
     """What calls return was found with the devices of a session that has ended; others may lay results out otherwise."""
-    _calls.clear()
+    forget_calls()
     forget_signatures()
     forget_taken()
 

@@ -86,8 +86,8 @@ class Runtime(Protocol):
     def round_trip_seconds(self) -> float | None:
         """What a message takes to the executor and back, beside the executor's own time; None where it is not known yet."""
 
-    def upload(self, handle: int, source: torch.Tensor) -> None:
-        """Make `source` (a CPU tensor) the value `handle`; `source` is the caller's again when this returns."""
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
+        """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards."""
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """These CPU tensors will be uploaded next, one after the other, and are not written before; none: that is over.
@@ -95,8 +95,8 @@ class Runtime(Protocol):
         Their memory is held until then.
         """
 
-    def figures(self, *, reset_peak: bool = False) -> Mapping[str, int]:
-        """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.
+    def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
+        """Counts and bytes of a logical device for this session; one round trip. Whoever calls holds the recorders' lock.
 
         Raises:
             SessionLost: the remote state is gone.
@@ -117,12 +117,16 @@ class Fallback(Protocol):
 
 @attrs.define
 class Port:
-    """Where interception finds the runtime, the limits, and who else wants to know of programs."""
+    """Where interception finds the runtime, the limits, and who else wants to know of programs.
+
+    How many logical devices there are may be known only when the session is open (`counts_when_open`).
+    """
 
     start: Callable[[], Runtime] | None = None
     is_open: Callable[[], bool] = lambda: False
     device_count: Callable[[], int] = lambda: 1
-    describe: Callable[[], tuple[str, DeviceInfo]] = lambda: ("", DeviceInfo("", ""))
+    counts_when_open: Callable[[], bool] = lambda: False
+    describe: Callable[[int], tuple[str, DeviceInfo]] = lambda _: ("", DeviceInfo("", ""))
     checkpoint_instructions: int = 4096
     sessions_ended: int = 0
     whole_programs: int = 0  # how many want to see programs that are not sent in pieces

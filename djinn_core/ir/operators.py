@@ -19,6 +19,7 @@ from djinn_core.errors import UnsupportedOperation
 MANUAL_SEED = "djinn::manual_seed"
 GET_RANDOM_STATE = "djinn::get_random_state"
 SET_RANDOM_STATE = "djinn::set_random_state"
+EXCHANGE_RANDOM_STATE = "djinn::exchange_random_state"
 SEEDED_GENERATOR = "djinn::seeded_generator"
 RESTORED_GENERATOR = "djinn::restored_generator"
 GENERATOR_STATE = "djinn::generator_state"
@@ -29,6 +30,7 @@ OWN_OPERATORS = frozenset({
     MANUAL_SEED,
     GET_RANDOM_STATE,
     SET_RANDOM_STATE,
+    EXCHANGE_RANDOM_STATE,
     SEEDED_GENERATOR,
     RESTORED_GENERATOR,
     GENERATOR_STATE,

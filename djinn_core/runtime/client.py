@@ -34,7 +34,7 @@ from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.pipeline import tolerate_growth
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
-from djinn_core.runtime.connect import Opened, open_connections, start_executors
+from djinn_core.runtime.connect import Opened, find_servers, open_connections, start_executors
 from djinn_core.runtime.earlier import EarlierPrograms
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
@@ -317,10 +317,24 @@ def observed_by(observer: Observer) -> Iterator[None]:
         yield
 
 
-def _described() -> tuple[str, DeviceInfo]:
-    """The open session's name, and its device; of several the first, with the memory of all."""
+def _device_count() -> int:
+    """How many logical devices there are: all executors as one, and each of several by itself."""
+    settings = _state.settings
+    embedded = settings is not None and settings.executor == "process" and find_servers(settings) is None
+    several = len(_state.opened) or (settings.executors if embedded and settings is not None else 1)
+    return 1 + several if several > 1 else 1
+
+
+def _counts_when_open() -> bool:
+    return not is_initialized() and find_servers(settings()) is not None
+
+
+def _described(index: int) -> tuple[str, DeviceInfo]:
+    """The open session's name, and the device of an index; of all executors the first, with the memory of all."""
     assert _state.opened
     infos = [one.attached.device for one in _state.opened]
+    if index:
+        return session_name(), infos[index - 1]
     memory, free = sum(i.memory for i in infos), sum(i.memory_free for i in infos)
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
 
@@ -443,5 +457,6 @@ def attach() -> None:
     port.start = _runtime
     port.is_open = is_initialized
     port.describe = _described
+    port.device_count, port.counts_when_open = _device_count, _counts_when_open
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(_at_exit)

@@ -11,6 +11,7 @@ import torch
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.operators import (
     ELAPSED_TIME,
+    EXCHANGE_RANDOM_STATE,
     GENERATOR_STATE,
     GET_RANDOM_STATE,
     HAS_PASSED,
@@ -32,6 +33,7 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
         MANUAL_SEED: randomness.manual_seed,
         GET_RANDOM_STATE: randomness.get_state,
         SET_RANDOM_STATE: randomness.set_state,
+        EXCHANGE_RANDOM_STATE: randomness.exchange,
         SEEDED_GENERATOR: lambda seed: runtime.generator().manual_seed(seed),
         RESTORED_GENERATOR: lambda state: runtime.generator().set_state(state.cpu()),
         GENERATOR_STATE: _generator_state,

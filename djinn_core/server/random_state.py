@@ -49,6 +49,12 @@ class DeviceRandomness:
         """Go on from `state`."""
         self._generator.set_state(state.cpu())
 
+    def exchange(self, other: torch.Generator) -> None:
+        """Go on from where `other` is, and leave the present state there."""
+        before = self._generator.get_state()
+        self._generator.set_state(other.get_state())
+        other.set_state(before)
+
 
 class SessionRandomness:
     """A session's random state while another session's is in the generator."""

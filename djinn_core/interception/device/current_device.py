@@ -52,7 +52,12 @@ def existing_index(device: torch.device) -> int:
     """
     given: int | None = device.index
     index = current_device() if given is None else given
+    if index == 0:
+        return index
     count = port.device_count()
-    if not 0 <= index < count:
+    if index >= count and port.counts_when_open():
+        port.runtime()  # servers say how many devices they have
+        count = port.device_count()
+    if not 0 < index < count:
         raise RuntimeError(f"there is no {device.type}:{index}; torch.{device.type}.device_count() is {count}")
     return index

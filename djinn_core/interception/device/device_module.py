@@ -11,7 +11,8 @@ import torch
 from djinn_core.interception import sync
 from djinn_core.interception.device import memory, properties, random_state, streams
 from djinn_core.interception.device.current_device import current_device, index_of, set_current_device
-from djinn_core.interception.device.generators import DefaultGenerator
+from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
+from djinn_core.interception.device.known_generators import bound_states
 from djinn_core.interception.device.random_forks import keeping
 from djinn_core.interception.port import port
 from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, logical_device
@@ -39,18 +40,33 @@ class device_of(device):  # noqa: N801 - PyTorch calls it so
         super().__init__(obj.device if isinstance(obj, LazyTensor) else None)
 
 
-_defaults: dict[int, DefaultGenerator] = {}
+AnyDefault = DefaultGenerator | BoundDefaultGenerator
+_defaults: dict[int, AnyDefault] = {}
+_seeds: list[int] = []  # the last that was meant for all indexes, also for those that were not known then
 
 
-def default_generator(device: Any = None) -> DefaultGenerator:
+def default_generator(device: Any = None) -> AnyDefault:
     """The generator that stands for the random state that ops use when they are given none."""
     index = index_of(device)
     if index not in _defaults:
-        _defaults[index] = DefaultGenerator(logical_device(index))
+        made = BoundDefaultGenerator(logical_device(index)) if index else DefaultGenerator(logical_device(index))
+        if index and _seeds:
+            made.manual_seed(_seeds[-1])
+        _defaults[index] = made
     return _defaults[index]
 
 
-def default_generators() -> tuple[DefaultGenerator, ...]:
+def bound_state(index: int) -> LazyTensor:
+    """The value that holds the random state of an index that is bound to one device."""
+    state = default_generator(index).operand()
+    assert state is not None
+    return state
+
+
+bound_states.append(bound_state)
+
+
+def default_generators() -> tuple[AnyDefault, ...]:
     """The default generators of all indexes."""
     return tuple(default_generator(i) for i in range(device_count()))
 
@@ -62,6 +78,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Start the random state of every index from `seed`."""
+    _seeds[:] = [seed]
     for generator in default_generators():
         generator.manual_seed(seed)
 
@@ -84,7 +101,9 @@ def initial_seed() -> int:
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """The random state, as a CPU tensor of bytes; one round trip."""
     generator = default_generator(device)
-    return random_state.keep_state() if keeping.active else generator.get_state()
+    if not keeping.active:
+        return generator.get_state()
+    return generator.keep_state() if isinstance(generator, BoundDefaultGenerator) else random_state.keep_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -96,7 +115,10 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Go on from `new_state`."""
     generator = default_generator(device)
     if isinstance(new_state, LazyTensor):
-        random_state.set_state(new_state)
+        if isinstance(generator, BoundDefaultGenerator):
+            generator.go_on_from(new_state)
+        else:
+            random_state.set_state(new_state)
     else:
         generator.set_state(new_state)
 
@@ -162,7 +184,7 @@ class DeviceModule(ModuleType):
     """`torch.remote_accelerator`."""
 
     @property
-    def default_generators(self) -> tuple[DefaultGenerator, ...]:
+    def default_generators(self) -> tuple[AnyDefault, ...]:
         """The default generators of all indexes."""
         return default_generators()
 

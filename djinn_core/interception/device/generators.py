@@ -10,6 +10,7 @@ import torch
 from djinn_core.interception.device import random_state
 from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.known_generators import known
+from djinn_core.interception.port import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.stand_ins import stand_in
 from djinn_core.torch_private import CGenerator, generator_key, move_generator
@@ -50,7 +51,7 @@ class RemoteGenerator(CGenerator):
             if self._value is None:
                 seeded = isinstance(self._origin, int)
                 make: Any = random_state.seeded_generator if seeded else random_state.restored_generator
-                self._value = make(self._origin)
+                self._value = make(self._origin, self._device.index)
             return self._value
 
     def _restart(self, origin: int | torch.Tensor) -> None:
@@ -125,6 +126,33 @@ class DefaultGenerator(RemoteGenerator):
     def clone_state(self) -> RemoteGenerator:
         """A generator of its own that goes on from the present state; one round trip."""
         return RemoteGenerator(self.device).set_state(self.get_state())
+
+
+class BoundDefaultGenerator(RemoteGenerator):
+    """The generator that stands for the state that ops of an index bound to one device use when they are given none.
+
+    That state is a value, as those of other generators are: ops of such an index draw with it in the place of the state
+    that the executor's session has. It starts anew with each session.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._sessions = port.sessions_ended
+
+    def _present(self) -> LazyTensor:
+        if self._sessions != port.sessions_ended:
+            self._sessions = port.sessions_ended
+            self._restart(CGenerator.initial_seed(self))
+        return super()._present()
+
+    def keep_state(self) -> LazyTensor:
+        """Record a copy of the state that stays on the executor."""
+        return random_state.keep_generator_state(self._present())
+
+    def go_on_from(self, state: LazyTensor) -> None:
+        """Go on from a kept state."""
+        with self._lock:
+            self._value = random_state.restored_generator(state, self._device.index)
 
 
 def note_state(generator: CGenerator, state: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -17,6 +18,8 @@ class Known(Protocol):
 
 
 known: WeakValueDictionary[int, Known] = WeakValueDictionary()
+# The value that holds the random state of an index that is bound to one device. Set by `device_module`.
+bound_states: list[Callable[[int], LazyTensor]] = []
 
 
 def operand_of(generator: CGenerator) -> LazyTensor | None:

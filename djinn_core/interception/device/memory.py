@@ -17,19 +17,19 @@ from djinn_core.interception.recording.recorder import current, recorders
 _NOTHING: Mapping[str, int] = {}
 
 
-def figures(*, reset_peak: bool = False) -> Mapping[str, int]:
-    """The executor's counts and bytes for this session, when it has done what was recorded so far.
+def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
+    """Counts and bytes of a logical device for this session, when it has done what was recorded so far.
 
     The executor starts to count the peak anew where `reset_peak` says so.
     """
-    return current().figures(reset_peak=reset_peak)
+    return current().figures(reset_peak=reset_peak, device=device)
 
 
 def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
     """`figures` of a device; nothing where nothing has used it, so that asking starts no server."""
-    index_of(device)
+    index = index_of(device)
     used = port.is_open() or any(recorder.entries for recorder in recorders())
-    return figures(reset_peak=reset_peak) if used else _NOTHING
+    return figures(reset_peak=reset_peak, device=index) if used else _NOTHING
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -68,8 +68,7 @@ def reset_accumulated_memory_stats(device: Any = None) -> None:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Bytes of the physical device that are free, and all that it has."""
-    index_of(device)
-    found = figures()
+    found = figures(device=index_of(device))
     return found.get("device_free", 0), found.get("device_total", 0)
 
 

@@ -29,18 +29,19 @@ class DeviceProperties:
     minor: int
 
 
-_known: dict[str, DeviceProperties] = {}  # by session
+_known: dict[tuple[str, int], DeviceProperties] = {}  # by session and index
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """The properties of the physical device; starts the session, and asks once for each."""
-    index_of(device)
+    index = index_of(device)
     port.runtime()
-    session, info = port.describe()
-    if session not in _known:
-        found = figures()
-        _known.clear()
-        _known[session] = DeviceProperties(
+    session, info = port.describe(index)
+    if (session, index) not in _known:
+        found = figures(device=index)
+        for key in [key for key in _known if key[0] != session]:
+            del _known[key]
+        _known[session, index] = DeviceProperties(
             name=info.name or info.id,
             kind=info.kind,
             total_memory=info.memory or found.get("device_total", 0),
@@ -48,7 +49,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
             major=found.get("major", 0),
             minor=found.get("minor", 0),
         )
-    return _known[session]
+    return _known[session, index]
 
 
 def get_device_name(device: Any = None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from djinn_core.interception.dispatch import append
-from djinn_core.interception.ops.own_calls import OPAQUE, own_call
+from djinn_core.interception.ops.own_calls import own_call
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy
@@ -24,8 +24,6 @@ from djinn_core.ir.operators import (
 
 _SEED = own_call(MANUAL_SEED, (), 1, makes=False)
 _GET = own_call(GET_RANDOM_STATE, ())
-_SEEDED = own_call(SEEDED_GENERATOR, (), 1)
-_STATE = own_call(GENERATOR_STATE, (OPAQUE,))
 
 
 def manual_seed(seed: int) -> None:
@@ -49,26 +47,33 @@ def set_state(state: torch.Tensor) -> None:
     append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], ())
 
 
-def seeded_generator(seed: int) -> LazyTensor:
-    """Record a new generator that starts from `seed`; its value."""
-    return append(_SEEDED, [], (_unsigned(seed),))  # type: ignore[no-any-return]
+def seeded_generator(seed: int, device: int) -> LazyTensor:
+    """Record a new generator of a logical device that starts from `seed`; its value."""
+    return append(own_call(SEEDED_GENERATOR, (), 1, device=device), [], (_unsigned(seed),))  # type: ignore[no-any-return]
 
 
-def restored_generator(state: torch.Tensor) -> LazyTensor:
-    """Record a new generator that goes on from `state`, a CPU tensor of bytes; its value."""
-    remote = upload_copy(state)
-    return append(own_call(RESTORED_GENERATOR, (remote.remote.meta,)), [remote], ())  # type: ignore[no-any-return]
+def restored_generator(state: torch.Tensor, device: int) -> LazyTensor:
+    """Record a new generator that goes on from `state`, a CPU tensor of bytes or a kept state; its value."""
+    remote = state if isinstance(state, LazyTensor) else upload_copy(state, device)
+    call = own_call(RESTORED_GENERATOR, (remote.remote.meta,), device=device)
+    return append(call, [remote], ())  # type: ignore[no-any-return]
 
 
 def copied_generator(generator: LazyTensor) -> LazyTensor:
     """Record a new generator that goes on from the present state of another; its value."""
-    state = append(_STATE, [generator], ())
-    return append(own_call(RESTORED_GENERATOR, (OPAQUE,)), [state], ())  # type: ignore[no-any-return]
+    return restored_generator(keep_generator_state(generator), generator.remote.meta.device)
+
+
+def keep_generator_state(generator: LazyTensor) -> LazyTensor:
+    """Record a copy of the present state of a generator that stays on the executor."""
+    meta = generator.remote.meta
+    call = own_call(GENERATOR_STATE, (meta,), device=meta.device)
+    return append(call, [generator], ())  # type: ignore[no-any-return]
 
 
 def generator_state(generator: LazyTensor) -> torch.Tensor:
     """The present state of a generator, as a CPU tensor of bytes; one round trip."""
-    return fetch(append(_STATE, [generator], ()))
+    return fetch(keep_generator_state(generator))
 
 
 def _unsigned(seed: int) -> int:

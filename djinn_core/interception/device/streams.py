@@ -17,16 +17,13 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception import sync
 from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.dispatch import append, handles
-from djinn_core.interception.ops.own_calls import OPAQUE, own_call
+from djinn_core.interception.ops.own_calls import own_call
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote, logical_device
 from djinn_core.interception.tensors.stand_ins import stand_in
 from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK
 from djinn_core.torch_private import CEvent, CStream, is_own_type, own_stream
 
-_MARK = own_call(MARK, ())
-_PASSED = own_call(HAS_PASSED, (OPAQUE,))
-_ELAPSED = own_call(ELAPSED_TIME, (OPAQUE, OPAQUE))
 _numbers = itertools.count(1)
 
 
@@ -105,7 +102,9 @@ class RemoteEvent(CEvent):
 
     def record(self, stream: Any = None) -> None:
         """Put the mark here; it moves when it is recorded again."""
-        self.mark = append(_MARK, [], ())
+        if isinstance(stream, RemoteStream):
+            self._index = stream.device_index
+        self.mark = append(own_call(MARK, (), device=self._index), [], ())
 
     def wait(self, stream: Any = None) -> None:
         """What is recorded from now on comes after the mark, also where another thread has recorded that."""
@@ -114,24 +113,26 @@ class RemoteEvent(CEvent):
 
     def query(self) -> bool:
         """Whether the mark is passed; one round trip. An event that was never recorded is."""
-        return self.mark is None or bool(sync.fetch(append(_PASSED, [self.mark], ())).item())
+        return self.mark is None or bool(sync.fetch(_asked(HAS_PASSED, self.mark)).item())
 
     def synchronize(self) -> None:
         """Wait until the mark is passed; one round trip."""
         if self.mark is not None:
-            sync.fetch(append(_ELAPSED, [self.mark, self.mark], ()))
+            sync.fetch(_asked(ELAPSED_TIME, self.mark, self.mark))
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds on the device from this mark to the other; waits for both, one round trip.
 
         Raises:
-            ValueError: one of them was made without `enable_timing=True`, or was not recorded.
+            ValueError: one of them was made without `enable_timing=True`, was not recorded, or is of another device.
         """
         if not (self.timed and end_event.timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.mark is None or end_event.mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return float(sync.fetch(append(_ELAPSED, [self.mark, end_event.mark], ())).item())
+        if self.device != end_event.device:
+            raise ValueError(f"Both events must be of one device, and not {self.device} and {end_event.device}.")
+        return float(sync.fetch(_asked(ELAPSED_TIME, self.mark, end_event.mark)).item())
 
     def ipc_handle(self) -> NoReturn:
         """Refused: other processes have sessions of their own."""
@@ -141,6 +142,12 @@ class RemoteEvent(CEvent):
     def from_ipc_handle(cls, *_: Any, **__: Any) -> NoReturn:
         """Refused: other processes have sessions of their own."""
         raise UnsupportedOperation(f"events of {device_type()} cannot be shared with other processes")
+
+
+def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
+    """What an op says of marks, which are on one device."""
+    metas = tuple(mark.remote.meta for mark in marks)
+    return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 
 
 class _Current(threading.local):

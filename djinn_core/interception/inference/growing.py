@@ -45,6 +45,8 @@ def foretell(func: Any, args: Arguments, kwargs: dict[str, Any], operands: Seque
         return None
     (before,) = example.results
     assert before is not None
+    if before.device != metas[0].device:
+        return None  # the example is of another logical device
     if rule is _pointwise and not _tell_dtype(args, before.dtype):
         return None
     result = rule((*args, *kwargs.values()), metas, before)

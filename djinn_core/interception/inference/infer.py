@@ -67,6 +67,13 @@ class MetaWorld:
             return self._generator(argument)
         return argument
 
+    def metas(self, device: int) -> list[TensorMeta]:
+        """Metadata of the meta tensors, on the logical devices of what they stand for; CPU tensors on `device`."""
+        return [
+            meta_of(meta, source.remote.meta.device if isinstance(source, LazyTensor) else device)
+            for meta, source in zip(self.tensors, self.sources, strict=True)
+        ]
+
     def _generator(self, generator: CGenerator) -> None:
         """Meta kernels take none; its state takes its place among the operands."""
         state = operand_of(generator)
@@ -116,7 +123,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     world = MetaWorld()
     meta_args = world.convert(args)
     meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
-    before = [meta_of(t, device) for t in world.tensors]
+    before = world.metas(device)
     try:
         with torch.no_grad():
             check_cast(func, meta_args, meta_kwargs)
@@ -224,7 +231,7 @@ def _alias(operands: Sequence[torch.Tensor], result: Any) -> int:
 
 
 def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[tuple[int, TensorMeta], ...]:
-    after = [meta_of(t, device) for t in world.tensors]
+    after = world.metas(device)
     return tuple((i, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new)
 
 

@@ -101,7 +101,7 @@ def _device_kind() -> str:
         if current().captures:
             return ""
         port.runtime()
-    return port.describe()[1].kind
+    return port.describe(0)[1].kind
 
 
 @functools.cache

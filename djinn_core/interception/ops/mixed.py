@@ -56,7 +56,8 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             f"Expected all tensors to be on the same device, but found at least two devices, {device_type()}:0 and cpu! "
             f"(when checking arguments of {func.name()}; move the CPU tensor with .to('{device_type()}:0'))"
         )
-    return tuple(_upload(a) for a in args), {name: _upload(value) for name, value in kwargs.items()}
+    device = args[0].remote.meta.device
+    return tuple(_upload(a, device) for a in args), {name: _upload(value, device) for name, value in kwargs.items()}
 
 
 def _layouts(arguments: Iterable[Any]) -> Iterator[torch.layout]:
@@ -67,9 +68,9 @@ def _layouts(arguments: Iterable[Any]) -> Iterator[torch.layout]:
             yield from _layouts(argument)
 
 
-def _upload(argument: Any) -> Any:
+def _upload(argument: Any, device: int) -> Any:
     if isinstance(argument, (list, tuple)):
-        return [_upload(a) for a in argument]
+        return [_upload(a, device) for a in argument]
     if isinstance(argument, torch.Tensor) and not isinstance(argument, LazyTensor) and argument.dim() > 0:
-        return upload_copy(argument)
+        return upload_copy(argument, device)
     return argument

@@ -11,13 +11,27 @@ from djinn_core.ir.form import Argument, Form, Operand, SlotArg
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, tensor_meta
 
-# What the client sees of a value that is no tensor of known size: random state, a generator, a mark in time.
-OPAQUE = tensor_meta((0,), (1,), 0, torch.uint8)
+
+@functools.cache
+def opaque(device: int) -> TensorMeta:
+    """What the client sees of a value that is no tensor of known size: random state, a generator, a mark in time."""
+    return tensor_meta((0,), (1,), 0, torch.uint8, device)
+
+
+OPAQUE = opaque(0)
 
 
 @functools.cache
-def own_call(op: str, operands: tuple[TensorMeta, ...], slots: int = 0, *, makes: bool = True) -> Call:
-    """The call of `op` with these operands and after them so many numbers; it makes a value, or nothing."""
+def own_call(
+    op: str,
+    operands: tuple[TensorMeta, ...],
+    slots: int = 0,
+    *,
+    makes: bool = True,
+    device: int = 0,
+    writes: tuple[int, ...] = (),
+) -> Call:
+    """The call of `op` with these operands and after them so many numbers; it makes a value of a device, or nothing."""
     args: tuple[Argument, ...] = (*(Operand() for _ in operands), *(SlotArg() for _ in range(slots)))
     form = Form(op, args, (), ("new",) if makes else ("none",), False)
     signature = signature_of(form, operands)
@@ -25,10 +39,10 @@ def own_call(op: str, operands: tuple[TensorMeta, ...], slots: int = 0, *, makes
     return Call(
         signature=signature,
         operands=operands,
-        results=(OPAQUE if makes else None,),
+        results=(opaque(device) if makes else None,),
         aliases=(-1,),
         inplace=(-1,),
-        writes=(),
+        writes=writes,
         random=True,
         operand_count=form.operand_count,
         slot_count=form.slot_count,

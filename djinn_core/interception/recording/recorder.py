@@ -32,7 +32,7 @@ UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so 
 sending = threading.RLock()
 _tracking = threading.RLock()
 # Uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
-_held: deque[tuple[int, torch.Tensor]] = deque()
+_held: deque[tuple[int, torch.Tensor, int]] = deque()
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.watching import Watcher
@@ -154,11 +154,11 @@ class Recorder:
                 other.cut()
         self._send(_runtime(), Ask())
 
-    def figures(self, *, reset_peak: bool) -> Mapping[str, int]:
+    def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
         with survivable(), collect_later, sending:
             self.flush()
-            return _runtime().figures(reset_peak=reset_peak)
+            return _runtime().figures(reset_peak=reset_peak, device=device)
 
     def reached(self) -> None:
         """There are `limit` entries: send a piece that was foreseen, or most of a program that has grown too long."""
@@ -199,17 +199,17 @@ class Recorder:
             runtime.leave(number, nbytes)
         return runtime, number
 
-    def upload(self, handle: int, source: torch.Tensor) -> None:
-        """Make `source` (a CPU tensor) the value `handle`; it is the caller's again when this returns."""
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
+        """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards."""
         if self.constants is not None:
             self.constants.append((handle, source.clone()))
         if self.captures and not port.is_open():
-            _held.append((handle, source.clone()))
+            _held.append((handle, source.clone(), device))
             return
         runtime = _runtime()
         with survivable(), collect_later:
             _send_held(runtime)
-            runtime.upload(handle, source)
+            runtime.upload(handle, source, device)
         self.uploaded += source.nbytes
         self.uploads += 1
         if self.uploaded >= UPLOADED_LIMIT or self.uploads >= port.checkpoint_instructions:

@@ -64,7 +64,7 @@ class _Apart(Recorder):
         """As `ask`."""
         self.ask(Ask())
 
-    def upload(self, handle: int, source: torch.Tensor) -> NoReturn:  # noqa: ARG002 - as above
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> NoReturn:  # noqa: ARG002 - as above
         """Refused.
 
         Raises:

@@ -198,7 +198,7 @@ class RemoteStorage(torch.UntypedStorage):
     def to(self, *, device: Any, **_: Any) -> torch.UntypedStorage:
         """This storage, or its bytes on another device."""
         target = torch.device(device)
-        if target.type == self._device.type:
+        if target.type == self._device.type and target.index in {None, self._device.index}:
             return self
         return self.cpu() if target.type == "cpu" else self.octets().to(target).untyped_storage()
 

@@ -24,7 +24,7 @@ def upload_copy(source: torch.Tensor, device: int = 0) -> LazyTensor:
     shape = tuple(plain.shape)
     meta = tensor_meta(shape, contiguous_strides(shape), 0, plain.dtype, device)
     value = Value(Storage(meta.nbytes, None), meta)
-    _upload(value.handle, plain)
+    _upload(value.handle, plain, device)
     return wrap(value)
 
 
@@ -43,15 +43,15 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     plain = _plain(source)
     if plain.stride() != meta.stride:
         plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
-    _upload(target.remote.handle, plain)
+    _upload(target.remote.handle, plain, meta.device)
     return True
 
 
-def _upload(handle: int, plain: torch.Tensor) -> None:
+def _upload(handle: int, plain: torch.Tensor, device: int) -> None:
     if here.expected is not None and port.is_open() and (following := here.expected.to_upload()):
         with survivable(), collect_later:
             port.runtime().expect_uploads(following)
-    current().upload(handle, plain)
+    current().upload(handle, plain, device)
 
 
 def _plain(source: torch.Tensor) -> torch.Tensor:
