@@ -111,6 +111,18 @@ def _seconds(value: object) -> float:
     return number
 
 
+def _memory(value: object) -> float | None:
+    if value is None or value == "":
+        return None
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if isinstance(value, bool) or not 0.0 < number < float("inf"):
+        raise ValueError("must be a number of GiB above 0")
+    return number
+
+
 def _executor(value: object) -> str:
     if value not in {"process", "inline"}:
         raise ValueError("must be 'process' or 'inline'")
@@ -137,6 +149,7 @@ class Settings:
         device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
         server_devices: which devices of each server to use, by number, id or kind; none: all that `device` names.
         threads: torch threads of an executor that is started here; None leaves it to torch.
+        memory_gib: how much an executor that is started here may hold, in GiB; None: as much as the device has.
         placement_policy: name of the placement policy.
         pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
         scheduler: name of the scheduler.
@@ -166,6 +179,7 @@ class Settings:
     device: str = attrs.field(default="", converter=_text)
     server_devices: tuple[str, ...] = attrs.field(default=(), converter=_names)
     threads: int | None = attrs.field(default=None, converter=_threads)
+    memory_gib: float | None = attrs.field(default=None, converter=_memory)
     placement_policy: str = attrs.field(default="single", converter=_text)
     pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
     scheduler: str = attrs.field(default="sequential", converter=_text)
@@ -177,6 +191,11 @@ class Settings:
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
     progress: bool = attrs.field(default=True, converter=_flag)
     debug: str = attrs.field(default="", converter=_text)
+
+
+def bytes_of(gib: float | None) -> int:
+    """Bytes of a size in GiB; 0 for None."""
+    return int((gib or 0) * 2**30)
 
 
 NAMES = tuple(attrs.fields_dict(Settings))

@@ -15,6 +15,7 @@ import torch.autograd.graph
 import torch.nn
 import torch.overrides
 import torch.utils.dlpack
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # tells of a storage's end, and keeps none
 
 ToDlpack = Callable[[torch.Tensor], Any]
 StorageConstructor = Callable[..., torch.UntypedStorage]
@@ -146,3 +147,9 @@ def unseen_by_function_modes() -> AbstractContextManager[None]:
     """Blocks in which functions on tensors are called as they are, whatever modes are entered."""
     guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return guard
+
+
+def number_of_storage(storage: torch.UntypedStorage) -> int:
+    """What `torch_private.storage_key` gives for the tensors that look into it."""
+    number: int = storage._cdata
+    return number

@@ -26,6 +26,11 @@ _PORT = click.IntRange(0, 65535)
 )
 @click.option("--threads", type=click.IntRange(1), help="Torch threads of each executor.")
 @click.option(
+    "--memory-gib",
+    type=click.FloatRange(0, min_open=True),
+    help="How much the sessions of each executor may hold together; what does not fit is spilled. Default: no limit.",
+)
+@click.option(
     "--compile",
     "compilers",
     multiple=True,
@@ -81,6 +86,7 @@ def command(
     http_port: int,
     devices: tuple[str, ...],
     threads: int | None,
+    memory_gib: float | None,
     compilers: tuple[str, ...],
     token_file: Path | None,
     connection_file: Path | None,
@@ -105,6 +111,7 @@ def command(
         threads=threads,
         compilers=compilers,
         store=(store or _default_store()) if store_gib else None,
+        memory=int((memory_gib or 0) * 2**30),
         store_bytes=int(store_gib * 2**30),
         warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,

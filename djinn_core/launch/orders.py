@@ -26,6 +26,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         log_level, debug: what to log to the standard error output.
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
         warm: safetensors files whose tensors need not travel at all.
+        memory: bytes that its sessions may hold; 0: as much as the device has.
         compilers: names of those that compile hot templates, in the order in which they are asked.
         tls_certificate, tls_key, tls_authority: PEM files; it listens for the network under TLS where there are some, and asks
             clients for a certificate of that authority.
@@ -44,6 +45,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     store_bytes: Count = 0
     warm: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
+    memory: Count = 0
     tls_certificate: str = ""
     tls_key: str = ""
     tls_authority: str = ""

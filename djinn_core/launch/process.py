@@ -45,6 +45,7 @@ class ExecutorOptions:
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; None: none.
         warm: safetensors files whose tensors need not travel at all.
         compilers: as in the settings.
+        memory: bytes that its sessions may hold; 0: as much as the device has.
         tls: the certificate to show where it listens for the network, and whose certificates clients must show; None: no TLS.
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
         module: what to run; only tests change it.
@@ -61,6 +62,7 @@ class ExecutorOptions:
     store_bytes: int = 0
     warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
+    memory: int = 0
     tls: TlsOptions | None = None
     lease_seconds: float = 0.0
     module: str = EXECUTOR_MODULE
@@ -223,6 +225,7 @@ class ExecutorProcess:
             store_bytes=options.store_bytes,
             warm=tuple(str(file) for file in options.warm),
             compilers=options.compilers,
+            memory=options.memory,
             **_tls_files(options.tls),
             lease_seconds=options.lease_seconds,
         )

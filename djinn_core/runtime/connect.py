@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_core.config import Settings
+from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, transport_for
@@ -109,6 +109,7 @@ def _start_executor(settings: Settings) -> ExecutorProcess:
             plugins=_plugin_names(settings.plugins),
             disable=settings.disable,
             compilers=settings.compilers,
+            memory=bytes_of(settings.memory_gib),
             debug=settings.debug,
         )
     )

@@ -10,6 +10,7 @@ import torch
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
+from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.wire.messages import DeviceInfo
 
 FALLBACK = "cpu"
@@ -57,6 +58,11 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
         present = ", ".join(c.id for c in found) or f"no {kind} device"
         raise StartupError(f"there is no device {kind}:{index} on this machine, which has {present}")
     return OpenDevice(found[index], device.open(index))
+
+
+def limited(device: OpenDevice, memory: int) -> OpenDevice:
+    """The device with at most `memory` bytes for what sessions hold; 0: as it is."""
+    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory)) if memory else device
 
 
 def _best(devices: Sequence[Device]) -> str:

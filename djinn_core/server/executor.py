@@ -36,7 +36,7 @@ from djinn_core.role import become_server
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.control import Control
-from djinn_core.server.devices import OpenDevice, open_device
+from djinn_core.server.devices import OpenDevice, limited, open_device
 from djinn_core.server.exchange import Guest, Harbour
 from djinn_core.server.greetings import complain, refuse, send_message
 from djinn_core.server.leases import LeasedConnection, Leases
@@ -231,7 +231,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         torch.set_num_threads(start.threads)
     selection = Selection(start.plugins, frozenset(start.disable))
     registry = load_registry(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
-    opened = open_device(registry.devices, device)
+    opened = limited(open_device(registry.devices, device), start.memory)
     begin_compiling(opened, registry, start.compilers)
     return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start), start.lease_seconds, _tls(start))
 

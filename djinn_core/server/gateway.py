@@ -13,7 +13,7 @@ from types import FrameType
 import attrs
 
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
-from djinn_core.config import Settings
+from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location
@@ -56,6 +56,7 @@ class GatewayOptions:
         tls: the certificate to show, and whose certificates clients must show; None: no TLS.
         pinned: whether clients know the certificate by its fingerprint, which the connection file then says.
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
+        memory: bytes that the sessions of each executor may hold; 0: as much as its device has.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -80,6 +81,7 @@ class GatewayOptions:
     pinned: bool = False
     lease_seconds: float = 30.0
     executor_module: str = EXECUTOR_MODULE
+    memory: int = 0
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
         """What the command line left open, from the settings."""
@@ -94,6 +96,7 @@ class GatewayOptions:
             debug=settings.debug,
         )
 
+            memory=self.memory or bytes_of(settings.memory_gib),
 
 @attrs.frozen
 class Serving:
@@ -261,3 +264,4 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
         )
         for device in devices or ("",)
     )
+            memory=options.memory,

@@ -10,13 +10,13 @@ import queue
 import threading
 
 from djinn_core.builtins import builtin_plugins
-from djinn_core.config import Settings
+from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.tickets import TicketChecker, issue, new_key
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.server.devices import open_device
+from djinn_core.server.devices import limited, open_device
 from djinn_core.server.executor import Executor, begin_compiling
 from djinn_core.server.session import ExecutorSession
 
@@ -92,7 +92,7 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     """
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
-    device = open_device(registry.devices, settings.device)
+    device = limited(open_device(registry.devices, settings.device), bytes_of(settings.memory_gib))
     begin_compiling(device, registry, settings.compilers)
     executor = Executor(device, registry, TicketChecker(key), ExecutorSession)
     ours, theirs = connected_pair()

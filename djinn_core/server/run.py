@@ -55,6 +55,19 @@ class Shortcut(Protocol):
         """
 
 
+class Guard(Protocol):
+    """Runs steps one by one and sees to it that there is memory for each."""
+
+    def advance(
+        self, steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
+    ) -> int:
+        """Run steps from `start` to the end; one past the last.
+
+        Raises:
+            Stopped: a step failed.
+        """
+
+
 class ShortcutError(DjinnError):
     """A shortcut failed half way."""
 
@@ -65,13 +78,14 @@ def run_template(
     slots: Sequence[Any],
     values: ValueTable,
     shortcut: Shortcut | None = None,
+    guard: Guard | None = None,
 ) -> Run:
     """Run a template and put what it makes into `values`.
 
     An op that raises poisons what it would have made or written, and what depends on it; everything else runs.
     """
     run = Run()
-    env = template.environment(slots, [_bound(values, handle, work.sequence) for handle in work.inputs])
+    env = environment_of(template, work, slots, values)
     first_input = len(template.constants) + template.slots
     for place in template.consumed:
         values.free((work.inputs[place - first_input],))
@@ -84,8 +98,8 @@ def run_template(
             try:
                 if shortcut is not None and step <= shortcut.start:
                     step = _short(template.steps, step, env, shortcut)
-                step = _advance(template.steps, step, env, claims, run)
-            except _Stopped as stop:
+                step = (_advance if guard is None else guard.advance)(template.steps, step, env, claims, run)
+            except Stopped as stop:
                 step = stop.step
                 failed = template.steps[step]
                 if not (_made_resizable(failed, stop.error, env, values) or _restored(failed, env, values)):
@@ -94,14 +108,21 @@ def run_template(
             except ShortcutError as error:
                 assert shortcut is not None
                 for step in range(shortcut.start, shortcut.stop):
-                    _poison(template, _Stopped(step, error), work, env, values, run)
+                    _poison(template, Stopped(step, error), work, env, values, run)
                 step, shortcut = shortcut.stop, None
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         values[handle] = env[place]
     return run
 
 
-class _Stopped(Exception):  # noqa: N818 - a signal between two functions
+def environment_of(template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Environment:
+    """What a template runs on; poison for values that are not there."""
+    return template.environment(slots, [_bound(values, handle, work.sequence) for handle in work.inputs])
+
+
+class Stopped(Exception):  # noqa: N818 - a signal between two functions
+    """Step `step` raised `error`."""
+
     def __init__(self, step: int, error: Exception) -> None:
         super().__init__(step)
         self.step = step
@@ -121,13 +142,13 @@ def _advance(
             for step in range(start, len(steps)):
                 if step in claims:
                     steps[step].store(env)
-                    _fulfil(steps[step], claims[step], env, run)
+                    fulfil(steps[step], claims[step], env, run)
                     for place in steps[step].release:
                         env[place] = None
                 else:
                     steps[step].run(env)
     except Exception as error:
-        raise _Stopped(step, error) from error
+        raise Stopped(step, error) from error
     return len(steps)
 
 
@@ -138,7 +159,7 @@ def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut
         for step in range(start, shortcut.start):
             steps[step].run(env)
     except Exception as error:
-        raise _Stopped(step, error) from error
+        raise Stopped(step, error) from error
     return shortcut.stop if shortcut.take(env) else shortcut.start
 
 
@@ -192,7 +213,7 @@ def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
     return found
 
 
-def _fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: Run) -> None:
+def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: Run) -> None:
     """Make results look as the client predicted: kernels and meta kernels sometimes choose different strides.
 
     Raises:
@@ -222,7 +243,7 @@ def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
 
 
 def _poison(
-    template: CompiledTemplate, stop: _Stopped, work: Work, env: Environment, values: ValueTable, run: Run
+    template: CompiledTemplate, stop: Stopped, work: Work, env: Environment, values: ValueTable, run: Run
 ) -> None:
     step = template.steps[stop.step]
     inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)

@@ -21,6 +21,8 @@ from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.compiling.heat import HotTemplate
 from djinn_core.server.exchange import Exchange, Harbour, frames_of
 from djinn_core.server.figures import device_figures, reset_device_peak
+from djinn_core.server.memory.limited import ledger_of
+from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
 from djinn_core.server.replay import CompiledTemplate, compile_template
@@ -73,6 +75,7 @@ class SharedDevice:
         self.randomness = DeviceRandomness(runtime.device)
         self.own = own_operators(runtime, self.randomness)
         self.compiling: Compiling | None = None
+        self.ledger = ledger_of(runtime)
 
 
 _devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
@@ -103,6 +106,7 @@ class _Known:
     slots: list[Any]
     inputs: list[int]
     hot: HotTemplate | None = None
+    digest: bytes = b""
 
 
 class ExecutorSession:
@@ -121,6 +125,7 @@ class ExecutorSession:
         self._backlog: deque[Frame] = deque()
         self._uploads = Uploads(device.runtime, self.values, store)
         self._exchange = Exchange(harbour or Harbour())
+        self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
 
     def serve(self, connection: Connection) -> None:
         """Answer messages until the client says goodbye.
@@ -149,6 +154,8 @@ class ExecutorSession:
             figures = self.figures()
             if message.reset_peak:
                 self.values.reset_peak()
+                if self.device.ledger is not None:
+                    self.device.ledger.peak = 0
                 reset_device_peak(self.device.runtime.device)
             connection.send(Frame(encode(Figures(figures))))
         elif isinstance(message, Goodbye):
@@ -256,7 +263,9 @@ class ExecutorSession:
             raise ProtocolError("a template does not have the digest that it was sent with")
         compiled = compile_template(template, self.device.runtime.device, self.device.own)
         compiling = self.device.compiling
-        known = _Known(compiled, [], [], compiling.template(submit.digest, compiled) if compiling else None)
+        known = _Known(
+            compiled, [], [], compiling.template(submit.digest, compiled) if compiling else None, submit.digest
+        )
         if first is not None:
             _begin(known, first)
         self._templates.put(submit.digest, known, len(template.code))
@@ -298,6 +307,8 @@ class ExecutorSession:
 
     def _collect(
         self, work: Work, connection: Connection
+        if self._memory is not None:
+            return self._memory.run(known.digest, known.template, work, known.slots, run)
     ) -> tuple[list[TensorHeader | Failure], Body, list[Described | Failure]]:
         results: list[TensorHeader | Failure] = []
         body: Body = []
@@ -384,12 +395,15 @@ class ExecutorSession:
 
     def close(self) -> None:
         """Free everything."""
+            | (self.device.ledger.figures() if self.device.ledger else {})
         self._exchange.close()
         with self._turn:
             self.values.clear()
             self._templates.clear()
             self.device.randomness.forget(self._randomness)
 
+            if self._memory is not None:
+                self._memory.close()
 
 def _begin(known: _Known, first: First) -> None:
     known.slots[:] = first.slots

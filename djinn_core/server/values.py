@@ -135,6 +135,15 @@ class ValueTable:
             if isinstance(value, Poison):
                 self._values[handle] = value.again(address)
 
+    @property
+    def held(self) -> int:
+        """Bytes of the storages that are held, wherever their bytes lie, as they were when they were put in here."""
+        return self._held
+
+    def items(self) -> list[tuple[int, Stored]]:
+        """The values with their handles."""
+        return list(self._values.items())
+
     def sharing(self, storages: Container[int]) -> list[int]:
         """The values that look into one of these storages, as the client numbers them."""
         return [handle for handle in list(self._values) if storage_of(handle) in storages]

@@ -1,0 +1,219 @@
+"""A run under a limit: before each step its operands come back, and room is made for what it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.server.memory.holding import Holding, has_memory
+from djinn_core.server.memory.ledger import FAR, Ledger, Order
+from djinn_core.server.memory.lifetimes import NEVER
+from djinn_core.server.memory.outlook import Outlook
+from djinn_core.server.memory.remaking import Remaking
+from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.run import Run, Stopped, fulfil
+from djinn_core.wire.messages import Claim
+
+_ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, in a plain RuntimeError
+
+
+class CarefulRun:
+    """One run of a template, as `Guard`. What is used furthest from now makes room first."""
+
+    def __init__(self, ledger: Ledger, template: CompiledTemplate, outlook: Outlook, outside: Order) -> None:
+        """`outside` says of what lives on after the run which goes first; its second number counts steps from the end."""
+        self._ledger = ledger
+        self._template = template
+        self._outlook = outlook
+        self._lifetimes = outlook.lifetimes
+        self._outside = outside
+        self._env: Environment = []
+        self._holdings: dict[int, Holding] = {}
+        self._at: dict[int, Holding] = {}
+        self._resident = 0
+        self._step = -1
+        self._remaking = Remaking(template, outlook) if ledger.device.type == "cpu" else None
+
+    def advance(
+        self, steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
+    ) -> int:
+        """As `Guard.advance`."""
+        self._begin(env)
+        for index in range(start, len(steps)):
+            self._step = index
+            step = steps[index]
+            try:
+                self._prepare(index, step)
+                began = time.perf_counter()
+                self._store(step)
+                seconds = time.perf_counter() - began
+                again = index
+                if index in claims:
+                    fulfil(step, claims[index], env, run)
+                    again = -1  # what was laid out anew is not what the step makes
+            except Exception as error:
+                self._ledger.counts.refused += isinstance(error, torch.OutOfMemoryError)
+                raise Stopped(index, error) from error
+            self._account(step, again, seconds)
+        return len(steps)
+
+    # --- who holds what -----------------------------------------------------------------------------------------
+
+    def _begin(self, env: Environment) -> None:
+        """Find out who holds what; anew after a step that failed, which may have changed anything."""
+        before = self._holdings
+        self._env, self._at = env, {}
+        self._holdings = holdings = self._ledger.survey()
+        first = self._lifetimes.first_input
+        for place in range(first, len(env)):
+            value = env[place]
+            if has_memory(value):
+                key = torch_private.storage_key(value)
+                known = before.get(key)
+                if known is not None and key not in holdings:
+                    known.places.clear()
+                    holdings[key] = known
+                holding = self._ledger.look(holdings, value)
+                holding.places.add(place)
+                self._at[place] = holding
+        self._resident = sum(h.nbytes for h in holdings.values() if h.resident)
+
+    def _account(self, step: CompiledStep, again: int, seconds: float) -> None:
+        """A step has run: count what it made, changed and let go. `again`: the step that can make the same again, or -1."""
+        env, at, holdings = self._env, self._at, self._holdings
+        for _, place in step.makes:
+            value = env[place]
+            if not has_memory(value):
+                continue
+            key = torch_private.storage_key(value)
+            holding = holdings.get(key)
+            if holding is None:
+                storage = value.untyped_storage()
+                holding = holdings[key] = Holding(key, storage, storage.nbytes(), made_by=again, seconds=seconds)
+                self._resident += holding.nbytes
+            holding.places.add(place)
+            at[place] = holding
+        for place in step.writes:
+            self._count_again(place)
+        self._ledger.note(self._resident)
+        for place in step.release:
+            env[place] = None
+            self._let_go(place)
+        if self._resident > self._ledger.budget:
+            self._room(0, ())
+
+    def _count_again(self, place: int) -> None:
+        """A step has written into the value at `place`: it may have another size now, or other memory."""
+        value, holding = self._env[place], self._at.get(place)
+        if holding is None or not has_memory(value):
+            return
+        if torch_private.storage_key(value) != holding.key:
+            self._let_go(place)
+            fresh = holding.key not in self._holdings
+            holding = self._ledger.look(self._holdings, value)
+            self._resident += holding.nbytes if fresh and not holding.places and not holding.handles else 0
+            holding.places.add(place)
+            self._at[place] = holding
+        now = holding.storage.nbytes()
+        self._resident += now - holding.nbytes
+        holding.nbytes = now
+
+    def _let_go(self, place: int) -> None:
+        holding = self._at.pop(place, None)
+        if holding is None:
+            return
+        holding.places.discard(place)
+        if holding.places or holding.handles:
+            return
+        del self._holdings[holding.key]
+        if holding.resident:
+            self._resident -= holding.nbytes
+        self._ledger.forget(holding.key)
+        if holding.dropped and self._remaking is not None:
+            self._remaking.settle(holding, self._at)
+
+    # --- room ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self, index: int, step: CompiledStep) -> None:
+        at = self._at
+        operands = [at[place] for place in step.reads if place in at]
+        for holding in operands:
+            if not holding.resident:
+                self._bring(holding, operands)
+        wanted = self._outlook.allocates[index]
+        if self._resident + wanted > self._ledger.budget:
+            self._room(wanted, operands)
+            if self._resident + wanted > self._ledger.limit and index not in self._outlook.guessed:
+                raise torch.OutOfMemoryError(self._ledger.refusal(wanted, self._resident))
+        for place in step.writes:
+            if place in at:
+                self._ledger.written(at[place].key)
+
+    def _store(self, step: CompiledStep) -> None:
+        """Run a step; where the device has no memory for it after all, once more with as much room as can be made."""
+        try:
+            step.store(self._env)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if step.writes or not _no_memory(error):
+                raise
+            operands = [self._at[place] for place in step.reads if place in self._at]
+            self._room(self._ledger.budget - self._resident + sum(h.nbytes for h in operands), operands)
+            step.store(self._env)
+
+    def _bring(self, holding: Holding, keep: Collection[Holding]) -> None:
+        """Have the memory of a holding back.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it beside `keep`.
+        """
+        self._room(holding.nbytes, keep)
+        if self._resident + holding.nbytes > self._ledger.limit:
+            raise torch.OutOfMemoryError(self._ledger.refusal(holding.nbytes, self._resident))
+        if holding.dropped and self._remaking is not None:
+            self._remake(self._remaking, holding, keep)
+        else:
+            self._ledger.restore(holding)
+        self._resident += holding.nbytes
+        self._ledger.note(self._resident)
+
+    def _remake(self, remaking: Remaking, holding: Holding, keep: Collection[Holding]) -> None:
+        operands = remaking.operands(holding, self._at)
+        for operand in operands:
+            if not operand.resident:
+                self._bring(operand, [*keep, *operands, holding])
+        self._room(self._outlook.allocates[holding.made_by], [*keep, *operands, holding])
+        del self._holdings[holding.key]
+        remaking.remake(holding, self._env, self._at)
+        self._holdings[holding.key] = holding
+        self._ledger.counts.remade += 1
+
+    def _room(self, wanted: int, keep: Collection[Holding]) -> None:
+        kept = {id(holding) for holding in keep}
+        others = [holding for holding in self._holdings.values() if id(holding) not in kept]
+        self._resident -= self._ledger.make_room(wanted, self._resident, others, self._order, self._evict)
+
+    def _evict(self, holding: Holding) -> None:
+        remaking = self._remaking
+        if remaking is not None and remaking.pays(holding, self._step, self._at, self._ledger):
+            remaking.drop(holding, self._at)
+            self._ledger.drop(holding)
+        else:
+            self._ledger.evict(holding)
+
+    def _order(self, holding: Holding) -> Any:
+        lifetimes, step = self._lifetimes, self._step
+        nearest = min((lifetimes.next_use(place, step) for place in holding.places), default=NEVER)
+        if nearest < NEVER:
+            return (False, nearest, 0)
+        if not holding.handles:
+            return (False, lifetimes.steps + FAR, 0)
+        idle, after, number = self._outside(holding)
+        return (idle, lifetimes.steps + after, number)
+
+
+def _no_memory(error: Exception) -> bool:
+    return not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError) or _ALLOCATOR in str(error)

@@ -1,0 +1,272 @@
+"""The memory of one device under a limit: who holds what, what makes room, and how it comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import torch
+
+from djinn_core import torch_private
+from djinn_core.logs import get_logger
+from djinn_core.server.memory.holding import Copy, Holding, has_memory
+from djinn_core.server.memory.spill import SpillSpace
+from djinn_core.torch_objects import StorageWeakRef
+
+if TYPE_CHECKING:
+    from djinn_core.server.memory.session import SessionMemory
+
+Holdings = dict[int, Holding]
+Order = Callable[[Holding], Any]  # what is greater goes first
+Evict = Callable[[Holding], None]
+BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
+RESERVE: Final = 32  # the limit by this is left to what ops need beside their results
+_log = get_logger("djinn.server")
+
+
+@attrs.define
+class Counts:
+    """What was done to keep the limit: how often, and bytes."""
+
+    evictions: int = 0
+    spilled: int = 0
+    restored: int = 0
+    remade: int = 0
+    refused: int = 0
+
+
+class Ledger:
+    """Knows what the sessions of a device hold, and keeps it below `limit` bytes.
+
+    Whoever runs ops or changes what is held has `lock`.
+    """
+
+    def __init__(self, limit: int, device: torch.device, space: SpillSpace) -> None:
+        self.limit = limit
+        self.device = device
+        self.space = space
+        self.lock = threading.RLock()
+        self.sessions: list[SessionMemory] = []
+        self.counts = Counts()
+        self.peak = 0
+        self.reserve = limit // RESERVE
+        self._copies: dict[int, Copy] = {}
+        self._away = 0  # bytes of storages whose memory was taken
+
+    # --- what is held -------------------------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> int:
+        """Bytes that tensors may take: the limit without what is left to what ops need beside them."""
+        return self.limit - self.reserve
+
+    def resident(self) -> int:
+        """Bytes that the values of all sessions have in memory."""
+        self._sweep()
+        return sum(session.values.held for session in self.sessions) - self._away
+
+    def survey(self) -> Holdings:
+        """All memory that values look into, by its key."""
+        self._sweep()
+        found: Holdings = {}
+        for session in self.sessions:
+            for handle, value in session.values.items():
+                if has_memory(value):
+                    holding = self.look(found, value)
+                    holding.handles.append(handle)
+                    holding.owner = session
+        return found
+
+    def look(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
+        """The holding of a tensor's memory, a new one where there is none."""
+        key = torch_private.storage_key(tensor)
+        holding = holdings.get(key)
+        if holding is None:
+            storage, copy = tensor.untyped_storage(), self._copies.get(key)
+            if copy is None or copy.resident:
+                holding = Holding(key, storage, storage.nbytes())
+            else:
+                holding = Holding(key, storage, copy.slot.size, resident=False)
+            holdings[key] = holding
+        return holding
+
+    def away(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory was taken."""
+        copy = self._copies.get(torch_private.storage_key(tensor)) if self._copies else None
+        return copy is not None and not copy.resident
+
+    @property
+    def any_away(self) -> bool:
+        """Whether any memory was taken and not given back."""
+        return self._away > 0
+
+    def sizes(self) -> dict[int, int]:
+        """Bytes of what was taken, by key."""
+        return {key: copy.slot.size for key, copy in self._copies.items() if not copy.resident}
+
+    def note(self, resident: int) -> None:
+        """So many bytes are in memory now."""
+        self.peak = max(self.peak, resident)
+
+    def figures(self) -> dict[str, int]:
+        """Bytes: the limit, what is held at most and now, what lies elsewhere; and what was done so far."""
+        return {
+            "memory_limit": self.limit,
+            "memory_reserve": self.reserve,
+            "memory_run_peak": self.peak,
+            "memory_away": self._away,
+            "spill_bytes": self.space.used,
+            "evictions": self.counts.evictions,
+            "spilled_bytes": self.counts.spilled,
+            "restored_bytes": self.counts.restored,
+            "remade": self.counts.remade,
+            "refused": self.counts.refused,
+        }
+
+    # --- what goes, and comes back ------------------------------------------------------------------------------
+
+    def evict(self, holding: Holding) -> None:
+        """Take the memory of a holding; its bytes are kept elsewhere.
+
+        Raises:
+            OSError: they cannot be kept.
+        """
+        copy = self._copies.get(holding.key)
+        if copy is None:
+            slot = self.space.write(holding.storage)
+            copy = self._copies[holding.key] = Copy(StorageWeakRef(holding.storage), slot, resident=True)
+            self.counts.spilled += slot.size
+        self.drop(holding)
+        copy.resident = False
+        self._away += copy.slot.size
+
+    def drop(self, holding: Holding) -> None:
+        """Take the memory of a holding whose bytes can be had again."""
+        holding.storage.resize_(0)
+        holding.resident = False
+        self.counts.evictions += 1
+
+    def restore(self, holding: Holding) -> None:
+        """Give a holding its memory and bytes back; there is room.
+
+        Raises:
+            OSError: they cannot be read.
+            RuntimeError: the device has no memory after all.
+        """
+        copy = self._copies[holding.key]
+        holding.storage.resize_(holding.nbytes)
+        try:
+            self.space.read(copy.slot, holding.storage)
+        except BaseException:
+            holding.storage.resize_(0)
+            raise
+        copy.resident = holding.resident = True
+        self._away -= holding.nbytes
+        self.counts.restored += holding.nbytes
+
+    def written(self, key: int) -> None:
+        """A storage in memory is written into: what was kept of it is no longer what it contains."""
+        copy = self._copies.get(key)
+        if copy is not None and copy.resident:
+            del self._copies[key]
+            self.space.free(copy.slot)
+
+    def is_kept(self, holding: Holding) -> bool:
+        """Whether its bytes lie elsewhere already, so that nothing need be written."""
+        return holding.key in self._copies
+
+    def make_room(
+        self, wanted: int, resident: int, holdings: Iterable[Holding], order: Order, evict: Evict | None = None
+    ) -> int:
+        """Take memory until `wanted` bytes fit beside `resident`, as far as `holdings` go; the bytes that were taken."""
+        excess = resident + wanted - self.budget
+        if excess <= 0:
+            return 0
+        excess = max(excess, min(self.limit // BATCH, resident))
+        taken = 0
+        for holding in sorted([h for h in holdings if h.movable], key=order, reverse=True):
+            if taken >= excess:
+                break
+            try:
+                (evict or self.evict)(holding)
+            except OSError as error:
+                _log.warning("bytes cannot be spilled", bytes=holding.nbytes, error=str(error))
+                break
+            taken += holding.nbytes
+        return taken
+
+    def forget(self, key: int) -> None:
+        """A storage is gone: what was kept of it is not needed."""
+        copy = self._copies.pop(key, None)
+        if copy is not None:
+            self.space.free(copy.slot)
+            if not copy.resident:
+                self._away -= copy.slot.size
+
+    def _sweep(self) -> None:
+        """Forget what was kept of storages that are gone."""
+        for key, copy in list(self._copies.items()):
+            if copy.reference.expired():
+                self.forget(key)
+
+    # --- outside of runs ----------------------------------------------------------------------------------------
+
+    def admit(self, nbytes: int) -> None:
+        """Make room for a new value that no program makes.
+
+        Raises:
+            torch.OutOfMemoryError: there is none.
+        """
+        resident = self.resident()
+        if resident + nbytes > self.budget:
+            holdings, now = self.survey(), time.monotonic()
+            order = between_programs(self.sessions, now)
+            resident = sum(h.nbytes for h in holdings.values() if h.resident)
+            resident -= self.make_room(nbytes, resident, holdings.values(), order)
+        if resident + nbytes > self.limit:
+            self.counts.refused += 1
+            raise torch.OutOfMemoryError(self.refusal(nbytes, resident))
+        self.note(resident + nbytes)
+
+    def bring(self, tensor: torch.Tensor) -> None:
+        """Have a value's memory back.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it.
+        """
+        if self.away(tensor):
+            holding = self.look({}, tensor)
+            self.admit(holding.nbytes)
+            self.restore(holding)
+
+    def refusal(self, wanted: int, resident: int) -> str:
+        """Why there is no room: what was wanted, what is there, and who has it."""
+        held = [(session.values.held, session) for session in self.sessions]
+        shares = ", ".join(f"{session.name or 'a session'} {nbytes:,}" for nbytes, session in held if nbytes)
+        return (
+            f"{wanted:,} bytes do not fit: this executor may hold {self.limit:,} bytes, {self.reserve:,} of them are left to "
+            f"what ops need beside their results, and {resident:,} cannot make room (bytes by session: {shares or 'none'}). "
+            "Free tensors, use smaller batches, or start the executor with a higher limit (memory_gib, or "
+            "`djinn serve --memory-gib`)"
+        )
+
+
+def between_programs(sessions: Collection[SessionMemory], now: float) -> Order:
+    """What goes first while no program runs: what idle sessions have, then what is used again last."""
+    distances = {id(session): session.foresight.distances() for session in sessions}
+
+    def order(holding: Holding) -> Any:
+        session = holding.owner
+        if session is None:
+            return (False, 0, 0)
+        ahead = distances[id(session)]
+        nearest = min((ahead.get(session.foresight.role(h), FAR) for h in holding.handles), default=FAR)
+        return (session.idle(now), nearest, max(holding.handles, default=0))
+
+    return order
+
+
+FAR: Final = 1 << 40  # used again after everything that can be foreseen, if at all

@@ -1,0 +1,67 @@
+"""When each value of a template is used, and when it is let go: what can be read off it before it runs."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+import attrs
+
+from djinn_core.server.replay import CompiledTemplate
+
+NEVER: Final = 1 << 62  # further off than any use
+
+
+@attrs.frozen(eq=False)
+class Lifetimes:
+    """By position in the environment.
+
+    Attributes:
+        steps: how many steps the template has.
+        first_input: where the inputs begin.
+        uses: the steps that use it, in order.
+        released: the step after which nobody needs it; those that survive are not in here.
+        outputs: which output it is, where it is one.
+        made_by: the step that makes it, inputs aside.
+    """
+
+    steps: int
+    first_input: int
+    uses: dict[int, list[int]]
+    released: dict[int, int]
+    outputs: dict[int, int]
+    made_by: dict[int, int]
+
+    def next_use(self, place: int, step: int) -> int:
+        """The first step after `step` that uses it, or NEVER."""
+        found = self.uses.get(place)
+        if not found:
+            return NEVER
+        at = bisect_right(found, step)
+        return found[at] if at < len(found) else NEVER
+
+    def lives_until(self, place: int) -> int:
+        """The step after which it is let go, or NEVER."""
+        return self.released.get(place, NEVER)
+
+
+def lifetimes_of(template: CompiledTemplate) -> Lifetimes:
+    """Read them off a template."""
+    uses: dict[int, list[int]] = {}
+    released: dict[int, int] = {}
+    made_by: dict[int, int] = {}
+    for index, step in enumerate(template.steps):
+        for place in dict.fromkeys(step.reads):
+            uses.setdefault(place, []).append(index)
+        for _, place in step.makes:
+            made_by[place] = index
+        for place in step.release:
+            released[place] = index
+    return Lifetimes(
+        len(template.steps),
+        len(template.constants) + template.slots,
+        uses,
+        released,
+        {place: number for number, place in enumerate(template.outputs)},
+        made_by,
+    )

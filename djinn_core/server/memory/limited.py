@@ -1,0 +1,61 @@
+"""A device whose memory has a limit: what comes to it takes room, and what leaves it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.server.memory.ledger import Ledger
+from djinn_core.server.memory.spill import spill_space
+
+
+class LimitedRuntime:
+    """As the runtime that it stands before, with at most `limit` bytes."""
+
+    def __init__(self, runtime: DeviceRuntime, limit: int) -> None:
+        self.device = runtime.device
+        self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device))
+        self._runtime = runtime
+        self._is_host = runtime.device.type == "cpu"
+
+    def receive(self, data: torch.Tensor) -> torch.Tensor:
+        """As `DeviceRuntime.receive`, in memory that can be taken away: what came over the wire cannot.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room.
+        """
+        with self.ledger.lock:
+            self.ledger.admit(data.nbytes)
+            return data.clone() if self._is_host else self._runtime.receive(data)
+
+    def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `DeviceRuntime.deliver`; a copy, because the memory may be taken while it is sent.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room.
+        """
+        with self.ledger.lock:
+            self.ledger.bring(tensor)
+            return tensor.clone() if self._is_host else self._runtime.deliver(tensor)
+
+    def synchronize(self) -> None:
+        """As `DeviceRuntime.synchronize`."""
+        self._runtime.synchronize()
+
+    def generator(self) -> torch.Generator:
+        """As `DeviceRuntime.generator`."""
+        return self._runtime.generator()
+
+    def memory(self) -> Mapping[str, int]:
+        """As `DeviceRuntime.memory`, of what the limit leaves."""
+        found = dict(self._runtime.memory())
+        total = min(self.ledger.limit, found.get("total", self.ledger.limit))
+        free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
+        return found | {"total": total, "free": free}
+
+
+def ledger_of(runtime: DeviceRuntime) -> Ledger | None:
+    """What watches over a device's memory, where it has a limit."""
+    return runtime.ledger if isinstance(runtime, LimitedRuntime) else None

@@ -1,0 +1,111 @@
+"""One session under the limit of its device: each of its programs runs as it is, or carefully where memory is short."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from djinn_core.server.memory.careful import CarefulRun
+from djinn_core.server.memory.foresight import Foresight
+from djinn_core.server.memory.holding import has_memory
+from djinn_core.server.memory.ledger import Holdings, Ledger, Order, between_programs
+from djinn_core.server.memory.outlook import Outlook, look_ahead
+from djinn_core.server.replay import CompiledTemplate
+from djinn_core.server.run import Run, environment_of, run_template
+from djinn_core.server.values import ValueTable
+from djinn_core.server.work import Work
+
+IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
+OUTLOOKS_LIMIT = 512
+Plain = Callable[[CompiledTemplate, Work, Sequence[Any], ValueTable], Run]
+
+
+class SessionMemory:
+    """What one session holds, and how its programs run."""
+
+    def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
+        self.values = values
+        self.name = name
+        self.foresight = Foresight()
+        self._ledger = ledger
+        self._outlooks: dict[bytes, Outlook] = {}
+        self._used = time.monotonic()
+        with ledger.lock:
+            ledger.sessions.append(self)
+
+    def idle(self, now: float) -> bool:
+        """Whether it has done nothing for a while."""
+        return now - self._used > IDLE_SECONDS
+
+    def close(self) -> None:
+        """It ends, and holds nothing any more."""
+        with self._ledger.lock:
+            self.values.clear()
+            if self in self._ledger.sessions:
+                self._ledger.sessions.remove(self)
+            self._ledger.resident()
+
+    def run(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any], plain: Plain) -> Run:
+        """Run a template within the limit; `plain` is how it runs where that is no question."""
+        ledger = self._ledger
+        with ledger.lock:
+            self._used = time.monotonic()
+            outlook = self._outlook(digest, template, work, slots)
+            self.foresight.begin(digest, outlook.lifetimes, work.inputs)
+            inputs = self._inputs(work)
+            if self._fits(inputs, outlook):
+                self._bring(inputs, outlook)
+                ledger.note(ledger.resident() + outlook.peak)
+                run = plain(template, work, slots, self.values)
+            else:
+                guard = CarefulRun(ledger, template, outlook, self._order())
+                run = run_template(template, work, slots, self.values, guard=guard)
+            self.foresight.end(digest, work.outputs, self.values.__contains__)
+            self._used = time.monotonic()
+            return run
+
+    def _outlook(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any]) -> Outlook:
+        known = self._outlooks.pop(digest, None)
+        if known is None or not known.fits(self._input_bytes(work), slots):
+            env = environment_of(template, work, slots, self.values)
+            known = look_ahead(template, env, self._ledger.sizes())
+        self._outlooks[digest] = known
+        while len(self._outlooks) > OUTLOOKS_LIMIT:
+            del self._outlooks[next(iter(self._outlooks))]
+        return known
+
+    def _input_bytes(self, work: Work) -> int:
+        """Bytes of the memory that the inputs look into."""
+        return sum(holding.nbytes for holding in self._inputs(work).values())
+
+    def _inputs(self, work: Work) -> Holdings:
+        found: Holdings = {}
+        for number, handle in enumerate(work.inputs):
+            if handle in self.values and has_memory(value := self.values[handle]):
+                self._ledger.look(found, value).places.add(number)
+        return found
+
+    def _fits(self, inputs: Holdings, outlook: Outlook) -> bool:
+        """Whether the run needs nothing done, once its inputs are in memory; values of idle sessions make room for it."""
+        ledger = self._ledger
+        wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + outlook.peak
+        resident = ledger.resident()
+        if resident + wanted <= ledger.budget:
+            return True
+        holdings, order = ledger.survey(), self._order()
+        idle = [h for key, h in holdings.items() if key not in inputs and order(h)[0]]
+        return bool(idle) and resident - ledger.make_room(wanted, resident, idle, order) + wanted <= ledger.budget
+
+    def _bring(self, inputs: Holdings, outlook: Outlook) -> None:
+        first = outlook.lifetimes.first_input
+        written = {place - first for place in outlook.written_inputs()}
+        for holding in inputs.values():
+            if not holding.resident:
+                self._ledger.restore(holding)
+            if not written.isdisjoint(holding.places):
+                self._ledger.written(holding.key)
+
+    def _order(self) -> Order:
+        """What goes first of what outlives the program that runs."""
+        return between_programs(self._ledger.sessions, self._used)

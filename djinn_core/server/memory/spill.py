@@ -1,0 +1,201 @@
+"""Where the bytes of tensors go that have to make room: a file without a name, or pinned host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import torch
+
+PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
+_ASSUMED = 1e9  # bytes a second, until something was measured
+_MEMORY = 0.7  # how much of the speed that was known stays, when another is measured
+
+
+@attrs.frozen
+class Slot:
+    """Where something lies: its first byte and its size; in pinned memory the number of a block."""
+
+    start: int
+    size: int
+
+
+class SpillSpace(Protocol):
+    """Keeps bytes. The speeds are bytes a second, as measured."""
+
+    write_speed: float
+    read_speed: float
+    used: int
+
+    def write(self, storage: torch.UntypedStorage) -> Slot:
+        """Keep the bytes of a storage.
+
+        Raises:
+            OSError, RuntimeError: there is no room for them.
+        """
+
+    def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+        """Put what was kept into a storage of the same size.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+
+    def free(self, slot: Slot) -> None:
+        """Forget it."""
+
+    def close(self) -> None:
+        """Forget everything."""
+
+
+def octets(storage: torch.UntypedStorage) -> memoryview:
+    """The bytes of a storage in host memory. Unlike numpy's view this leaves the storage resizable."""
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+
+
+@attrs.define(eq=False)
+class Gaps:
+    """Stretches of a file that are free, so that what was written once is written over before the file grows."""
+
+    end: int = 0
+    _free: dict[int, list[int]] = attrs.field(factory=dict)
+
+    def take(self, size: int) -> Slot:
+        """A stretch for `size` bytes."""
+        pages = -(-size // PAGE) * PAGE
+        starts = self._free.get(pages)
+        if starts:
+            return Slot(starts.pop(), size)
+        larger = min((n for n, found in self._free.items() if found and n > pages), default=0)
+        if larger:
+            start = self._free[larger].pop()
+            self._free.setdefault(larger - pages, []).append(start + pages)
+            return Slot(start, size)
+        start, self.end = self.end, self.end + pages
+        return Slot(start, size)
+
+    def give(self, slot: Slot) -> None:
+        """A stretch is free again."""
+        self._free.setdefault(-(-slot.size // PAGE) * PAGE, []).append(slot.start)
+
+
+class FileSpill:
+    """A file that no directory names: nobody else can open it, and it is gone with the process however that ends."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """`directory`: on the disk that is used; None for the usual one for temporary files."""
+        self.write_speed = self.read_speed = _ASSUMED
+        self.used = 0
+        self._directory = directory
+        self._file: int | None = None
+        self._gaps = Gaps()
+
+    def write(self, storage: torch.UntypedStorage) -> Slot:
+        """As `SpillSpace.write`."""
+        slot = self._gaps.take(storage.nbytes())
+        began = time.perf_counter()
+        try:
+            self._write(octets(storage), slot.start)
+        except OSError:
+            self._gaps.give(slot)
+            raise
+        self.write_speed = _mixed(self.write_speed, slot.size, time.perf_counter() - began)
+        self.used += slot.size
+        return slot
+
+    def _write(self, data: memoryview, start: int) -> None:
+        file = self._descriptor()
+        while data:
+            count = os.pwrite(file, data, start)
+            data, start = data[count:], start + count
+
+    def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+        """As `SpillSpace.read`."""
+        data, start, began = octets(storage), slot.start, time.perf_counter()
+        while data:
+            count = os.preadv(self._descriptor(), [data], start)
+            if not count:
+                raise OSError(f"the spill file ends at byte {start}")
+            data, start = data[count:], start + count
+        self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
+
+    def free(self, slot: Slot) -> None:
+        """As `SpillSpace.free`."""
+        self._gaps.give(slot)
+        self.used -= slot.size
+
+    def close(self) -> None:
+        """As `SpillSpace.close`."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._gaps, self.used = Gaps(), 0
+
+    def _descriptor(self) -> int:
+        if self._file is None:
+            self._file = _nameless(self._directory)
+        return self._file
+
+
+def _nameless(directory: Path | None) -> int:
+    """A new file, readable for this user alone (0600), whose name is gone at once."""
+    handle, name = tempfile.mkstemp(prefix="djinn-spill-", dir=directory)
+    Path(name).unlink()
+    return handle
+
+
+class PinnedSpill:
+    """Page-locked memory of the host, for devices that are not the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.write_speed = self.read_speed = _ASSUMED
+        self.used = 0
+        self._device = device
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._number = 0
+
+    def write(self, storage: torch.UntypedStorage) -> Slot:
+        """As `SpillSpace.write`."""
+        began = time.perf_counter()
+        block = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+        block.copy_(self._view(storage))
+        self._number += 1
+        self._blocks[self._number] = block
+        self.used += block.nbytes
+        self.write_speed = _mixed(self.write_speed, block.nbytes, time.perf_counter() - began)
+        return Slot(self._number, block.nbytes)
+
+    def read(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+        """As `SpillSpace.read`."""
+        began = time.perf_counter()
+        self._view(storage).copy_(self._blocks[slot.start])
+        self.read_speed = _mixed(self.read_speed, slot.size, time.perf_counter() - began)
+
+    def free(self, slot: Slot) -> None:
+        """As `SpillSpace.free`."""
+        self.used -= slot.size
+        del self._blocks[slot.start]
+
+    def close(self) -> None:
+        """As `SpillSpace.close`."""
+        self._blocks.clear()
+        self.used = 0
+
+    def _view(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def spill_space(device: torch.device) -> SpillSpace:
+    """Where an executor on `device` puts what has to go."""
+    return FileSpill() if device.type == "cpu" else PinnedSpill(device)
+
+
+def _mixed(known: float, size: int, seconds: float) -> float:
+    if size < 1 << 16:  # what is that small measures calls, not bytes
+        return known
+    return _MEMORY * known + (1 - _MEMORY) * size / max(seconds, 1e-9)
