@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "Run a script written for CUDA on the remote device.",
     "serve": "Offer this machine's devices to clients.",
     "status": "Show a server's sessions, executors and memory.",
+    "token": "Make, list and revoke the tokens of a server's tenants.",
     "validate": "Compare predicted with measured times.",
 }
 

@@ -53,6 +53,23 @@ def state_directory() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "djinn"
 
 
+def access_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options about tokens, handed to `command` as they are."""
+    options = [
+        click.option(
+            "--token-file",
+            type=click.Path(path_type=Path),
+            help="File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
+        ),
+        click.option(
+            "--audit-log", type=_FILE, help="File that is told, in JSON lines, who connected and was refused."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def tls_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of TLS, handed to `command` as one `TlsChoice` named `tls`."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from djinn_core.cli.access_options import TlsChoice, tls_options
+from djinn_core.cli.access_options import TlsChoice, access_options, tls_options
 from djinn_core.errors import ConfigurationError
 from djinn_core.server.gateway import GatewayOptions, Serving
 
@@ -36,7 +36,7 @@ _PORT = click.IntRange(0, 65535)
     multiple=True,
     help="Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
 )
-@click.option("--token-file", type=click.Path(path_type=Path), help="File with the token that clients must show.")
+@access_options
 @click.option(
     "--connection-file",
     type=click.Path(path_type=Path),
@@ -89,6 +89,7 @@ def command(
     memory_gib: float | None,
     compilers: tuple[str, ...],
     token_file: Path | None,
+    audit_log: Path | None,
     connection_file: Path | None,
     tls: TlsChoice,
     insecure_plaintext_on_network: bool,
@@ -107,11 +108,12 @@ def command(
         ports={"tcp": port, "tcps": port, "http": http_port, "https": http_port},
         devices=devices,
         token_file=token_file,
+        audit_log=audit_log,
         connection_file=connection_file,
         threads=threads,
+        memory=int((memory_gib or 0) * 2**30),
         compilers=compilers,
         store=(store or _default_store()) if store_gib else None,
-        memory=int((memory_gib or 0) * 2**30),
         store_bytes=int(store_gib * 2**30),
         warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,

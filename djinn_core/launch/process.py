@@ -21,7 +21,7 @@ from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.lines import LineReader, write_line
 from djinn_core.launch.orders import Answer, Drain, Failed, Order, Ready, Report, Sessions, Start, read_answer, to_line
-from djinn_core.launch.tickets import LIFETIME, issue, new_key
+from djinn_core.launch.tickets import LIFETIME, NOBODY, Badge, issue, new_key
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
 
@@ -170,9 +170,9 @@ class ExecutorProcess:
         """Wait until the process has ended; its exit status, negative for a signal."""
         return self._process.wait()
 
-    def issue_ticket(self, client: str = "", lifetime: float = LIFETIME) -> str:
+    def issue_ticket(self, client: str = "", lifetime: float = LIFETIME, badge: Badge = NOBODY) -> str:
         """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
-        return issue(self._key, client, lifetime)
+        return issue(self._key, client, lifetime, badge)
 
     def status(self, timeout: float = 5.0) -> Sessions:
         """Its sessions and its device's memory.

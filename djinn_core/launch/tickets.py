@@ -17,17 +17,31 @@ import time
 import attrs
 import msgspec
 
+from djinn_core.launch.token_table import Quota
+
 KEY_BYTES = 32
 LIFETIME = 60.0  # seconds; a client dials several addresses, each of which may time out
 CLIENT_LENGTH = 128
 
 
-class Grant(msgspec.Struct, frozen=True, array_like=True):
+class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Who somebody is that a gateway lets in: a tenant, by the token of that id, with what the tenant may use."""
+
+    tenant: str = ""
+    token: str = ""
+    quota: Quota = Quota()
+
+
+NOBODY = Badge()  # in particular: whoever started the executor
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What a ticket says. `expires` is in seconds of the machine's monotonic clock, which its processes share."""
 
     client: str
     expires: float
     nonce: str
+    badge: Badge = NOBODY
 
 
 def new_key() -> bytes:
@@ -35,9 +49,9 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def issue(key: bytes, client: str, lifetime: float = LIFETIME) -> str:
+def issue(key: bytes, client: str, lifetime: float = LIFETIME, badge: Badge = NOBODY) -> str:
     """A ticket for `client` (a name for people to read), good for one use within `lifetime` seconds."""
-    grant = Grant(_plain(client), time.monotonic() + lifetime, secrets.token_urlsafe(12))
+    grant = Grant(_plain(client), time.monotonic() + lifetime, secrets.token_urlsafe(12), badge)
     statement = msgspec.json.encode(grant)
     return base64.urlsafe_b64encode(_sign(key, statement) + statement).decode("ascii")
 

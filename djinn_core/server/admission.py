@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -12,73 +13,139 @@ from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.tickets import LIFETIME
+from djinn_core.launch.tickets import LIFETIME, Badge
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.server.audit import Audit
+from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
 from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse, send_message
 from djinn_core.server.pool import Pool
 from djinn_core.server.relay import relay
-from djinn_core.server.tokens import Token
+from djinn_core.server.strangers import Strangers
+from djinn_core.server.tenants import Tenants
 from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
 from djinn_core.wire.resume_messages import Resume
 
-HELLO_SECONDS = 10.0
+HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
 _REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
 _log = get_logger("djinn.server")
 
 
+_FIRST = "the first message must be one that shows a token"
+
+
+@attrs.define
+class Counts:
+    """What has happened since the gateway started, for `/metrics`: refusals by kind, admissions by tenant."""
+
+    connections: int = 0
+    refused: Counter[str] = attrs.field(factory=Counter)
+    admitted: Counter[str] = attrs.field(factory=Counter)
+    relayed: int = 0
+
+
 @attrs.frozen
 class Admission:
-    """Lets clients with the token in: a ticket for an executor, a relay to it where they need one, or the status.
+    """Lets clients with a token in: a ticket for an executor, a relay to it where they need one, or the status.
 
     Attributes:
+        gatekeeper: knows the tokens. tenants: have the executors. audit: hears of everybody.
         transports: ways to the executors.
-        gateway: where the gateway listens. status: what it is doing.
+        gateway: where the gateway listens. status: what it is doing, for somebody who may see that.
+        strangers: those that have shown nothing yet.
     """
 
-    token: Token
-    pool: Pool
+    gatekeeper: Gatekeeper
+    tenants: Tenants
+    audit: Audit
     transports: tuple[Transport, ...]
     gateway: Callable[[], tuple[str, ...]]
-    status: Callable[[], Status]
+    status: Callable[[Identity], Status]
+    strangers: Strangers = attrs.field(factory=Strangers)
+    counts: Counts = attrs.field(factory=Counts)
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
         connection.limits = STRANGER_LIMITS
-        message = _first_message(connection)
-        if message is None:
-            return
-        if not isinstance(message, Hello | StatusRequest) or not self.token.matches(message.token):
-            _log.warning("a connection without the right token was refused", asked=type(message).__name__)
-            time.sleep(random.uniform(*_REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
-            refuse(connection, "the token is not the one that this server asks for: see its connection file")
-            return
-        if message.protocol != PROTOCOL_VERSION:
-            refuse(connection, _versions(message))
+        self.counts.connections += 1
+        with self.strangers.entered(connection):
+            message = self._first_message(connection)
+            if message is None:
+                return
+            identity = self._identify(connection, message)
+        if identity is None or not isinstance(message, Hello | StatusRequest):
             return
         try:
             if isinstance(message, StatusRequest):
-                send_message(connection, self.status())
+                self.audit.note("status", tenant=identity.tenant, key=identity.token, peer=_peer(connection))
+                send_message(connection, self.status(identity))
             else:
-                self._welcome(connection, message)
+                self._welcome(connection, message, identity)
         except TransportError as error:
             _log.info("a connection ended", error=str(error))
         except ProtocolError as error:
             _log.warning("a connection was closed that does not follow the protocol", error=str(error))
             complain(connection, str(error))
 
-    def _welcome(self, connection: Connection, hello: Hello) -> None:
-        found = self.pool.find(hello.device)
-        if isinstance(found, str):
-            refuse(connection, found)
+    def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
+        """Who sent the first message; None where nobody is let in with it, who was told why."""
+        if not isinstance(message, Hello | StatusRequest):
+            self._refuse(connection, Denied(_FIRST, "no_token"), type(message).__name__)
+            return None
+        identity = self.gatekeeper.identify(message.token)
+        if isinstance(identity, Denied):
+            self._refuse(connection, identity, type(message).__name__)
+            return None
+        if message.protocol != PROTOCOL_VERSION:
+            self._refuse(connection, Denied(_versions(message), "version"), type(message).__name__, identity)
+            return None
+        if identity.monitor and isinstance(message, Hello):
+            self._refuse(
+                connection, Denied("this token is good for watching the server only", "monitor"), "Hello", identity
+            )
+            return None
+        return identity
+
+    def _refuse(self, connection: Connection, denied: Denied, asked: str, who: Identity | None = None) -> None:
+        self.counts.refused[denied.kind] += 1
+        known = {} if who is None else {"tenant": who.tenant, "key": who.token}
+        self.audit.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
+        if who is None:
+            time.sleep(random.uniform(*_REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
+        refuse(connection, denied.reason)
+
+    def _first_message(self, connection: Connection) -> AnyMessage | None:
+        try:
+            return receive_message(connection, HELLO_SECONDS)
+        except TimeoutError:
+            self.counts.refused["slow"] += 1
+            self.audit.note("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
+        except ProtocolError as error:
+            self.counts.refused["protocol"] += 1
+            self.audit.note("refused", why="protocol", peer=_peer(connection))
+            _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+            complain(connection, str(error))
+        except TransportError as error:
+            _log.info("a connection ended before it asked for anything", error=str(error))
+        return None
+
+    def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
+        pool = self.tenants.pool_of(identity.tenant)
+        found = pool.find(hello.device) if isinstance(pool, Pool) else pool
+        if isinstance(found, str) or isinstance(pool, str):
+            self._refuse(connection, Denied(str(found), "device"), "Hello", identity)
             return
         number, executor = found
         ready = executor.ready
         if hello.torch != ready.torch:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
-        _log.info("a client was let in", client=hello.client, device=ready.device.id, executor=executor.process_id)
-        ticket = executor.issue_ticket(hello.client)
-        offered = (ready.device, self.gateway(), self.pool.devices, number)
+        self.counts.admitted[identity.tenant] += 1
+        facts = {"tenant": identity.tenant, "key": identity.token, "client": hello.client}
+        where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
+        self.audit.note("admitted", **facts, **where)
+        badge = Badge(identity.tenant, identity.token, identity.quota)
+        ticket = executor.issue_ticket(hello.client, badge=badge)
+        offered = (ready.device, self.gateway(), pool.devices, number)
         welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered)
         send_message(connection, welcome)
         attach = _wish_for_relay(connection)
@@ -94,6 +161,7 @@ class Admission:
             refuse(connection, "the executor cannot be reached: connect again")
             return
         connection.limits = Limits()
+        self.counts.relayed += 1
         try:
             send_message(inner, attach)
             relay(connection, inner)
@@ -101,17 +169,9 @@ class Admission:
             inner.close()
 
 
-def _first_message(connection: Connection) -> AnyMessage | None:
-    try:
-        return receive_message(connection, HELLO_SECONDS)
-    except TimeoutError:
-        _log.warning("a connection was closed that asked for nothing", seconds=HELLO_SECONDS)
-    except ProtocolError as error:
-        _log.warning("a connection was closed that does not follow the protocol", error=str(error))
-        complain(connection, str(error))
-    except TransportError as error:
-        _log.info("a connection ended before it asked for anything", error=str(error))
-    return None
+def _peer(connection: Connection) -> str:
+    """Who is at the other end, as far as the transport says."""
+    return str(getattr(connection, "peer", "")).removeprefix("client ")
 
 
 def _wish_for_relay(connection: Connection) -> Attach | Resume | None:

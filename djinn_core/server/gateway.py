@@ -25,10 +25,12 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.role import become_server
 from djinn_core.server.admission import Admission
+from djinn_core.server.audit import Audit
+from djinn_core.server.gatekeeper import Gatekeeper, Identity
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.offering import offered
-from djinn_core.server.pool import Pool
-from djinn_core.server.tokens import Token, check_exposure, find_token
+from djinn_core.server.tenants import Tenants
+from djinn_core.server.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.wire.messages import Status
 
 _log = get_logger("djinn.server")
@@ -42,7 +44,8 @@ class GatewayOptions:
         host: address to listen at.
         ports: by URL scheme the port to listen at; 0, as for schemes that are missing, takes any free one.
         devices: devices to offer, an executor for each; `all`: what there is; empty: the best that the machine has.
-        token_file: file with the token; None: the environment's, or a new one.
+        token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
+        audit_log: file that is told who connected and what was refused; None: the log alone.
         connection_file: where to write URLs and token; None: a place of the user's own.
         threads: torch threads of each executor.
         plaintext_accepted: whether the operator accepts that everything travels unencrypted on a network.
@@ -53,10 +56,10 @@ class GatewayOptions:
         store, store_bytes: where weights are kept so that they need not travel again, and how many bytes; None: nowhere.
         warm: safetensors files whose tensors need not travel at all.
         compilers: as in the settings.
+        memory: bytes that the sessions of each executor may hold; 0: as much as its device has.
         tls: the certificate to show, and whose certificates clients must show; None: no TLS.
         pinned: whether clients know the certificate by its fingerprint, which the connection file then says.
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
-        memory: bytes that the sessions of each executor may hold; 0: as much as its device has.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -64,6 +67,7 @@ class GatewayOptions:
     ports: Mapping[str, int] = attrs.field(factory=dict)
     devices: tuple[str, ...] = ()
     token_file: Path | None = None
+    audit_log: Path | None = None
     connection_file: Path | None = None
     threads: int | None = None
     plugins: tuple[str, ...] | None = None
@@ -77,11 +81,11 @@ class GatewayOptions:
     store_bytes: int = 0
     warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
+    memory: int = 0
     tls: TlsOptions | None = None
     pinned: bool = False
     lease_seconds: float = 30.0
     executor_module: str = EXECUTOR_MODULE
-    memory: int = 0
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
         """What the command line left open, from the settings."""
@@ -92,11 +96,11 @@ class GatewayOptions:
             plugins=settings.plugins,
             disable=settings.disable,
             compilers=self.compilers or settings.compilers,
+            memory=self.memory or bytes_of(settings.memory_gib),
             start_timeout=settings.start_timeout,
             debug=settings.debug,
         )
 
-            memory=self.memory or bytes_of(settings.memory_gib),
 
 @attrs.frozen
 class Serving:
@@ -112,10 +116,12 @@ class Serving:
 class Gateway:
     """Executors, listeners and a connection file that belong together."""
 
-    def __init__(self, options: GatewayOptions, token: Token) -> None:
+    def __init__(self, options: GatewayOptions, token: Token, gatekeeper: Gatekeeper, audit: Audit) -> None:
         self._options = options
         self._token = token
-        self._pool: Pool | None = None
+        self._gatekeeper = gatekeeper
+        self._audit = audit
+        self._tenants: Tenants | None = None
         self._listeners: list[Listener] = []
         self._file: tuple[Path, ConnectionFile] | None = None
         self._since = time.monotonic()
@@ -128,10 +134,11 @@ class Gateway:
             TransportError: an address cannot be bound.
             ConfigurationError: the connection file cannot be written.
         """
-        self._pool = Pool(_executors(self._options), self._options.start_timeout)
+        expected = lambda: len(self._gatekeeper.tenants)  # noqa: E731 - asked again and again
+        self._tenants = Tenants(_executors(self._options), self._options.start_timeout, expected)
         transports = self._transports()
-        executors = self._pool.wait_ready()
-        urls = self._listen(transports, self._pool)
+        executors = self._tenants.wait_ready()
+        urls = self._listen(transports, self._tenants)
         path = self._options.connection_file or default_connection_file()
         content = ConnectionFile(urls, self._token.value, self.fingerprint if self._options.pinned else "")
         write_connection_file(path, content)
@@ -151,8 +158,8 @@ class Gateway:
             self._listeners.pop().close()
         if self._file is not None:
             remove_connection_file(*self._file)
-        if self._pool is not None:
-            self._pool.close(drain_seconds)
+        if self._tenants is not None:
+            self._tenants.close(drain_seconds)
 
     def _transports(self) -> tuple[Transport, ...]:
         # Imported here because they import PyTorch, which takes as long as the executors take to start.
@@ -162,7 +169,7 @@ class Gateway:
         selection = Selection(self._options.plugins, frozenset(self._options.disable))
         return load_registry(selection, builtins=builtin_plugins(), kinds={"transports"}).transports
 
-    def _listen(self, transports: tuple[Transport, ...], pool: Pool) -> tuple[str, ...]:
+    def _listen(self, transports: tuple[Transport, ...], tenants: Tenants) -> tuple[str, ...]:
         tls = self._options.tls
         usable = transports if tls is None else under_tls(transports, tls)
         open_to_network = [t for t in usable if not t.capabilities.same_host]
@@ -171,7 +178,9 @@ class Gateway:
                 "there is no transport to listen with: install djinn-tcp or djinn-http; `djinn plugins` shows what is "
                 "installed and what is broken or disabled"
             )
-        admission = Admission(self._token, pool, transports, self._urls, lambda: self._status(pool))
+        admission = Admission(
+            self._gatekeeper, tenants, self._audit, transports, self._urls, lambda who: self._status(tenants, who)
+        )
         for transport in open_to_network:
             scheme = transport.schemes[0]
             url = f"{scheme}://{network_location(self._options.host, self._options.ports.get(scheme, 0))}"
@@ -181,8 +190,9 @@ class Gateway:
     def _urls(self) -> tuple[str, ...]:
         return tuple(listener.url for listener in self._listeners)
 
-    def _status(self, pool: Pool) -> Status:
-        return Status(djinn_version(), os.getpid(), time.monotonic() - self._since, pool.statuses())
+    def _status(self, tenants: Tenants, who: Identity) -> Status:
+        shown = tenants.statuses(None if who.sees_all else who.tenant)
+        return Status(djinn_version(), os.getpid(), time.monotonic() - self._since, shown)
 
 
 def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
@@ -197,12 +207,14 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
         StartupError: an executor did not start.
         TransportError: an address cannot be bound.
     """
-    token = find_token(options.token_file, os.environ)
-    check_exposure(options.host, token, options.tls is not None or options.plaintext_accepted)
+    table = options.token_file if options.token_file is not None and has_table(options.token_file) else None
+    token = find_token(None if table else options.token_file, {} if table else os.environ)
+    gatekeeper = Gatekeeper(token, table)
+    check_exposure(options.host, token.supplied or table is not None, options.tls is not None or options.plaintext_accepted)
     if options.tls is not None:
         server_context(options.tls)  # what is wrong with the certificate is said before anything starts
     become_server("gateway")
-    gateway = Gateway(options, token)
+    gateway = Gateway(options, token, gatekeeper, Audit(options.audit_log))
     try:
         with _signals_stop():
             announce(gateway.start())
@@ -258,10 +270,10 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             store_bytes=options.store_bytes,
             warm=options.warm,
             compilers=options.compilers,
+            memory=options.memory,
             tls=options.tls,
             lease_seconds=options.lease_seconds,
             module=options.executor_module,
         )
         for device in devices or ("",)
     )
-            memory=options.memory,

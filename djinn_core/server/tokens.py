@@ -11,6 +11,7 @@ import attrs
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_loopback
+from djinn_core.launch.token_table import is_table, read_private
 
 VARIABLE = "DJINN_TOKEN"
 GENERATED = "made up for this server"
@@ -38,16 +39,28 @@ def find_token(file: Path | None, environ: Mapping[str, str]) -> Token:
     """The token from `file`, or from the environment, or a new one.
 
     Raises:
-        ConfigurationError: the file cannot be read, or the token is too short to protect anything.
+        ConfigurationError: the file cannot be read, others may read it, or the token is too short to protect anything.
     """
     if file is not None:
         try:
-            return _checked(file.read_text(encoding="utf-8").strip(), f"from the file {file}")
+            return _checked(read_private(file).decode("utf-8").strip(), f"from the file {file}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
     if environ.get(VARIABLE):
         return _checked(environ[VARIABLE], f"from the environment, {VARIABLE}")
     return Token(secrets.token_urlsafe(32), GENERATED)
+
+
+def has_table(file: Path) -> bool:
+    """Whether the file has a table of tokens, rather than one token as text.
+
+    Raises:
+        ConfigurationError: it cannot be read, or others may read it.
+    """
+    try:
+        return is_table(read_private(file))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
 
 
 def _checked(value: str, origin: str) -> Token:
@@ -59,12 +72,12 @@ def _checked(value: str, origin: str) -> Token:
     return Token(value, origin)
 
 
-def check_exposure(host: str, token: Token, protected: bool) -> None:
+def check_exposure(host: str, supplied: bool, protected: bool) -> None:
     """Refuse to be reachable from other machines unless the operator took care of it.
 
     Args:
         host: where to listen.
-        token: what clients must show.
+        supplied: whether the operator chose the token, or made a table of them.
         protected: whether there is TLS, or the operator accepts that everything travels unencrypted.
 
     Raises:
@@ -74,8 +87,10 @@ def check_exposure(host: str, token: Token, protected: bool) -> None:
     if is_loopback(host):
         return
     lacking = []
-    if not token.supplied:
-        lacking.append("a token of your own: --token-file FILE, or the variable DJINN_TOKEN")
+    if not supplied:
+        lacking.append(
+            "a token of your own: `djinn token create TENANT` and --token-file FILE, or the variable DJINN_TOKEN"
+        )
     if not protected:
         lacking.append(
             "encryption: --tls-cert FILE and --tls-key FILE, or --tls-self-signed; or keep --host 127.0.0.1 and let clients "

@@ -8,7 +8,7 @@ import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
-Secret = Annotated[str, msgspec.Meta(max_length=512)]
+Secret = Annotated[str, msgspec.Meta(max_length=1024)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 

@@ -1,0 +1,191 @@
+"""The file with a server's tokens: whose they are, until when they are good, and what their tenants may use.
+
+Tokens are kept as digests: who reads the file cannot show one. They are random and long, so that a plain digest is as good as
+a slow one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.wire.message import Count
+
+PREFIX: Final = "djinn_"  # tells people, and scanners for leaked secrets, what it is
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a tenant may use on each executor; 0: as much as there is.
+
+    Attributes:
+        sessions: how many at a time.
+        values: live tensors of all its sessions.
+        memory: their bytes.
+        seconds_an_hour: time on the device within an hour.
+        disk: bytes of weights that are kept for it.
+    """
+
+    sessions: Count = 0
+    values: Count = 0
+    memory: Count = 0
+    seconds_an_hour: _Seconds = 0.0
+    disk: Count = 0
+
+
+class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One token. Times in seconds since 1970; `expires` 0: never.
+
+    `monitor`: it is good for looking at the server (status, metrics, health) and for nothing else.
+    """
+
+    id: str
+    tenant: str
+    digest: str
+    created: float
+    expires: float = 0.0
+    monitor: bool = False
+
+    def expired(self, now: float) -> bool:
+        """Whether its time is over."""
+        return bool(self.expires) and now >= self.expires
+
+
+class TokenTable(msgspec.Struct, frozen=True):
+    """What the file holds, as JSON."""
+
+    tokens: tuple[TokenRow, ...] = ()
+    quotas: dict[str, Quota] = {}
+
+
+def digest_of(token: str) -> str:
+    """What is kept of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def check_tenant(name: str) -> str:
+    """`name`, if it can be a tenant's.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if not _TENANT.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a tenant: letters, digits, dots, dashes and underscores, at most 64, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False) -> tuple[TokenTable, TokenRow, str]:
+    """The table with a new token, its row, and the token itself, which nothing remembers.
+
+    Args:
+        table: what there is.
+        tenant: whose it is.
+        seconds: how long it is good for; 0: for ever.
+        monitor: whether it is for looking only.
+    """
+    token, now = PREFIX + secrets.token_urlsafe(32), time.time()
+    row = TokenRow(
+        secrets.token_hex(4), check_tenant(tenant), digest_of(token), now, seconds and now + seconds, monitor
+    )
+    return msgspec.structs.replace(table, tokens=(*table.tokens, row)), row, token
+
+
+def check_mode(path: Path, descriptor: int) -> None:
+    """Refuse a file with secrets that others may read.
+
+    Raises:
+        ConfigurationError: others may, or it belongs to somebody else; the message says what to do.
+    """
+    status = os.fstat(descriptor)
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigurationError(
+            f"others on this machine can read the token file {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
+            f"chmod 600 {path}, and make new tokens if somebody may have"
+        )
+    if status.st_uid not in {os.getuid(), 0}:
+        raise ConfigurationError(f"the token file {path} belongs to another user (id {status.st_uid}): chown it")
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a file that nobody else may read.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigurationError: others may read it.
+    """
+    with path.open("rb") as file:
+        check_mode(path, file.fileno())
+        return file.read()
+
+
+def is_table(content: bytes) -> bool:
+    """Whether a file has a table, and not a token as text."""
+    return content.lstrip().startswith(b"{")
+
+
+def parse_table(content: bytes, path: Path) -> TokenTable:
+    """The table.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    try:
+        return msgspec.json.decode(content, type=TokenTable)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no table of tokens as `djinn token create` writes it: {error}") from error
+
+
+def read_table(path: Path) -> TokenTable:
+    """The table in a file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is none, or others may read it.
+    """
+    try:
+        return parse_table(read_private(path), path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the token file {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def change_table(path: Path) -> Iterator[list[TokenTable]]:
+    """The table in a file, empty where there is none, as the only item of a list; what the list holds at the end is written.
+
+    Raises:
+        ConfigurationError: it cannot be read or written, or others may read it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (path.parent / f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            box = [read_table(path) if path.exists() else TokenTable()]
+            yield box
+            _write(path, box[0])
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the token file {path}: {error.strerror or error}") from error
+
+
+def _write(path: Path, table: TokenTable) -> None:
+    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(table)) + b"\n")
+        file.flush()
+        os.fsync(descriptor)
+    Path(aside).replace(path)

@@ -1,0 +1,60 @@
+"""The audit log: who connected, what was refused. One JSON object a line; secrets have no place in it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.logs import get_logger, redact
+
+_log = get_logger("djinn.server")
+
+
+class Audit:
+    """Writes to a file that only its owner can read, or nowhere; the server's log says the same."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Raises `ConfigurationError` where the file cannot be written."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._file = -1 if path is None else _open(path)
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Write one line: `event` is one of `admitted`, `refused`, `status`, `evicted`, `started`, `stopped`."""
+        level = _log.warning if event == "refused" else _log.info
+        level(f"audit: {event}", **facts)
+        if self._file < 0:
+            return
+        clean = redact(None, event, {"time": dt.datetime.now(dt.UTC).isoformat(), "audit": event, **facts})
+        line = msgspec.json.encode(clean) + b"\n"
+        try:
+            with self._lock:
+                self._reopen_if_moved()
+                os.write(self._file, line)  # one write: lines of several processes do not mix
+        except OSError as error:
+            _log.error("the audit log cannot be written", path=str(self._path), error=str(error))
+
+    def _reopen_if_moved(self) -> None:
+        """Go on in a new file where somebody (logrotate) has moved the old one away."""
+        assert self._path is not None
+        try:
+            moved = self._path.stat().st_ino != os.fstat(self._file).st_ino
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            os.close(self._file)
+            self._file = _open(self._path)
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the audit log {path}: {error.strerror or error}") from error

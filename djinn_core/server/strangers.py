@@ -1,0 +1,48 @@
+"""Connections that have shown nothing yet: few, and none for long.
+
+Where there are too many, the oldest has to go: whoever has a token shows it at once, so that it is hardly ever the oldest.
+Nothing is counted by address: many clients may share one, a good one with a bad one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.logs import get_logger
+
+MOST: Final = 512
+_log = get_logger("djinn.server")
+
+
+class Strangers:
+    """Those that have shown nothing yet, oldest first."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Connection] = {}
+        self.dropped = 0
+
+    @contextmanager
+    def entered(self, connection: Connection) -> Iterator[None]:
+        """`connection` is a stranger's while the block lasts."""
+        with self._lock:
+            self._waiting[id(connection)] = connection
+            oldest = next(iter(self._waiting)) if len(self._waiting) > self._most else None
+            dropped = None if oldest is None else self._waiting.pop(oldest)
+            self.dropped += dropped is not None
+        if dropped is not None:
+            _log.warning("too many connections that ask for nothing: the oldest was closed", most=self._most)
+            dropped.close()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(id(connection), None)
+
+    def __len__(self) -> int:
+        return len(self._waiting)

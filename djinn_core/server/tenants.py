@@ -1,0 +1,164 @@
+"""Executors by tenant: what one tenant's programs do to theirs, another one's never notice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from djinn_core.errors import StartupError
+from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.logs import get_logger
+from djinn_core.server.pool import Pool
+from djinn_core.wire.messages import ExecutorStatus
+
+MOST: Final = 16  # tenants that have executors at a time
+IDLE_SECONDS: Final = 600.0  # after which a tenant without sessions gives its executors back
+_log = get_logger("djinn.server")
+
+
+class Tenants:
+    """The executors of a gateway: a pool for each tenant that has come, and one in reserve where more may come.
+
+    A pool that was started ahead goes to whoever comes first, and to nobody else afterwards.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[ExecutorOptions],
+        start_timeout: float,
+        expected: Callable[[], int] = lambda: 1,
+        most: int = MOST,
+    ) -> None:
+        """Start the first pool, without waiting for it. `expected`: how many tenants there may be.
+
+        Raises:
+            StartupError: a process cannot be started.
+        """
+        self._options = tuple(options)
+        self._start_timeout = start_timeout
+        self._expected = expected
+        self._most = most
+        self._lock = threading.Lock()
+        self._starting: dict[str, threading.Lock] = {}
+        self._pools: dict[str, Pool] = {}
+        self._used: dict[str, float] = {}
+        self._reserve: Pool | None = None
+        self._closed = False
+        self._first = Pool(self._options, start_timeout)
+
+    def wait_ready(self) -> tuple[ExecutorProcess, ...]:
+        """Wait until the first pool is ready.
+
+        Raises:
+            StartupError: it did not start.
+        """
+        ready = self._first.wait_ready()
+        self._reserve = self._first
+        return ready
+
+    def pool_of(self, tenant: str) -> Pool | str:
+        """The tenant's executors, started now where it has none; or why there are none."""
+        with self._lock:
+            starting = self._starting.setdefault(tenant, threading.Lock())
+        with starting:  # one tenant's executors are started once, others do not wait for them
+            with self._lock:
+                found = self._pools.get(tenant) or self._take_reserve(tenant)
+                if found is not None:
+                    self._used[tenant] = time.monotonic()
+                    return found
+                if self._closed:
+                    return "the server is shutting down: connect again later"
+                if len(self._pools) >= self._most:
+                    return f"this server has executors for {self._most} tenants at a time: try again later"
+            return self._start(tenant)
+
+    def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
+        """What `djinn status` shows: of one tenant's executors, or of all."""
+        return tuple(status for _, pool in self._owned(tenant) for status in pool.statuses())
+
+    def pools(self) -> list[tuple[str, Pool]]:
+        """All pools with their tenants; the one in reserve under an empty name."""
+        return self._owned(None)
+
+    @property
+    def ready(self) -> bool:
+        """Whether somebody who comes now finds an executor."""
+        return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
+
+    def release_idle(self) -> None:
+        """End the executors of tenants that have had no session for long; where there is one tenant, they stay."""
+        if self._expected() < 2:
+            return
+        for tenant, pool in self._owned(None):
+            if tenant and any(status.sessions for status in pool.statuses()):
+                self._used[tenant] = time.monotonic()
+        with self._lock:
+            limit = time.monotonic() - IDLE_SECONDS
+            idle = {tenant: self._pools.pop(tenant) for tenant, at in list(self._used.items()) if at < limit}
+            for tenant in idle:
+                del self._used[tenant]
+        for tenant, pool in idle.items():
+            _log.info("a tenant has not come for long: its executors end", tenant=tenant)
+            pool.close(0.0)
+
+    def close(self, drain_seconds: float) -> None:
+        """Let sessions end for at most `drain_seconds`, then end all processes."""
+        with self._lock:
+            self._closed = True
+            pools = [*self._pools.values(), self._reserve or self._first]
+            self._pools, self._reserve = {}, None
+        closing = [threading.Thread(target=pool.close, args=(drain_seconds,)) for pool in dict.fromkeys(pools)]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def _owned(self, tenant: str | None) -> list[tuple[str, Pool]]:
+        with self._lock:
+            pools = list(self._pools.items())
+            if self._reserve is not None:
+                pools.append(("", self._reserve))
+        return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
+
+    def _take_reserve(self, tenant: str) -> Pool | None:
+        """Give the reserve to a tenant, and have another one started where more tenants may come."""
+        pool, self._reserve = self._reserve, None
+        if pool is None:
+            return None
+        self._pools[tenant] = pool
+        if len(self._pools) < min(self._expected(), self._most):
+            threading.Thread(target=self._refill, name="djinn-reserve", daemon=True).start()
+        return pool
+
+    def _refill(self) -> None:
+        pool = self._started("")
+        if isinstance(pool, str):
+            return
+        with self._lock:
+            if self._reserve is None and not self._closed:
+                self._reserve = pool
+                return
+        pool.close(0.0)
+
+    def _start(self, tenant: str) -> Pool | str:
+        pool = self._started(tenant)
+        if isinstance(pool, str):
+            return pool
+        with self._lock:
+            if not self._closed:
+                self._pools[tenant], self._used[tenant] = pool, time.monotonic()
+                return pool
+        pool.close(0.0)
+        return "the server is shutting down: connect again later"
+
+    def _started(self, tenant: str) -> Pool | str:
+        try:
+            pool = Pool(self._options, self._start_timeout)
+            pool.wait_ready()
+        except StartupError as error:
+            _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
+            return "no executor could be started for you: try again later"
+        _log.info("executors for a tenant were started", tenant=tenant or "the next one")
+        return pool
