@@ -12,13 +12,14 @@ from djinn_core.plugins.kinds import Kind
 def complaint(candidate: object, kind: Kind) -> str:
     """What keeps `candidate` from being an object of `kind`, as the end of a sentence, or an empty string."""
     wanted = kind.protocol.__name__
-    shown = f"{type(candidate).__name__} {getattr(candidate, 'name', '')!r}"
+    name = getattr(candidate, "name", "")
+    shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
     if isinstance(candidate, type):
         return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
     faults = [*_attribute_faults(candidate, kind.protocol), *_method_faults(candidate, kind.protocol)]
     if faults:
         return f"returned {shown}, which is no {wanted}: {'; '.join(faults)}"
-    if not getattr(candidate, "name", ""):
+    if not name:
         return f"returned a {type(candidate).__name__} with an empty `name`"
     return ""
 

@@ -9,10 +9,13 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import PluginError
+from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import Candidate
 from djinn_core.plugins.kinds import KINDS
-from djinn_core.plugins.loading import Loaded, load
+from djinn_core.plugins.loading import HookError, Loaded, load
 from djinn_core.plugins.report import PluginRow
+
+log = get_logger("djinn.plugins")
 
 
 @attrs.frozen
@@ -22,6 +25,10 @@ class Failure:
     row: PluginRow
     error: PluginError
     fatal: bool
+
+    def warn(self) -> None:
+        """Say once, in the log, that the rest goes on without it."""
+        log.warning("a plugin cannot be used", plugin=self.row.name, error=str(self.error))
 
 
 @attrs.define
@@ -72,7 +79,7 @@ class Intake:
         for objects, item in _pairs(loaded):
             for key in _claims(objects, item):
                 if key in fresh or key in self.claims:
-                    raise PluginError(_clash(*key, self.claims.get(key, loaded.candidate), loaded.candidate))
+                    raise HookError(_clash(*key, self.claims.get(key, loaded.candidate), loaded.candidate))
                 fresh.add(key)
         self.claims.update(dict.fromkeys(fresh, loaded.candidate))
 

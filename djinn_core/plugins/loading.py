@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping
@@ -19,6 +20,10 @@ from djinn_core.plugins.discovery import Candidate
 from djinn_core.plugins.kinds import KINDS, Kind
 
 log = get_logger("djinn.plugins")
+
+
+class HookError(PluginError):
+    """A hook raised, or what it returned cannot be used: only processes that call this hook know of it."""
 
 
 @attrs.frozen
@@ -46,7 +51,7 @@ def load(candidate: Candidate, kinds: Collection[str], trace: bool) -> Loaded:
         implemented = tuple(kind for kind in KINDS if getattr(manager.hook, kind.hook).get_hookimpls())
         objects = {kind.objects: _registered(manager, kind) for kind in implemented if kind.name in kinds}
     except PluginError as error:
-        raise PluginError(f"{candidate.label} cannot be used: {error}") from error.__cause__
+        raise type(error)(f"{candidate.label} cannot be used: {error}") from error.__cause__
     return Loaded(candidate, tuple(kind.name for kind in implemented), objects)
 
 
@@ -66,11 +71,13 @@ def _check_version(plugin: object) -> None:
             "it does not say which plugin API it was written for. Add `djinn_api_version = "
             f"{API_VERSION}` beside its hooks, where {API_VERSION} is the version that this Djinn has"
         )
+    if not isinstance(version, int):
+        raise PluginError(f"its `djinn_api_version` is {version!r}, but must be a whole number: {API_VERSION}")
     if version != API_VERSION:
-        older = isinstance(version, int) and version < API_VERSION
+        older = version < API_VERSION
         advice = "Install a newer version of the plugin" if older else "Install a newer Djinn"
         raise PluginError(
-            f"it was written for plugin API version {version!r}, and this Djinn has version {API_VERSION}. {advice}"
+            f"it was written for plugin API version {version}, and this Djinn has version {API_VERSION}. {advice}"
         )
 
 
@@ -113,16 +120,18 @@ def _registered(manager: pluggy.PluginManager, kind: Kind) -> tuple[Any, ...]:
     except PluginError:
         raise
     except Exception as error:
-        raise PluginError(f"its {kind.hook} raised {_shown(error)}") from error
+        raise HookError(f"its {kind.hook} raised {_shown(error)}") from error
     for item in objects:
         if problem := complaint(item, kind):
-            raise PluginError(f"its {kind.hook} {problem}")
+            raise HookError(f"its {kind.hook} {problem}")
     return objects
 
 
 def _listed(answer: object, kind: Kind) -> Iterable[Any]:
+    if inspect.iscoroutine(answer):
+        answer.close()  # nobody will await it, which Python would warn of
     if isinstance(answer, str) or not isinstance(answer, Iterable):
-        raise PluginError(
+        raise HookError(
             f"its {kind.hook} returned {answer!r}, but must return a list of {kind.protocol.__name__} objects"
         )
     return answer

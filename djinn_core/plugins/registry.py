@@ -23,6 +23,7 @@ from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import Candidate, built_in, choices, installed, named
 from djinn_core.plugins.intake import Failure, Intake
 from djinn_core.plugins.kinds import EVERY_KIND
+from djinn_core.plugins.loading import HookError
 from djinn_core.plugins.report import PluginRow
 
 log = get_logger("djinn.plugins")
@@ -89,8 +90,6 @@ class Survey:
     def usable(self, strict: bool) -> Registry:
         """The registry, unless a failure is fatal or `strict` makes it so.
 
-        Executors take it from here, without a warning: whoever started them has given it.
-
         Raises:
             PluginError: the first such failure.
         """
@@ -125,7 +124,26 @@ def load_registry(
     found = survey(selection, builtins=builtins, entry_points=entry_points, kinds=kinds)
     registry = found.usable(selection.strict)
     for failure in found.failures:
-        log.warning("a plugin cannot be used", plugin=failure.row.name, error=str(failure.error))
+        failure.warn()
+    return registry
+
+
+def load_where_started(
+    selection: Selection,
+    *,
+    builtins: Mapping[str, object],
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+    kinds: Collection[str] = EVERY_KIND,
+) -> Registry:
+    """As `load_registry`, in a process that another one started, which has loaded the same plugins and warned of them.
+
+    Here only hooks that failed are warned of, since the other process may not call them.
+    """
+    found, _ = _survey(selection, builtins, entry_points, kinds)
+    registry = found.usable(selection.strict)
+    for failure in found.failures:
+        if isinstance(failure.error, HookError):
+            failure.warn()
     return registry
 
 
@@ -136,7 +154,18 @@ def survey(
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
     kinds: Collection[str] = EVERY_KIND,
 ) -> Survey:
-    """As `load_registry`, but raise and warn about nothing: what cannot be used is in the failures."""
+    """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
+    found, available = _survey(selection, builtins, entry_points, kinds)
+    _warn_of_unknown(selection.disable, available)
+    return found
+
+
+def _survey(
+    selection: Selection,
+    builtins: Mapping[str, object],
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None,
+    kinds: Collection[str],
+) -> tuple[Survey, tuple[Candidate, ...]]:
     own, offered = built_in(builtins), installed(entry_points)
     intake = Intake(selection.disable, kinds, selection.trace)
     for candidate in own:
@@ -146,9 +175,8 @@ def survey(
             intake.take(candidate)
     else:
         _take_requested(intake, selection.plugins, own, offered)
-    _warn_of_unknown(selection.disable, (*own, *offered))
     registry = Registry(**intake.ordered(), rows=tuple(intake.rows), owners=intake.owners)
-    return Survey(registry, tuple(intake.failures))
+    return Survey(registry, tuple(intake.failures)), (*own, *offered)
 
 
 def _take_requested(

@@ -31,7 +31,7 @@ from djinn_core.launch.orders import Failed, Ready, Sessions, Start
 from djinn_core.launch.securing import under_tls
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
-from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.plugins.registry import Registry, Selection, load_where_started
 from djinn_core.role import become_server
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
@@ -230,7 +230,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if start.threads is not None:
         torch.set_num_threads(start.threads)
     selection = Selection(start.plugins, frozenset(start.disable))
-    registry = load_registry(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
+    registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     opened = limited(open_device(registry.devices, device), start.memory)
     begin_compiling(opened, registry, start.compilers)
     return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start), start.lease_seconds, _tls(start))

@@ -46,14 +46,14 @@ def _ask(plugins: Sequence[str] | None, disable: Iterable[str], timeout: float) 
 def main() -> None:
     """Print the ids of the devices that device plugins report, as JSON."""
     from djinn_core.builtins import builtin_plugins
-    from djinn_core.plugins.registry import Selection, load_registry
+    from djinn_core.plugins.registry import Selection, load_where_started
     from djinn_core.role import become_server
 
     become_server("executor")
     chosen = json.loads(sys.argv[1])
     names = None if chosen["plugins"] is None else tuple(chosen["plugins"])
     selection = Selection(names, frozenset(chosen["disable"]))
-    registry = load_registry(selection, builtins=builtin_plugins(), kinds={"devices"})
+    registry = load_where_started(selection, builtins=builtin_plugins(), kinds={"devices"})
     found = [capabilities.id for device in registry.devices for capabilities in device.discover()]
     sys.stdout.write(f"{json.dumps(found)}\n")
 

@@ -13,7 +13,7 @@ import pytest
 
 from djinn_core.config import resolve
 from djinn_core.errors import PluginError
-from djinn_core.plugins.registry import Registry, Selection, load_registry, survey
+from djinn_core.plugins.registry import Registry, Selection, load_registry, load_where_started, survey
 
 Install = Callable[..., None]
 Offered = Callable[[], list[importlib.metadata.EntryPoint]]
@@ -27,6 +27,7 @@ BROKEN = {
     "exits": ("raise SystemExit(3)", "importing it raised SystemExit: 3"),
     "old": ("djinn_api_version = 0", "plugin API version 0, and this Djinn has version 1. Install a newer version of"),
     "new": ("djinn_api_version = 2", "plugin API version 2, and this Djinn has version 1. Install a newer Djinn"),
+    "spelt": ("djinn_api_version = '1'", "its `djinn_api_version` is '1', but must be a whole number: 1"),
     "silent": ("x = 1", "Add `djinn_api_version = 1`"),
     "hookless": ("djinn_api_version = 1", "it implements no hook of Djinn. There are: djinn_register_interceptors"),
     "unmarked": ("djinn_api_version = 1\ndef djinn_register_devices(): return []", "Put `@djinn.hookimpl` above it"),
@@ -49,6 +50,14 @@ BROKEN = {
     "generator": (
         HEAD + "@hookimpl\ndef djinn_register_patterns(): yield 1 / 0",
         "its djinn_register_patterns raised ZeroDivisionError: division by zero",
+    ),
+    "awaited": (
+        HEAD + "@hookimpl\nasync def djinn_register_patterns(): return []",
+        "but must return a list of Pattern objects",
+    ),
+    "nameless": (
+        HEAD + "@hookimpl\ndef djinn_register_patterns(): return [object()]",
+        "returned an instance of object, which is no Pattern: it lacks",
     ),
     "single": (
         HEAD + "@hookimpl\ndef djinn_register_patterns(): return 7",
@@ -280,3 +289,11 @@ def test_a_survey_raises_nothing(install: Install, offered: Offered) -> None:
     found = survey(Selection(plugins=("broken", "missing"), strict=True), builtins={}, entry_points=offered())
     assert sorted(failure.row.name for failure in found.failures) == ["broken", "missing"]
     assert {row.status for row in found.registry.rows} == {"failed"}
+
+
+def test_a_process_that_was_started_repeats_no_warning(install: Install, offered: Offered, logged: Logged) -> None:
+    install("broken", "raise ImportError('no wings')")
+    install("bursts", BROKEN["bursts"][0])
+    registry = load_where_started(Selection(disable=frozenset({"nothing"})), builtins={}, entry_points=offered())
+    assert {row.name: row.status for row in registry.rows} == {"broken": "failed", "bursts": "failed"}
+    assert [event["plugin"] for event in logged()] == ["bursts"]  # only here has this hook been called
