@@ -1,10 +1,11 @@
-"""For interceptors: what a function records, to be recorded again at a stroke; values that come later; random state."""
+"""For interceptors and substitutions: what a function records, to be recorded again at a stroke; values that come later; random state."""
 
 from __future__ import annotations
 
 from djinn_core.interception.device.random_state import keep_state as keep_random_state
 from djinn_core.interception.device.random_state import set_state as restore_random_state
 from djinn_core.interception.later import Pending, fetch_later, round_trip_seconds
+from djinn_core.interception.recording.groups import group
 from djinn_core.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tracing import let_dynamo_trace
@@ -15,6 +16,7 @@ __all__ = [
     "Pending",
     "RecordedCall",
     "fetch_later",
+    "group",
     "is_watched",
     "keep_random_state",
     "let_dynamo_trace",

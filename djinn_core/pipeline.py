@@ -25,7 +25,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import rebind, rebind_profile
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.ir.substitution import Rewritten
+from djinn_core.ir.substitution import Derived, Rewritten, not_derived
 from djinn_core.stages.annotate import NOTHING_KNOWN, annotate
 from djinn_core.stages.cache import PlanCache, Remembered
 from djinn_core.stages.estimate import estimate
@@ -79,6 +79,8 @@ class Request:
         memory_limits: by device id the bytes that the program may hold there at once.
         latency_target: seconds in which the program should be done; 0: as soon as possible.
         stream: which programs of its structure are under way.
+        hints: facts for the stages after `annotate`, beside those of patterns.
+        derived: where the values of a recipe are already, by device id, and their copies.
     """
 
     topology: NetworkTopology
@@ -94,6 +96,8 @@ class Request:
     memory_limits: Mapping[str, int] = attrs.field(factory=dict)
     latency_target: float = 0.0
     stream: Stream = ALONE
+    hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    derived: Derived = attrs.field(default=not_derived, eq=False)
 
 
 def plan(
@@ -160,7 +164,7 @@ def plan(
 
 
 def _beginning(graph: ProgramGraph, profile: WorkloadProfile, costs: Costs, request: Request) -> OptimizationContext:
-    known = (graph, profile, costs, request.topology, starting_plan(graph, profile), _kept(graph))
+    known = (graph, profile, costs, request.topology, starting_plan(graph, profile, request.hints), _kept(graph))
     return OptimizationContext(*known, stream=request.stream)
 
 
@@ -213,11 +217,18 @@ def _plan_rewritten(
 ) -> PipelineResult:
     done = {result.optimization for result in results}
     rest = Fewer(plugins, tuple(o for o in plugins.optimizations if o.name not in done))
-    resident = dict(request.resident)
-    for recipe in rewritten.recipes:  # what is made of weights stays where they are
+    resident, copies = dict(request.resident), dict(request.copies)
+    for recipe in rewritten.recipes:  # what is made of weights is where it is, or will stay where they are
+        if (there := request.derived(recipe)) is not None:
+            resident |= dict(zip(recipe.makes, there.homes, strict=True))
+            copies |= {v: held for v, held in zip(recipe.makes, there.copies, strict=True) if held}
+            continue
         homes = [resident[v] for v in recipe.sources if v in resident]
         resident |= dict.fromkeys(recipe.makes, homes[0]) if homes else {}
-    result = plan(ProgramGraph(rewritten.program), rest, attrs.evolve(request, resident=resident))
+    hints = {**request.hints, "groups": rewritten.groups} if rewritten.groups else request.hints
+    result = plan(
+        ProgramGraph(rewritten.program), rest, attrs.evolve(request, resident=resident, copies=copies, hints=hints)
+    )
     if result.plan is not None:
         result = attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*results, *result.plan.results)))
     if result.schedule is not None:

@@ -23,13 +23,16 @@ class Substitution:
         nodes: ids of the nodes that go. Nothing else may use what they make, but for the outputs.
         inputs: values that `compute` is given, in order.
         outputs: values that it returns, in order: of the same shape and dtype.
-        compute: ordinary PyTorch code without sync points.
+        compute: ordinary PyTorch code without sync points. Where parts of it may run beside each other, it says so with
+            `djinn.recording.group`.
+        relies: further nodes that stay, and that the code repeats or that it was made for: it holds while they are the same.
     """
 
     nodes: frozenset[int]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     compute: Compute = attrs.field(repr=False, eq=False)
+    relies: frozenset[int] = frozenset()
 
 
 @attrs.frozen(eq=False)
@@ -65,6 +68,7 @@ class Rewritten:
         own: instructions whose calls are not the original's.
         relied: nodes of the original with the calls that this holds for, sizes and numbers included.
         recipes: what is computed from weights beforehand, each by itself.
+        groups: instructions that are meant to run on one device, each group beside the others.
     """
 
     program: Program
@@ -74,9 +78,26 @@ class Rewritten:
     own: frozenset[int]
     relied: tuple[tuple[int, Call], ...]
     recipes: tuple[Recipe, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def values(self) -> tuple[int, ...]:
         """The original's values by first appearance, then those of the recipe, then those of its own."""
         derived = (value for recipe in self.recipes for value in recipe.makes)
         return tuple(dict.fromkeys((*self.origin.operands, *derived, *self.program.operands)))
+
+
+@attrs.frozen
+class Places:
+    """Where the values of a recipe are, in its order: device id of each, and of its copies."""
+
+    homes: tuple[str, ...]
+    copies: tuple[tuple[str, ...], ...]
+
+
+Derived = Callable[[Recipe], Places | None]
+
+
+def not_derived(recipe: Recipe) -> None:
+    """Nothing was derived yet."""
+    del recipe

@@ -17,10 +17,14 @@ from djinn_core.stages.attribution import title, warn_skipped
 from djinn_core.stages.verify_rewrite import check_rewrite
 from djinn_core.stages.verify_substitution import check_substitutions
 
+_NO_HINTS: Mapping[str, tuple[Any, ...]] = {}
 
-def starting_plan(graph: Graph, profile: WorkloadProfile) -> OptimizationPlan:
-    """The plan before any optimization: every node, and what the patterns hint at."""
-    plan = OptimizationPlan(tuple(node.id for node in graph.nodes))
+
+def starting_plan(
+    graph: Graph, profile: WorkloadProfile, hints: Mapping[str, tuple[Any, ...]] = _NO_HINTS
+) -> OptimizationPlan:
+    """The plan before any optimization: every node, `hints`, and what the patterns hint at."""
+    plan = OptimizationPlan(tuple(node.id for node in graph.nodes), hints=hints)
     for match in profile.patterns:
         plan = attrs.evolve(plan, hints=_add_hints(plan.hints, match.hints))
     return plan

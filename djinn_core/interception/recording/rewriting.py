@@ -15,7 +15,8 @@ import torch
 
 from djinn_core.errors import InvalidStage
 from djinn_core.interception.dispatch import append
-from djinn_core.interception.recording.recorder import Ask, Recorder, recording_on
+from djinn_core.interception.recording.groups import GroupingRecorder
+from djinn_core.interception.recording.recorder import Ask, recording_on
 from djinn_core.interception.recording.streaming import Entry
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_core.interception.tensors.storage import BorrowedValue, Storage
@@ -47,7 +48,7 @@ def rewrite(program: Program, substitutions: Sequence[Substitution], weights: fr
         return _Rewriting(program, substitutions, recorder).run(weights)
 
 
-class _Apart(Recorder):
+class _Apart(GroupingRecorder):
     """Records what is never sent."""
 
     __slots__ = ()
@@ -74,7 +75,7 @@ class _Apart(Recorder):
 
 
 @contextmanager
-def _apart() -> Iterator[Recorder]:
+def _apart() -> Iterator[GroupingRecorder]:
     recorder = _Apart()
     recorder.limit = _NEVER
     with recording_on(recorder), torch.inference_mode():
@@ -83,20 +84,22 @@ def _apart() -> Iterator[Recorder]:
 
 @attrs.frozen
 class _Made:
-    """One instruction of the new program: slots by their positions in the original's, or -1."""
+    """One instruction of the new program: slots by their positions in the original's, or -1; its group, or -1."""
 
     entry: Entry
     slots: tuple[int, ...]
     node: int
     own: bool
+    group: int
 
 
 class _Rewriting:
-    def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: Recorder) -> None:
+    def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: GroupingRecorder) -> None:
         self.program = program
         self.recorder = recorder
         self.first = {min(s.nodes): s for s in substitutions}
         self.gone = frozenset().union(*(s.nodes for s in substitutions))
+        self.relied = self.gone.union(*(s.relies for s in substitutions))
         self.tensors: dict[int, LazyTensor] = {}
         self.storages: dict[int, Storage] = {}
         self.names: dict[int, int] = {}
@@ -156,7 +159,7 @@ class _Rewriting:
         self._name(instruction.outputs, [r for r, is_new in zip(results, new, strict=True) if is_new])
         entries = self.recorder.entries[before:]
         same = len(entries) == 1 and entries[0][0] is call
-        self._note(entries, tuple(slots) if same else None, instruction.index)
+        self._note(before, tuple(slots) if same else None, instruction.index)
 
     def _substitute(self, substitution: Substitution) -> None:
         before = len(self.recorder.entries)
@@ -169,7 +172,7 @@ class _Rewriting:
             raise InvalidStage(
                 f"the code of a substitution draws random numbers ({random}), which others would have drawn"
             )
-        self._note(entries, None, min(substitution.nodes))
+        self._note(before, None, min(substitution.nodes))
 
     def _computed(self, substitution: Substitution) -> list[LazyTensor]:
         """What the code makes, which has to look like what it stands for."""
@@ -210,19 +213,22 @@ class _Rewriting:
             if handle == make_handle(storage, _FIRST):  # it is the whole memory: what looks into it does so still
                 self.memories[storage] = storage_of(value)
 
-    def _note(self, entries: Sequence[Entry], slots: tuple[int, ...] | None, node: int) -> None:
-        program = self.program
+    def _note(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
+        """Take what was recorded from entry `first` on, which is or stands for `node`."""
+        program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None
-        for call, handles, numbers, code, offset, _ in entries:  # whose line and module are still the user's
+        for at in range(first, len(entries)):
+            call, handles, numbers, code, offset, _ = entries[at]  # whose line and module are still the user's
             module = program.modules[node] if program.modules else None
             entry = (call, handles, numbers, *(where or (code, offset)), module)
-            self.made.append(_Made(entry, (-1,) * len(numbers) if slots is None else slots, node, slots is None))
+            own, group = slots is None, self.recorder.group_of(at)
+            self.made.append(_Made(entry, (-1,) * len(numbers) if slots is None else slots, node, own, group))
 
     def _finish(self, weights: frozenset[int]) -> Rewritten:
         self._check_kept()
         before, rest = _hoisted([self._renamed(m) for m in self.made], weights)
         used = {h for m in rest for h in m.entry[1][: m.entry[0].operand_count]}
-        relied = sorted({m.node for m in self.made if m.own} | self.gone)
+        relied = sorted({m.node for m in self.made if m.own} | self.relied)
         program = _program([m.entry for m in rest], self.program)
         return Rewritten(
             program,
@@ -232,6 +238,7 @@ class _Rewriting:
             frozenset(i for i, m in enumerate(rest) if m.own),
             tuple((node, self.program.calls[node]) for node in relied),
             tuple(_recipe(part, used) for part in _independent(before)),
+            _groups(rest),
         )
 
     def _check_kept(self) -> None:
@@ -254,6 +261,12 @@ class _Rewriting:
         call, handles, slots, code, offset, module = made.entry
         renamed = tuple(self._known_as(handle) for handle in handles)
         return attrs.evolve(made, entry=(call, renamed, slots, code, offset, module))
+
+
+def _groups(made: Sequence[_Made]) -> tuple[tuple[int, ...], ...]:
+    """The instructions of each group."""
+    numbers = range(max((m.group for m in made), default=-1) + 1)
+    return tuple(tuple(i for i, m in enumerate(made) if m.group == number) for number in numbers)
 
 
 def _shown(made: object) -> str:
