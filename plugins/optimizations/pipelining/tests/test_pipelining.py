@@ -2,13 +2,87 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
-from djinn.testing import OptimizationConformance
+import djinn_pipelining
+from djinn.hooks import CostEstimate, Costs, DataResidency, Stream
+from djinn.testing import OptimizationConformance, PluginConformance, ProgramBuilder, optimization_context
 from djinn_pipelining import Pipelining
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_pipelining
 
 
 class TestConforms(OptimizationConformance):
     @pytest.fixture
     def optimization(self):
         return Pipelining()
+
+
+def judged(builder, seconds=5e-3, devices=4, stream=None, **residency):
+    """What the optimization says of a program whose ops take `seconds` each, with one of its kind under way."""
+    graph = builder.graph()
+    given = optimization_context(graph, devices)
+    row = tuple(CostEstimate(0, 0, 0, seconds) for _ in graph.nodes)
+    costs = Costs(dict.fromkeys([d.id for d in given.topology.devices], row))
+    stream = Stream(1, "server/cpu:1") if stream is None else stream
+    profile = attrs.evolve(given.profile, residency=residency.get("residency", {}))
+    return Pipelining().optimize(attrs.evolve(given, costs=costs, stream=stream, profile=profile))
+
+
+def layer(builder):
+    return builder.op("aten::mm", builder.input(8, 8), builder.input(8, 8), shape=(8, 8))
+
+
+def test_as_many_devices_as_the_client_keeps_busy():
+    builder = ProgramBuilder()
+    layer(builder)
+    assert judged(builder).rewrite.hints == {"pipeline": (4,)}
+    assert judged(builder, seconds=1.6e-3).rewrite.hints == {"pipeline": (3,)}
+    result = judged(builder, seconds=5e-4)
+    assert not result.applied
+    assert result.reason == "it takes 0.5 ms, and 0.512 ms to record: one device does what the client asks for"
+
+
+def test_not_where_each_is_waited_for():
+    builder = ProgramBuilder()
+    layer(builder)
+    assert judged(builder, stream=Stream()).reason == "nothing of its kind is under way: each result was waited for"
+    assert judged(builder, devices=1).reason == "there is one device"
+
+
+def test_not_where_something_is_carried():
+    builder = ProgramBuilder()
+    made = layer(builder)
+    carried = Stream(1, "server/cpu:1", frozenset({made}))
+    assert judged(builder, stream=carried).reason == "it takes what an earlier program has made"
+
+
+def test_not_where_an_input_is_written_also_through_a_view():
+    builder = ProgramBuilder()
+    state = builder.input(8, 8)
+    builder.inplace("aten::add_.Tensor", builder.view("aten::slice.Tensor", state, shape=(4, 8)), builder.input(4, 8))
+    assert judged(builder).reason == "aten::add_.Tensor writes what the next program may read"
+
+
+def test_writing_what_it_has_made_itself_is_its_own_affair():
+    builder = ProgramBuilder()
+    builder.inplace("aten::relu_", layer(builder))
+    assert judged(builder).applied
+
+
+def test_not_where_random_numbers_are_drawn():
+    builder = ProgramBuilder()
+    builder.op("aten::bernoulli", builder.input(8, 8), shape=(8, 8), random=True)
+    assert judged(builder).reason == "aten::bernoulli draws random numbers, which have one order"
+
+
+def test_not_where_a_cache_is_left():
+    builder = ProgramBuilder()
+    made = layer(builder)
+    found = judged(builder, residency={made: DataResidency.STATEFUL_KV_CACHE})
+    assert found.reason == "it leaves a stateful kv cache to the next program"

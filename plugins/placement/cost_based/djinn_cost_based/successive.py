@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import attrs
@@ -31,8 +31,10 @@ def for_successive(options: Options) -> Option | None:
         return None
     alone = min((math.fsum(u.seconds[row] for u in options.work.units) for row in _rows(options)), default=0.0)
     offered = [rate for rate in (_in_turns(options, wanted), _in_stages(options, wanted)) if rate is not None]
-    best = min(offered, key=lambda rate: rate.interval, default=None)
-    if best is None or best.interval > PAYS * alone:
+    if not offered:
+        return None
+    best = offered[-1] if offered[-1].interval < PAYS * offered[0].interval else offered[0]
+    if best.interval > PAYS * alone:
         return None
     others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in offered if r is not best)
     told = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"
@@ -61,17 +63,17 @@ def _in_turns(options: Options, wanted: int) -> Rate | None:
     if count < LEAST or listed is None or listed.devices != (turn,):
         return None
     took = math.fsum(unit.seconds[row_of[turn]] for unit in work.units)
-    if _copying(options, main, alike) / RUNS > took * (1 - 1 / count):
+    if _copying(options, dict.fromkeys(alike, work.weights)) / RUNS > took * (1 - 1 / count):
         return None
     why = f"the turn of this device: each of {count} takes a whole input, with weights of its own"
     return Rate(Option(listed, lambda _: why), took / count)
 
 
-def _copying(options: Options, main: str, alike: Sequence[str]) -> float:
-    """Seconds until all devices that take turns have all weights."""
-    work, missing = options.work, 0.0
-    for device in alike:
-        for storage in work.weights:
+def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
+    """Seconds until all devices have the weights that are wanted there."""
+    work, main, missing = options.work, options.main(), 0.0
+    for device, weights in wanted.items():
+        for storage in weights:
             home = work.homes.get(storage, main)
             if home != device and device not in options.copies.get(storage, ()):
                 missing += options.hardware.seconds(home, device, work.sizes[storage])
@@ -91,8 +93,13 @@ def _in_stages(options: Options, wanted: int) -> Rate | None:
     if len(took) < LEAST:
         return None
     told = {d: f"stage {n} of {len(devices)} for successive inputs, {shown(took[d])}" for n, d in enumerate(devices, 1)}
-    option = Option(listed, lambda index: told.get(listed.where[index], "what it writes lives there"))
-    return Rate(option, max(*took.values(), _travelling(options, listed)))
+    interval = max(*took.values(), _travelling(options, listed))
+    read = {
+        d: {s for u, at in zip(options.work.units, listed.where, strict=True) if at == d for s in u.reads} for d in took
+    }
+    if _copying(options, {d: read[d] & options.work.weights for d in took}) / RUNS > sum(took.values()) - interval:
+        return None
+    return Rate(Option(listed, lambda index: told.get(listed.where[index], "what it writes lives there")), interval)
 
 
 def _travelling(options: Options, listed: Listed) -> float:

@@ -13,6 +13,7 @@ from djinn.hooks import (
     InvalidStage,
     Link,
     NetworkTopology,
+    Stream,
 )
 from djinn.testing import PlacementPolicyConformance, PluginConformance, ProgramBuilder, placement_context
 from djinn_cost_based import CostBased
@@ -176,17 +177,53 @@ def test_keys_and_values_that_a_pattern_wants_together_are_together():
     assert placement.values[last[0]] == placement.values[last[1]]
 
 
-def test_a_chain_is_divided_into_stages_where_a_hint_says_that_inputs_follow_each_other():
-    graph, weights = chain(8)
-    given = context(graph, devices(1 << 30, 1 << 30))
+def successive(graph, weights, there, turn, **links):
+    """Many inputs follow each other, the weights are on the first device, and it is the turn of one."""
+    given = context(graph, there, **links)
     profile = attrs.evolve(given.profile, residency=dict.fromkeys(weights, DataResidency.PERSISTENT_WEIGHT))
     plan = attrs.evolve(given.plan, hints={"pipeline": (2,)})
-    given = attrs.evolve(given, plan=plan, profile=profile, resident=dict.fromkeys(weights, "s/cpu:0"))
-    placement = CostBased().place(given)
+    stream = Stream(following=1, turn=turn)
+    resident = dict.fromkeys(weights, "s/cpu:0")
+    return attrs.evolve(given, plan=plan, profile=profile, resident=resident, stream=stream)
+
+
+def test_a_chain_is_divided_into_stages_where_a_hint_says_that_inputs_follow_each_other():
+    graph, weights = chain(8)
+    placement = CostBased().place(successive(graph, weights, devices(1 << 30, 1 << 30), ""))
     where = [d.device for d in placement.decisions if graph.nodes[d.node].operation == "mm"]
     assert where == ["s/cpu:0"] * 4 + ["s/cpu:1"] * 4
     assert len(placement.copies) == 4
     assert placement.decisions[0].reason.startswith("stage 1 of 2 for successive inputs, 4 ms")
+
+
+@pytest.mark.parametrize("turn", ["s/cpu:0", "s/cpu:1"])
+def test_devices_take_whole_inputs_in_turn_where_stages_are_not_faster(turn):
+    graph, weights = chain(8)
+    placement = CostBased().place(successive(graph, weights, devices(1 << 30, 1 << 30), turn))
+    assert used(placement) == {turn}
+    assert set(placement.copies) == (set() if turn == "s/cpu:0" else set(weights))
+    assert placement.decisions[0].reason.endswith("one every 4 ms, in 2 stages every 4 ms, on one device every 8.01 ms")
+
+
+def test_where_not_all_weights_fit_once_more_there_are_stages():
+    graph, weights = chain(8)
+    small = devices(1 << 30, sum(graph.meta(w).nbytes for w in weights))  # less than a tenth is spared
+    assert used(CostBased().place(successive(graph, weights, small, "s/cpu:1"))) == {"s/cpu:0", "s/cpu:1"}
+
+
+def test_weights_that_take_too_long_to_copy_stay_and_so_do_inputs():
+    graph, weights = chain(8)
+    there = devices(1 << 30, 1 << 30)
+    placement = CostBased().place(successive(graph, weights, there, "s/cpu:1", bandwidth=1e6))
+    assert used(placement) == {"s/cpu:0"}
+
+
+def test_a_slower_device_has_no_turn():
+    graph, weights = chain(8)
+    given = successive(graph, weights, devices(1 << 30, 1 << 30), "s/cpu:1")
+    slow = tuple(attrs.evolve(e, seconds=e.seconds * 10) for e in given.costs.by_device["s/cpu:1"])
+    given = attrs.evolve(given, costs=Costs({**given.costs.by_device, "s/cpu:1": slow}))
+    assert used(CostBased().place(given)) == {"s/cpu:0"}
 
 
 def test_devices_that_lack_a_dtype_are_passed_over():
