@@ -58,8 +58,9 @@ def _obstacle(graph: Graph, device: DeviceCapabilities) -> str:
     if device.dtypes and not dtypes <= device.dtypes:
         return f"it lacks {', '.join(sorted(dtypes - device.dtypes))}"
     needed = sum(_storage_bytes(graph).values())
-    if device.memory and needed > device.memory:
-        return f"its {device.memory:,} bytes of memory are less than the {needed:,} bytes of the inputs"
+    if device.memory and needed > device.memory + device.spill:
+        spilled = f" and {device.spill:,} that it can spill" if device.spill else ""
+        return f"its {device.memory:,} bytes of memory{spilled} are less than the {needed:,} bytes of the inputs"
     return ""
 
 

@@ -60,6 +60,7 @@ class DeviceCapabilities:
         name: what the hardware calls itself.
         memory: bytes in total.
         memory_free: bytes that were free when it was measured.
+        spill: bytes beyond its memory that its executor can keep elsewhere and bring back.
         flops: peak floating-point operations a second (0: unknown).
         bandwidth: memory bandwidth in bytes a second (0: unknown).
         dtypes: names of the dtypes that it computes with; empty means all.
@@ -78,6 +79,7 @@ class DeviceCapabilities:
     dtypes: frozenset[str] = frozenset()
     calibration: Calibration | None = None
     group: str = ""
+    spill: int = 0
     queue: float = attrs.field(default=0.0, eq=False)  # changes all the time, and plans do not depend on it
 
 

@@ -40,7 +40,13 @@ def topology_of(device: DeviceInfo) -> NetworkTopology:
 def capabilities_of(device: DeviceInfo) -> DeviceCapabilities:
     """What an executor says of its device, and what was measured of it."""
     return DeviceCapabilities(
-        device.id, device.kind, device.name, device.memory, device.memory_free, calibration=calibration_of(device)
+        device.id,
+        device.kind,
+        device.name,
+        device.memory,
+        device.memory_free,
+        calibration=calibration_of(device),
+        spill=device.spill,
     )
 
 

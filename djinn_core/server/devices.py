@@ -33,6 +33,7 @@ class OpenDevice:
             name=known.name,
             memory=memory.get("total", known.memory),
             memory_free=memory.get("free", known.memory_free),
+            spill=memory.get("spill", 0),
             threads=torch.get_num_threads() if known.kind == FALLBACK else 0,
             torch=str(torch.__version__),
         )

@@ -39,7 +39,8 @@ HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A physical device, sizes in bytes, and what runs on it: how fast it is depends on both.
 
-    `threads` are those that an op may use on a CPU, `torch` is the version of PyTorch; 0 and empty where they are unknown.
+    `threads` are those that an op may use on a CPU, `torch` is the version of PyTorch; 0 and empty where they are unknown. `spill` is
+    how much of what does not fit into its memory may lie elsewhere.
     """
 
     id: Name
@@ -51,6 +52,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     torch: Name = ""
 
 
+    spill: Count = 0
 class Hello(Message, frozen=True):
     """First message to a gateway: who asks. An empty `device` asks for the gateway's default.
 

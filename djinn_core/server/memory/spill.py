@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -48,6 +49,9 @@ class SpillSpace(Protocol):
 
     def free(self, slot: Slot) -> None:
         """Forget it."""
+
+    def room(self) -> int:
+        """How many bytes it can still take, about."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -129,6 +133,10 @@ class FileSpill:
         self._gaps.give(slot)
         self.used -= slot.size
 
+    def room(self) -> int:
+        """As `SpillSpace.room`."""
+        return shutil.disk_usage(self._directory or tempfile.gettempdir()).free
+
     def close(self) -> None:
         """As `SpillSpace.close`."""
         if self._file is not None:
@@ -180,6 +188,10 @@ class PinnedSpill:
         """As `SpillSpace.free`."""
         self.used -= slot.size
         del self._blocks[slot.start]
+
+    def room(self) -> int:
+        """As `SpillSpace.room`; page-locked memory is taken from everybody, so it is half of what is there."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
     def close(self) -> None:
         """As `SpillSpace.close`."""
