@@ -22,10 +22,13 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
+from djinn_core.launch.hosts import VARIABLE as HOSTS_VARIABLE
+from djinn_core.launch.hosts import is_called, is_well_formed, own_names
 from djinn_core.logs import get_logger
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
+    "HOSTS_VARIABLE",
     "AcceptedTlsConnection",
     "Buffer",
     "Connection",
@@ -50,6 +53,9 @@ __all__ = [
     "dial_tls",
     "encode_frame",
     "get_logger",
+    "is_called",
+    "is_well_formed",
+    "own_names",
     "send_buffers",
     "serve_connection",
     "server_context",

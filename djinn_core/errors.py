@@ -56,6 +56,10 @@ class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
         super().__init__(message)
 
 
+class QuotaExceeded(DjinnError):  # noqa: N818 - says what happened
+    """A tenant has used up what it may use of a server."""
+
+
 class StartupError(DjinnError, RuntimeError):
     """A server, an executor or the embedded default did not start."""
 

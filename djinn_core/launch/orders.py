@@ -68,7 +68,13 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     seconds: float
 
 
-Order = Start | Report | Drain
+class Evict(msgspec.Struct, frozen=True, tag="evict"):
+    """End the sessions of whoever came with one of these tokens (their ids): they are not good any more."""
+
+    tokens: tuple[str, ...]
+
+
+Order = Start | Report | Drain | Evict
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -86,12 +92,30 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
+class Distribution(msgspec.Struct, frozen=True):
+    """How often something took at most so many seconds (`bounds`, and longer than the last), and all of it together."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class Metered(msgspec.Struct, frozen=True):
+    """What an executor has done (`counters`), what is so now (`gauges`), messages by type, and distributions."""
+
+    counters: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    messages: dict[str, int] = {}
+    distributions: dict[str, Distribution] = {}
+
+
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
     """What runs: answer to `Report`."""
 
     number: Count
     device: DeviceInfo
     sessions: tuple[SessionStatus, ...]
+    metered: Metered = Metered()
 
 
 Answer = Ready | Failed | Sessions

@@ -20,7 +20,19 @@ from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.lines import LineReader, write_line
-from djinn_core.launch.orders import Answer, Drain, Failed, Order, Ready, Report, Sessions, Start, read_answer, to_line
+from djinn_core.launch.orders import (
+    Answer,
+    Drain,
+    Evict,
+    Failed,
+    Order,
+    Ready,
+    Report,
+    Sessions,
+    Start,
+    read_answer,
+    to_line,
+)
 from djinn_core.launch.tickets import LIFETIME, NOBODY, Badge, issue, new_key
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
@@ -190,6 +202,11 @@ class ExecutorProcess:
             if answer is None:
                 raise StartupError(f"executor process {self.process_id} {_ending(self._process)}")
             return answer
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """Have the sessions of tokens that are not good any more ended; returns at once."""
+        with contextlib.suppress(OSError):  # already gone, and the sessions with it
+            self._order(Evict(tokens))
 
     def drain(self, seconds: float) -> None:
         """Ask it to take no new sessions and to end when the last has ended, or after `seconds`; returns at once."""

@@ -130,7 +130,7 @@ class Admission:
         return None
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
-        pool = self.tenants.pool_of(identity.tenant)
+        pool = self.tenants.pool_of(identity.tenant, identity.quota.memory)
         found = pool.find(hello.device) if isinstance(pool, Pool) else pool
         if isinstance(found, str) or isinstance(pool, str):
             self._refuse(connection, Denied(str(found), "device"), "Hello", identity)

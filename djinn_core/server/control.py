@@ -6,12 +6,12 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from djinn_core.errors import StartupError
 from djinn_core.launch.lines import LineReader, write_line
-from djinn_core.launch.orders import Answer, Drain, Report, Sessions, Start, read_order, to_line
+from djinn_core.launch.orders import Answer, Drain, Evict, Report, Sessions, Start, read_order, to_line
 from djinn_core.logs import get_logger
 
 START_SECONDS = 30.0
@@ -29,6 +29,9 @@ class Serving(Protocol):
 
     def stop_accepting(self) -> None:
         """Let nobody in any more."""
+
+    def evict(self, tokens: Collection[str]) -> None:
+        """End the sessions of whoever came with one of these tokens."""
 
     @property
     def idle(self) -> bool:
@@ -103,6 +106,8 @@ class Control:
             order = read_order(line)
             if isinstance(order, Report):
                 self.report(serving.sessions(order.number))
+            elif isinstance(order, Evict):
+                serving.evict(order.tokens)
             elif isinstance(order, Drain):
                 self._drain(serving, order.seconds)
 

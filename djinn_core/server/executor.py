@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ import torch
 from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.lasting import expire
-from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location, transport_for
@@ -43,6 +43,7 @@ from djinn_core.server.leases import LeasedConnection, Leases
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession, compile_on
 from djinn_core.server.store import WeightStore
+from djinn_core.server.tenancy import Tenancy
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import Resume
 
@@ -65,7 +66,7 @@ class Executor:
     ) -> None:
         """`lease_seconds`: how long a session waits for a client whose connection broke. `tls`: for the network, if any."""
         self._device = device
-        self._store = store
+        self._tenancy = Tenancy(store)
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
@@ -107,6 +108,10 @@ class Executor:
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return
+        reason = self._tenancy.refusal(admitted.grant.badge, len(self._roster))
+        if reason:
+            refuse(connection, reason)
+            return
         self._begin(connection, admitted)
 
     def _begin(self, connection: Connection, admitted: Admitted) -> None:
@@ -114,10 +119,10 @@ class Executor:
         name = secrets.token_urlsafe(16)
         leased = self._leases.lease(name, connection, self._lease_seconds) if self._lease_seconds else None
         talk = leased or connection
-        session = self._new_session(self._device.runtime, self._store, self._harbour)
-        client = admitted.grant.client
+        session = self._new_session(self._device.runtime, self._tenancy.store, self._harbour)
+        client, key = admitted.grant.client, admitted.grant.badge.token
         try:
-            with self._roster.enter(Entry(name, client, session)), _log_session(talk, name, client):
+            with self._roster.enter(Entry(name, client, session, key, talk)), _log_session(talk, name, client):
                 send_message(connection, self._attached(name, admitted, leased))
                 session.serve(talk)
         finally:
@@ -125,14 +130,26 @@ class Executor:
             session.close()
 
     def _attached(self, name: str, admitted: Admitted, leased: LeasedConnection | None) -> Attached:
-        said = attached(name, os.getpid(), self._device.info(), admitted.operators, recalls=self._store is not None)
+        said = attached(
+            name, os.getpid(), self._device.info(), admitted.operators, recalls=self._tenancy.store is not None
+        )
         if leased is None:
             return said
         return msgspec.structs.replace(said, lease=self._lease_seconds, secret=leased.secret)
 
     def sessions(self, number: int) -> Sessions:
         """What runs now."""
-        return Sessions(number, self._device.info(), self._roster.statuses())
+        return Sessions(number, self._device.info(), self._roster.statuses(), self._tenancy.metered())
+
+    def evict(self, tokens: Collection[str]) -> None:
+        """End the sessions of whoever came with one of these tokens (their ids)."""
+        for entry in self._roster.of_tokens(tokens):
+            _log.warning("a session is ended: its token is not good any more", session=entry.id, client=entry.client)
+            if entry.connection is not None:
+                _part(
+                    entry.connection, "the token that you came with has been revoked or has expired: ask for a new one"
+                )
+                entry.connection.close()
 
     @property
     def idle(self) -> bool:
@@ -179,6 +196,9 @@ def _log_session(connection: Connection, name: str, client: str) -> Iterator[Non
     except ProtocolError as error:
         log.warning("session broken off: the client does not follow the protocol", error=str(error))
         _part(connection, str(error))
+    except QuotaExceeded as error:
+        log.warning("session broken off: its tenant has used up what it may", reason=str(error))
+        _part(connection, f"the server ended this session: {error}")
     except TransportError as error:
         log.info("session ended with its connection", error=str(error))
     except Exception as error:
@@ -233,7 +253,9 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     opened = limited(open_device(registry.devices, device), start.memory)
     begin_compiling(opened, registry, start.compilers)
-    return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start), start.lease_seconds, _tls(start))
+    return Executor(
+        opened, registry, TicketChecker(start.key), new, _open_store(start), start.lease_seconds, _tls(start)
+    )
 
 
 def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]) -> None:
@@ -263,7 +285,8 @@ def _tls(start: Start) -> TlsOptions | None:
     if not start.tls_certificate:
         return None
     files = (start.tls_certificate, start.tls_key, start.tls_authority)
-    return TlsOptions(*(Path(file) if file else None for file in files))
+    certificate, key, authority = (Path(file) if file else None for file in files)
+    return TlsOptions(certificate, key, authority)
 
 
 def _take_standard_input() -> int:

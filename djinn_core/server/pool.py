@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from djinn_core.errors import StartupError
+from djinn_core.launch.orders import Sessions
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
@@ -26,6 +27,7 @@ class Seat:
         self._closing = threading.Event()
         self._state = "starting"
         self._device_id = options.device
+        self._restarts = 0
         self._process = ExecutorProcess(options)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
@@ -61,6 +63,25 @@ class Seat:
                 state = "silent"
         name = self._options.device or "default"
         return ExecutorStatus(DeviceInfo(id=name, kind=name.partition(":")[0]), process.process_id, state)
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self._restarts
+
+    def report(self) -> Sessions | None:
+        """What it says of itself; None where it is not there or says nothing."""
+        if self._state != "ready":
+            return None
+        try:
+            return self._process.status(_STATUS_SECONDS)
+        except StartupError as error:
+            _log.warning("an executor does not report", process=self._process.process_id, error=str(error))
+            return None
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """End the sessions of tokens that are not good any more."""
+        self._process.evict(tokens)
 
     def drain(self, seconds: float) -> None:
         """Let its sessions end within `seconds`; returns at once."""
@@ -100,6 +121,7 @@ class Seat:
                 self._process.close(0.0)
                 return False
             self._state = "ready"
+            self._restarts += 1
             _log.info("an executor was started again", process=self._process.process_id)
             return True
         return False
@@ -147,6 +169,16 @@ class Pool:
     def devices(self) -> tuple[str, ...]:
         """Ids of the devices, in the order of their numbers, as the executors said at first."""
         return tuple(seat.device_id for seat in self._seats)
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """The places of the executors, in the order of their numbers."""
+        return tuple(self._seats)
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """End the sessions of tokens that are not good any more."""
+        for seat in self._seats:
+            seat.evict(tokens)
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
         """What `djinn status` shows of each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -32,11 +32,16 @@ class Session(Protocol):
 
 @attrs.frozen
 class Entry:
-    """A session with who has it (as they call themselves) and since when, in seconds of the monotonic clock."""
+    """A session with who has it (as they call themselves) and since when, in seconds of the monotonic clock.
+
+    `token` is the id of the token that let them in, `connection` where they are heard.
+    """
 
     id: str
     client: str
     session: Session
+    token: str = ""
+    connection: Connection | None = None
     since: float = attrs.field(factory=time.monotonic)
 
     def status(self) -> SessionStatus:
@@ -73,6 +78,14 @@ class Roster:
         with self._lock:
             entries = list(self._entries.values())
         return tuple(entry.status() for entry in entries)
+
+    def of_tokens(self, tokens: Collection[str]) -> list[Entry]:
+        """Those who came with one of these tokens."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     @property
     def empty(self) -> bool:

@@ -48,6 +48,22 @@ class WeightStore:
         self._queued = 0
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def of_tenant(self, tenant: str, limit: int) -> WeightStore:
+        """A tenant's own: what others have sent is not found in it, what the operator lends (`lend`) is.
+
+        Args:
+            tenant: its name; that of nobody in particular gives this store.
+            limit: how many bytes it may hold at most; 0: as much as this one.
+
+        Raises:
+            OSError: its directory cannot be made.
+        """
+        if not tenant:
+            return self
+        own = WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit))
+        own._files_of_others = self._files_of_others
+        return own
+
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
         """The bytes of that digest (uint8, writable, private to the caller), or None where they are not here."""
         path = self._path(digest)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import attrs
+
 from djinn_core.errors import StartupError
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
@@ -58,13 +60,16 @@ class Tenants:
         self._reserve = self._first
         return ready
 
-    def pool_of(self, tenant: str) -> Pool | str:
-        """The tenant's executors, started now where it has none; or why there are none."""
+    def pool_of(self, tenant: str, memory: int = 0) -> Pool | str:
+        """The tenant's executors, started now where it has none; or why there are none.
+
+        `memory`: bytes that each of them may hold, for a tenant whose memory is limited; 0: as much as the options say.
+        """
         with self._lock:
             starting = self._starting.setdefault(tenant, threading.Lock())
         with starting:  # one tenant's executors are started once, others do not wait for them
             with self._lock:
-                found = self._pools.get(tenant) or self._take_reserve(tenant)
+                found = self._pools.get(tenant) or (None if memory else self._take_reserve(tenant))
                 if found is not None:
                     self._used[tenant] = time.monotonic()
                     return found
@@ -72,7 +77,7 @@ class Tenants:
                     return "the server is shutting down: connect again later"
                 if len(self._pools) >= self._most:
                     return f"this server has executors for {self._most} tenants at a time: try again later"
-            return self._start(tenant)
+            return self._start(tenant, memory)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
         """What `djinn status` shows: of one tenant's executors, or of all."""
@@ -81,6 +86,11 @@ class Tenants:
     def pools(self) -> list[tuple[str, Pool]]:
         """All pools with their tenants; the one in reserve under an empty name."""
         return self._owned(None)
+
+    def evict(self, tokens: tuple[str, ...]) -> None:
+        """End the sessions of tokens that are not good any more."""
+        for _, pool in self._owned(None):
+            pool.evict(tokens)
 
     @property
     def ready(self) -> bool:
@@ -142,8 +152,8 @@ class Tenants:
                 return
         pool.close(0.0)
 
-    def _start(self, tenant: str) -> Pool | str:
-        pool = self._started(tenant)
+    def _start(self, tenant: str, memory: int) -> Pool | str:
+        pool = self._started(tenant, memory)
         if isinstance(pool, str):
             return pool
         with self._lock:
@@ -153,9 +163,12 @@ class Tenants:
         pool.close(0.0)
         return "the server is shutting down: connect again later"
 
-    def _started(self, tenant: str) -> Pool | str:
+    def _started(self, tenant: str, memory: int = 0) -> Pool | str:
+        limited = tuple(
+            attrs.evolve(o, memory=min(memory, o.memory or memory) if memory else o.memory) for o in self._options
+        )
         try:
-            pool = Pool(self._options, self._start_timeout)
+            pool = Pool(limited, self._start_timeout)
             pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))

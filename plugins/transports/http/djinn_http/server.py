@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
-import re
 import secrets
 import socket
 import ssl
@@ -14,11 +11,20 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from djinn.transports import Connection, Limits, TransportError, get_logger, serve_connection
+from djinn.transports import (
+    HOSTS_VARIABLE,
+    Connection,
+    Limits,
+    TransportError,
+    get_logger,
+    is_called,
+    is_well_formed,
+    own_names,
+    serve_connection,
+)
 from djinn_http import dialect
 from djinn_http.channel import Channel
 from djinn_http.counting import (
@@ -40,9 +46,6 @@ _SWEEP_SECONDS: Final = 1.0
 _START_SECONDS: Final = 10.0
 _HANDSHAKE_SECONDS: Final = 5
 _UNREAD_SECONDS: Final = 2  # for the rest of a request that was refused
-_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
-# Further names by which clients, or a proxy that passes their names on, may call this server.
-HOSTS_VARIABLE: Final = "DJINN_HTTP_HOSTS"
 
 log = get_logger("djinn.transport.http")
 
@@ -250,35 +253,15 @@ class HttpListener:
         return False
 
 
-def own_names(url: str) -> frozenset[str]:
-    """By which names clients may call the server at `url`: a web page that has its own name lead here gives another."""
-    named = os.environ.get(HOSTS_VARIABLE, "").split(",")
-    listening = urlsplit(url).hostname or ""
-    names = ("localhost", socket.gethostname(), socket.getfqdn(), listening, *named)
-    return frozenset(name.strip().lower() for name in names if name.strip())
-
-
-def _is_called(host: str, names: frozenset[str]) -> bool:
-    found = _HOST.fullmatch(host)
-    if found is None:
-        return False
-    name = found.group(1).strip("[]").lower()
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return name in names
-    return True
-
-
 def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | None:
     """The answer to a request that no Djinn client makes: one from a browser, above all. None for all others."""
     hosts = request.headers.getall("Host", [])
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
         return web.Response(status=403, text="this server does not talk to web pages")
-    if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
+    if len(hosts) != 1 or not is_well_formed(hosts[0]):
         return web.Response(status=400, text="the Host header is missing or malformed")
-    if not _is_called(hosts[0], names):
-        return web.Response(status=421, text=f"this server has another name; {HOSTS_VARIABLE} can give it more")
+    if not is_called(hosts[0], names):
+        return web.Response(status=421, text=f"this server has another name; {HOSTS_VARIABLE} gives it more")
     if dialect.PATH not in request.path:
         return web.Response(status=404, text="this is a Djinn server; connect with djinn.configure(servers=[...])")
     if request.method != "POST":

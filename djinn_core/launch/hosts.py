@@ -1,0 +1,43 @@
+"""By which names an HTTP server of Djinn's may be called, so that a web page cannot have its own name lead to it."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import os
+import re
+import socket
+from typing import Final
+from urllib.parse import urlsplit
+
+VARIABLE: Final = "DJINN_HTTP_HOSTS"
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+
+
+@functools.lru_cache(maxsize=16)
+def own_names(url: str) -> frozenset[str]:
+    """The names of the server at `url`: those of this machine, the one that it listens at, and those in `VARIABLE`.
+
+    That variable has further names, joined by commas, by which clients or a proxy call it.
+    """
+    listening = urlsplit(url).hostname or ""
+    names = ("localhost", socket.gethostname(), listening, *os.environ.get(VARIABLE, "").split(","))
+    return frozenset(name.strip().lower() for name in names if name.strip())
+
+
+def is_well_formed(host: str) -> bool:
+    """Whether it can be the value of a `Host` header."""
+    return _HOST.fullmatch(host) is not None
+
+
+def is_called(host: str, names: frozenset[str]) -> bool:
+    """Whether a `Host` header calls a server of these names: by one of them, or by an address, which no page can forge."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found.group(1).strip("[]").lower()
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name in names
+    return True

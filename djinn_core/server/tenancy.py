@@ -1,0 +1,58 @@
+"""What an executor knows of the one tenant that it works for: its weights, and how much it may use."""
+
+from __future__ import annotations
+
+import threading
+
+from djinn_core.launch.orders import Metered
+from djinn_core.launch.tickets import Badge
+from djinn_core.logs import get_logger
+from djinn_core.server.meter import METER
+from djinn_core.server.store import WeightStore
+
+_OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
+_log = get_logger("djinn.server")
+
+
+class Tenancy:
+    """Belongs to whoever comes first.
+
+    Attributes:
+        store: where the tenant's weights are kept, if they are.
+    """
+
+    def __init__(self, store: WeightStore | None) -> None:
+        self.store = store
+        self._shared = store
+        self._tenant: str | None = None
+        self._lock = threading.Lock()
+
+    def refusal(self, badge: Badge, sessions: int) -> str:
+        """Why whoever has this badge cannot begin a session beside so many; empty: they can."""
+        with self._lock:
+            if self._tenant is None:
+                self._tenant = badge.tenant
+                self.store = self._store_of(badge)
+            if badge.tenant != self._tenant:
+                _log.error("a gateway sent somebody to another tenant's executor", tenant=badge.tenant)
+                return "this executor works for somebody else: connect to the gateway again"
+            METER.quota = badge.quota
+            if self.store is not None and badge.quota.disk and self._shared is not None:
+                self.store.limit = min(badge.quota.disk, self._shared.limit)
+            return METER.may_begin(sessions)
+
+    def metered(self) -> Metered:
+        """What was done here."""
+        stored = (
+            {} if self.store is None else {"store_bytes": self.store.nbytes(), "store_limit_bytes": self.store.limit}
+        )
+        return METER.report(stored)
+
+    def _store_of(self, badge: Badge) -> WeightStore | None:
+        if self._shared is None or badge.tenant in _OPERATOR:
+            return self._shared
+        try:
+            return self._shared.of_tenant(badge.tenant, badge.quota.disk)
+        except OSError as error:
+            _log.warning("weights are not kept: their directory cannot be used", tenant=badge.tenant, error=str(error))
+            return None
