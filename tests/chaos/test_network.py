@@ -1,0 +1,70 @@
+"""Nothing is lost and nothing is done twice on a network that loses frames and breaks connections. Real server, real sockets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bad_network import BREAK, HALF, LOSE, PASS, BadNetwork
+
+import djinn
+from djinn_core.runtime import client
+from djinn_core.runtime.resuming import ResumingConnection
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture
+def network(connect, url_of):
+    network = BadNetwork(url_of("tcp"))
+    with connect(network.url):
+        connection = client._state.opened[0].connection
+        assert isinstance(connection, ResumingConnection)
+        yield network
+        network.up = network.down = lambda _: PASS
+    network.close()
+
+
+@pytest.mark.parametrize("fate", [LOSE, BREAK, HALF])
+def test_updates_are_applied_exactly_once(network, fate):
+    total = torch.zeros(3, device=REMOTE)
+    one = torch.ones(3).to(REMOTE)
+    network.up = lambda n: fate if n % 7 == 0 else PASS
+    network.down = lambda n: fate if n % 7 == 3 else PASS
+    for i in range(600):
+        total.add_(one)
+        if i % 20 == 0:
+            assert total[0].item() == i + 1
+    assert total.tolist() == [600.0] * 3
+
+
+def test_an_upload_that_is_interrupted_again_and_again_goes_on_where_it_was(network):
+    source = torch.randn(12 << 20)  # 48 MiB
+    network.sent = 0
+    network.up = lambda n: HALF if n % 9 == 0 else PASS  # of frames of 4 MiB
+    before = network.connections
+    remote = source.to(REMOTE)
+    assert torch.equal(remote.cpu(), source)
+    assert network.connections > before
+    assert network.sent < 1.6 * source.nbytes
+
+
+def test_what_was_sent_is_the_callers_again_although_it_may_travel_twice(network):
+    network.up = lambda n: BREAK if n % 7 == 0 else PASS
+    source = torch.arange(1 << 18)
+    remotes = []
+    for i in range(6):
+        source.fill_(i)
+        remotes.append(source.to(REMOTE))
+    source.fill_(-1)
+    assert [r[-1].item() for r in remotes] == list(range(6))
+
+
+def test_a_large_result_arrives_as_it_was_when_it_was_asked_for(network):
+    values = torch.zeros(1 << 19, device=REMOTE)
+    djinn.synchronize()
+    network.down = lambda n: HALF if n % 6 == 1 else PASS
+    for i in range(6):
+        taken = values.to("cpu", non_blocking=True)
+        values += 1
+        djinn.synchronize()
+        assert torch.equal(taken + 0, torch.full((1 << 19,), float(i)))
