@@ -10,6 +10,7 @@ from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
 
 _UNMADE = ("empty", "new_empty")  # memory as it is found, which is other memory elsewhere
 
@@ -33,13 +34,13 @@ def by_node(replicas: Sequence[PlacementDecision]) -> dict[int, tuple[str, ...]]
     return found
 
 
-def with_replicas(graph: Graph, placement: Placement, plan: OptimizationPlan) -> Placement:
-    """`placement` with the plan's replicas. Their devices keep copies of the inputs that they read there."""
-    copies = dict(placement.copies)
-    inputs = frozenset(graph.inputs)
+def with_replicas(graph: Graph, placement: Placement, plan: OptimizationPlan, profile: WorkloadProfile) -> Placement:
+    """`placement` with the plan's replicas. Their devices keep copies of the weights that they read there."""
+    copies, inputs, residency = dict(placement.copies), frozenset(graph.inputs), profile.residency
     for replica in plan.replicas:
         for value in [plan.replace.get(v, v) for v in graph.nodes[replica.node].inputs]:
-            elsewhere = value in inputs and placement.values[value] != replica.device
-            if elsewhere and replica.device not in copies.get(value, ()):
+            weight = value in inputs and residency.get(value) is DataResidency.PERSISTENT_WEIGHT
+            there = (placement.values[value], *copies.get(value, ()))
+            if weight and replica.device not in there:
                 copies[value] = (*copies.get(value, ()), replica.device)
     return attrs.evolve(placement, replicas=plan.replicas, copies=copies)

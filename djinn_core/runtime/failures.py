@@ -22,6 +22,7 @@ SHOWN = 8  # failures that one error tells of beside the first
 
 
 _Run = tuple[int, int]  # the number of an executor and of a submission to it
+_Op = tuple[int, int]  # the id of a program and the number of an op in it
 
 
 class Failures:
@@ -30,6 +31,8 @@ class Failures:
     def __init__(self) -> None:
         self._programs: OrderedDict[_Run, tuple[Program, Sequence[int]]] = OrderedDict()
         self._unseen: dict[tuple[int, int, int], Failure] = {}
+        # By op who was heard of. Programs are kept, so that no other one takes their ids.
+        self._told: OrderedDict[_Op, tuple[int, Program]] = OrderedDict()
         self._read: dict[int, Callable[[int], None]] = {}
 
     def read_by(self, executor: int, read: Callable[[int], None]) -> None:
@@ -37,10 +40,13 @@ class Failures:
         self._read[executor] = read
 
     def note(self, run: _Run, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
-        """Remember what failed in a run, whose instruction `i` was number `nodes[i]` of `program`."""
+        """Remember what failed in a run, whose instruction `i` was number `nodes[i]` of `program`.
+
+        An op that ran on several executors, and failed on all of them, has failed once.
+        """
         self.remember(run, program, nodes)
         for failure in failures:
-            if len(self._unseen) < REMEMBERED:
+            if len(self._unseen) < REMEMBERED and not self._is_known(failure):
                 self._unseen[_key(failure)] = failure
 
     def remember(self, run: _Run, program: Program, nodes: Sequence[int]) -> None:
@@ -53,7 +59,7 @@ class Failures:
         """The error to raise for a value that failed, with op, shapes and the user's line."""
         if failure.executor in self._read:
             self._read[failure.executor](failure.sequence)
-        self._unseen.pop(_key(failure), None)
+        self._tell(failure)
         if failure.kind == "SessionLost":
             return SessionLost(failure.message)
         origin = self._origin(failure)
@@ -63,6 +69,34 @@ class Failures:
         hint = _HINT if failure.kind == "NotImplementedError" else ""
         message = f"{failure.op or 'the executor'} failed{where}: {failure.message}{hint}{module}{line}"
         return remote_error(failure.kind, message, failure.op, origin.site, origin.path)
+
+    def _is_known(self, failure: Failure) -> bool:
+        """Whether the same op is known to have failed on another executor."""
+        op = self._op(failure)
+        if op is None or not failure.executor:
+            return False
+        known = [self._told[op][0]] if op in self._told else []
+        known += [other.executor for other in self._unseen.values() if self._op(other) == op]
+        return any(executor != failure.executor for executor in known)
+
+    def _tell(self, failure: Failure) -> None:
+        """Somebody hears of a failure: it is not unseen any more, wherever else its op may have run."""
+        self._unseen.pop(_key(failure), None)
+        op = self._op(failure)
+        if op is None or not failure.executor:
+            return
+        for key in [key for key, other in self._unseen.items() if self._op(other) == op]:
+            del self._unseen[key]
+        self._told[op] = failure.executor, self._programs[_run(failure)][0]
+        while len(self._told) > REMEMBERED:
+            self._told.popitem(last=False)
+
+    def _op(self, failure: Failure) -> _Op | None:
+        """The op of a program that has failed, where that is known."""
+        program, nodes = self._programs.get(_run(failure), (None, ()))
+        if program is None or not 0 <= failure.instruction < len(nodes):
+            return None
+        return id(program), nodes[failure.instruction]
 
     def _origin(self, failure: Failure) -> _Origin:
         program, nodes = self._programs.get(_run(failure), (None, ()))

@@ -1,4 +1,4 @@
-"""Shipments that pass through the client, between executors that do not reach each other."""
+"""What executors tell the client of each other: shipments that pass through it, and what they have seen of links."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.wire.messages import encode
-from djinn_core.wire.peer_messages import Cargo, Parcel
+from djinn_core.wire.peer_messages import Cargo, LinkSeen, Parcel
 
 
 class Passing:
-    """The frames of one shipment, as they come from an executor."""
+    """The frames of one shipment, as they come from an executor, and what it has seen of links."""
 
     def __init__(self) -> None:
+        self.seen: list[LinkSeen] = []
         self._frames: list[Frame] = []
         self._missing = 0
 
@@ -21,13 +22,21 @@ class Passing:
         """Whether a shipment is here whole."""
         return bool(self._frames) and not self._missing
 
-    def take(self, message: Cargo | Parcel, body: Sequence[Buffer]) -> None:
+    def take(self, message: Cargo | Parcel | LinkSeen, body: Sequence[Buffer]) -> None:
         """The next frame."""
+        if isinstance(message, LinkSeen):
+            self.seen.append(message)
+            return
         if isinstance(message, Cargo):
             self._missing = sum(item.size for item in message.items)
         else:
             self._missing -= sum(memoryview(buffer).nbytes for buffer in body)
         self._frames.append(Frame(encode(message), list(body)))
+
+    def take_seen(self) -> list[LinkSeen]:
+        """What it has seen since this was asked last."""
+        seen, self.seen = self.seen, []
+        return seen
 
     def hand_over(self) -> list[Frame]:
         """All frames, once."""

@@ -51,7 +51,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import Cargo, Invited, Met, Parcel, Ship
+from djinn_core.wire.peer_messages import Cargo, Invited, LinkSeen, Met, Parcel, Ship
 from djinn_core.wire.templates import TemplateCache
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
@@ -104,7 +104,7 @@ class Session:
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
         self._replies: list[Figures | Invited | Met] = []
-        self._passing = Passing()
+        self.passing = Passing()
         self.lost: str = ""
 
     # --- out ---------------------------------------------------------------------------------------------------
@@ -358,8 +358,8 @@ class Session:
             self._uploads.answered(message)
         elif isinstance(message, Figures | Invited | Met):
             self._replies.append(message)
-        elif isinstance(message, Cargo | Parcel):
-            self._passing.take(message, body)
+        elif isinstance(message, Cargo | Parcel | LinkSeen):
+            self.passing.take(message, body)
         elif isinstance(message, Broken):
             self._lose(ProtocolError(message.reason))
         else:
@@ -454,9 +454,9 @@ class Session:
         self._stats.round_trips += 1
         with collect_later, self._receiving:
             self.tell(ship)
-            while not self._passing.complete:
+            while not self.passing.complete:
                 self._receive_one(PATIENCE)
-            return self._passing.hand_over()
+            return self.passing.hand_over()
 
     def tell(self, message: Message) -> None:
         """Send a message between submissions. Whoever calls holds the recorders' lock.

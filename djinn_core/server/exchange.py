@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import attrs
 
@@ -23,24 +24,22 @@ from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.securing import with_tls
 from djinn_core.logs import get_logger
 from djinn_core.server.cargo import Packed, room_for
+from djinn_core.server.gauging import WORTH, Sightings, measure
 from djinn_core.wire.messages import decode, encode, expect
-from djinn_core.wire.peer_messages import Cargo, Invited, Join, Joined, Meet, Met, Parcel, Probe
+from djinn_core.wire.peer_messages import Cargo, Invited, Join, Joined, LinkSeen, Meet, Met, Parcel, Probe
 
 JOIN_SECONDS = 60.0  # for which a ticket is good
 DIAL_SECONDS = 5.0
 PARCEL = 4 << 20  # bytes
 WAITING_LIMIT = 64  # shipments that wait for a link, before the executor waits for it, too
-_PINGS = 3
-_BULK = 4 << 20  # bytes that measure a link, where a first small piece did not take long
-_SMALL = 64 << 10
-_SLOW_SECONDS = 0.01
 _log = get_logger("djinn.server")
 
 
 class Inbox:
     """What other executors have brought to a session, by shipment."""
 
-    def __init__(self) -> None:
+    def __init__(self, sightings: Sightings | None = None) -> None:
+        self._sightings = sightings or Sightings()
         self._arrived: dict[int, list[Packed]] = {}
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
@@ -51,16 +50,21 @@ class Inbox:
             self._arrived[shipment] = items
             self._changed.notify_all()
 
-    def unload(self, cargo: Cargo, receive: Callable[[], Frame]) -> None:
+    def unload(self, cargo: Cargo, receive: Callable[[], Frame], source: int = 0) -> None:
         """Take in a shipment that has begun to arrive; `receive` gives the frames after its first.
+
+        `source`: the executor that it comes from, where it comes from there directly.
 
         Raises:
             TransportError: the connection has ended.
             ProtocolError: what comes is not what was announced.
         """
         buffers = [room_for(item) for item in cargo.items]
+        began = time.perf_counter()
         for buffer in buffers:
             _fill(buffer, receive)
+        if source:
+            self._sightings.arrived(source, sum(map(len, buffers)), time.perf_counter() - began)
         self.put(cargo.shipment, list(zip(cargo.items, buffers, strict=True)))
 
     def lose(self, source: int, reason: str) -> None:
@@ -108,7 +112,7 @@ class Guest:
         if isinstance(message, Probe):
             connection.send(Frame(encode(Probe())))
         elif isinstance(message, Cargo):
-            self.inbox.unload(message, connection.receive)
+            self.inbox.unload(message, connection.receive, self.source)
         else:
             raise ProtocolError(f"an executor does not bring a {type(message).__name__}")
 
@@ -167,21 +171,28 @@ def _key(ticket: str) -> bytes:
 class Route:
     """The way to another executor, and the thread that sends on it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, peer: int, sightings: Sightings) -> None:
         self._connection = connection
-        self._waiting: queue.Queue[tuple[int, list[Packed]] | None] = queue.Queue(WAITING_LIMIT)
+        self._peer, self._sightings = peer, sightings
+        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING_LIMIT)
         self._broken = ""
+        self._probed = connection.bytes_sent
         self._sender = threading.Thread(target=self._send_all, name="djinn-route", daemon=True)
         self._sender.start()
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that went this way."""
-        return self._connection.bytes_sent
+        """Bytes that went this way, but for those that measured it."""
+        return self._connection.bytes_sent - self._probed
 
     def send(self, shipment: int, items: list[Packed]) -> None:
         """Have a shipment sent; waits while too many are before it."""
-        self._waiting.put((shipment, items))
+        self._waiting.put(partial(self._send, shipment, items))
+
+    def gauge(self) -> None:
+        """Have the way measured, unless something is on it: then the receiver sees how long that takes."""
+        if self._waiting.empty():
+            self._waiting.put(self._measure)
 
     def close(self) -> None:
         """Send what waits, then hang up."""
@@ -193,8 +204,8 @@ class Route:
         while (waiting := self._waiting.get()) is not None:
             if not self._broken:
                 try:
-                    self._send(*waiting)
-                except DjinnError as error:
+                    waiting()
+                except (DjinnError, TimeoutError) as error:
                     self._broken = str(error)  # whoever expects what does not arrive notices that the connection ended
                     _log.warning("the way to another executor is lost", error=self._broken)
                     self._connection.close()
@@ -202,6 +213,12 @@ class Route:
     def _send(self, shipment: int, items: Sequence[Packed]) -> None:
         for frame in frames_of(shipment, items):
             self._connection.send(frame)
+
+    def _measure(self) -> None:
+        before = self._connection.bytes_sent
+        latency, bandwidth = measure(self._connection)
+        self._probed += self._connection.bytes_sent - before
+        self._sightings.note(LinkSeen(self._peer, False, WORTH, WORTH / bandwidth, latency))
 
 
 def frames_of(shipment: int, items: Sequence[Packed]) -> Iterator[Frame]:
@@ -216,7 +233,8 @@ class Exchange:
     """What a session has to do with other executors."""
 
     def __init__(self, harbour: Harbour) -> None:
-        self.inbox = Inbox()
+        self.sightings = Sightings()
+        self.inbox = Inbox(self.sightings)
         self.number = 0
         self._harbour = harbour
         self._routes: dict[int, Route] = {}
@@ -240,7 +258,7 @@ class Exchange:
             except (DjinnError, TimeoutError) as error:
                 reasons.append(f"{url}: {error}")
                 continue
-            self._routes[meet.peer] = Route(connection)
+            self._routes[meet.peer] = Route(connection, meet.peer, self.sightings)
             return Met(meet.peer, url, latency, bandwidth)
         return Met(meet.peer, error="; ".join(reasons) or "it listens nowhere")
 
@@ -253,6 +271,11 @@ class Exchange:
         if peer not in self._routes:
             raise ProtocolError(f"there is no way to executor {peer}")
         self._routes[peer].send(shipment, items)
+
+    def gauge(self, peer: int) -> None:
+        """Measure the way to an executor, where there is one and nothing is on it."""
+        if peer in self._routes:
+            self._routes[peer].gauge()
 
     @property
     def bytes_sent(self) -> int:
@@ -270,18 +293,7 @@ def _join(connection: Connection, ticket: str) -> tuple[float, float]:
     try:
         connection.send(Frame(encode(Join(ticket))))
         expect(connection.receive(DIAL_SECONDS).head, Joined)
-        latency = min(_probe(connection, 0) for _ in range(_PINGS)) / 2
-        took, size = _probe(connection, _SMALL), _SMALL
-        if took < _SLOW_SECONDS:
-            took, size = min(_probe(connection, _BULK), _probe(connection, _BULK)), _BULK
-        return latency, size / max(took - 2 * latency, took / 4)
+        return measure(connection)
     except BaseException:
         connection.close()
         raise
-
-
-def _probe(connection: Connection, size: int) -> float:
-    started = time.perf_counter()
-    connection.send(Frame(encode(Probe()), [bytes(size)] if size else []))
-    expect(connection.receive(DIAL_SECONDS).head, Probe)
-    return time.perf_counter() - started

@@ -55,7 +55,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Invite, Meet, Ship
+from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, Meet, Ship
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
@@ -176,6 +176,8 @@ class ExecutorSession:
         elif isinstance(message, Invite):
             connection.send(Frame(encode(self._exchange.invite(message.source))))
         elif isinstance(message, Meet):
+        elif isinstance(message, Gauge):
+            self._exchange.gauge(message.peer)
             connection.send(Frame(encode(self._exchange.meet(message))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
@@ -245,6 +247,8 @@ class ExecutorSession:
 
     def _known(self, submit: Submit, connection: Connection) -> _Known | None:
         """The template of a submission, compiled; None where it runs nothing.
+        for seen in self._exchange.sightings.take():
+            connection.send(Frame(encode(seen)))
 
         Raises:
             UnsupportedOperation: the template contains an op that is not allowed.

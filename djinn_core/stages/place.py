@@ -47,7 +47,7 @@ def _decided(context: PlacementContext, policy: PlacementPolicy) -> Placement:
 
 def _with_replicas(context: PlacementContext, placement: Placement) -> Placement:
     """The placement with what the optimizations want to run on further devices; without it where that is illegal here."""
-    more = with_replicas(context.graph, placement, context.plan)
+    more = with_replicas(context.graph, placement, context.plan, context.profile)
     try:
         check_placement(context, more, "optimizations with replicas")
     except InvalidStage as error:

@@ -17,10 +17,12 @@ from djinn_core.wire.message import Count, Digest, Dimensions, Failure, Message,
 from djinn_core.wire.peer_messages import (
     Cargo,
     Expect,
+    Gauge,
     Invite,
     Invited,
     Join,
     Joined,
+    LinkSeen,
     Meet,
     Met,
     Parcel,
@@ -402,6 +404,8 @@ AnyMessage = (
     | Join
     | Joined
     | Probe
+    | Gauge
+    | LinkSeen
     | Ship
     | Expect
     | Cargo

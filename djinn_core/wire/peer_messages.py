@@ -66,6 +66,25 @@ class Probe(Message, frozen=True):
     """Bytes that serve to measure a link between executors; the other end answers without them."""
 
 
+class Gauge(Message, frozen=True):
+    """Measure the way to executor `peer` anew, as soon as nothing is on it; what is found is told by a `LinkSeen`."""
+
+    peer: Count
+
+
+class LinkSeen(Message, frozen=True):
+    """What an executor has seen of the link from (`incoming`) or to executor `peer`: so many bytes took so many seconds.
+
+    Where it was measured, and not only seen, there is a latency in seconds one way. Comes before a `Completed`.
+    """
+
+    peer: Count
+    incoming: bool
+    nbytes: Count
+    seconds: float
+    latency: float | None = None
+
+
 class Ship(Message, frozen=True):
     """Send values to executor `peer`, as they are when the submissions before this have run.
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 
-from djinn.hooks import InvalidStage, PlacementDecision, Receive, Rewrite, Run, Send
+from djinn.hooks import DataResidency, InvalidStage, PlacementDecision, Receive, Rewrite, Run, Send
 from djinn.scheduling import simulate
 from djinn.testing import ProgramBuilder, placement_context, random_graph, scheduling_context
 from djinn_core.builtins.placement import SingleDevice
@@ -20,11 +20,15 @@ from djinn_core.stages.verify_rewrite import check_rewrite
 from djinn_core.stages.verify_schedule import check_schedule
 
 
+_PROFILE = placement_context(random_graph(0)).profile
+
+
 def repeated(context, chosen):
     """The context with replicas of some nodes: pairs of a node and a device."""
     replicas = tuple(PlacementDecision(node, device, "a test wants it") for node, device in chosen)
     plan = attrs.evolve(context.plan, replicas=replicas)
-    return attrs.evolve(context, plan=plan, placement=with_replicas(context.graph, context.placement, plan))
+    profile = attrs.evolve(_PROFILE, residency=dict.fromkeys(context.graph.inputs[1:], DataResidency.PERSISTENT_WEIGHT))
+    return attrs.evolve(context, plan=plan, placement=with_replicas(context.graph, context.placement, plan, profile))
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -67,7 +71,7 @@ def diamond():
     return attrs.evolve(context, placement=placement, resident={small: one, weight: one}), other, wide
 
 
-def test_what_is_repeated_is_not_sent_and_its_inputs_stay_as_copies():
+def test_what_is_repeated_is_not_sent_and_its_weights_stay_as_copies():
     context, other, wide = diamond()
     assert any(isinstance(s, Receive) and s.value == wide for s in Sequential().schedule(context).steps[other])
     context = repeated(context, [(0, other)])
@@ -76,10 +80,11 @@ def test_what_is_repeated_is_not_sent_and_its_inputs_stay_as_copies():
     steps = made.steps[other]
     assert [s.value for s in steps if isinstance(s, Receive)] == list(context.graph.inputs)
     assert [n for s in steps if isinstance(s, Run) for n in s.nodes] == [0, 2]
-    assert context.placement.copies == dict.fromkeys(context.graph.inputs, (other,))
+    small, weight = context.graph.inputs
+    assert context.placement.copies == {weight: (other,)}
     assert not any(isinstance(s, Send) and s.value == wide for steps in made.steps.values() for s in steps)
     freed = [v for s in steps if hasattr(s, "values") for v in s.values]
-    assert freed == [wide]  # the inputs stay
+    assert freed == [small, wide]  # the weight stays
 
 
 def test_a_replica_that_does_not_run_or_lacks_operands_is_refused():
@@ -115,7 +120,7 @@ def test_only_what_is_the_same_everywhere_is_repeated(node, device, message):
     first = context.topology.devices[0].id
     replica = PlacementDecision(node, device, "a test")
     plan = attrs.evolve(context.plan, replicas=(replica,))
-    placement = with_replicas(graph, SingleDevice().place(context), plan)
+    placement = with_replicas(graph, SingleDevice().place(context), plan, context.profile)
     assert placement.devices == (first,)
     if message is None:
         check_placement(context, placement, "x")

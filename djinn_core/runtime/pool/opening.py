@@ -15,6 +15,7 @@ from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
+from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.planner import PoolPlanner, Whereabouts
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
@@ -52,9 +53,9 @@ def open_pool(
     infos = [one.attached.device for one in opened]
     devices = tuple(f"{number}/{info.id}" for number, info in enumerate(infos))
     capabilities = tuple(attrs.evolve(capabilities_of(i), id=name) for i, name in zip(infos, devices, strict=True))
-    topology = NetworkTopology(capabilities, routes.links(devices))
+    links = PresentLinks(members, capabilities, routes.links(devices))
     pool_planner = PoolPlanner(
-        lambda graph, where: plan(graph, where, topology), devices, stats, residency, planner.exact
+        lambda graph, where: plan(graph, where, links.topology), devices, stats, residency, planner.exact
     )
     uploads = HeldUploads(members, [info.memory_free for info in infos])
-    return PoolSession(members, pool_planner, residency, routes, uploads)
+    return PoolSession(members, pool_planner, residency, routes, uploads, links)

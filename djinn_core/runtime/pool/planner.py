@@ -47,6 +47,7 @@ class PoolPlanner:
         self._residency = residency
         self._plans: PlansByStructure[Alike] = PlansByStructure(exact)
         self.random: int | None = None
+        self.link_changes = 0  # plans hold for links as they were when they were made
 
     def find(self, program: Program) -> tuple[Alike, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""
@@ -58,7 +59,9 @@ class PoolPlanner:
     def prepare(self, program: Program, alike: Alike, values: Sequence[int], turn: int | None) -> PooledPlan:
         """The plan of a program that was found; `turn`: the executor whose turn it is, if it is anybody's."""
         for plan in reversed(alike.plans):
-            if plan.turn == turn and plan.holds_for(program, values, self._residency, self.random):
+            if plan.turn != turn or plan.link_changes != self.link_changes:
+                continue
+            if plan.holds_for(program, values, self._residency, self.random):
                 self._stats.plans_reused += 1
                 return plan
         self._stats.plans_made += 1
@@ -80,6 +83,7 @@ class PoolPlanner:
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[device] for value, device in result.placement.values.items()}
         plan = build_plan(Planned(graph, placed, executors, result.schedule), residency, self.random)
+        plan.link_changes = self.link_changes
         if turn is not None:
             follows = result.plan is not None and FOLLOW in result.plan.hints
             alike.planned(plan, turn, follows)

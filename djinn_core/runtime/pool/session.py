@@ -10,9 +10,11 @@ import torch
 
 from djinn_core.errors import DjinnError, SessionLost
 from djinn_core.interception.port import Answer, DescribedValue, Submission
+from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
+from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, PooledPlan, RunPart
 from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
@@ -76,6 +78,7 @@ class PoolSession:
         residency: Residency,
         routes: Routes,
         uploads: HeldUploads,
+        links: PresentLinks,
     ) -> None:
         self.members = tuple(members)
         self.server = ", ".join(member.server for member in members)
@@ -83,9 +86,15 @@ class PoolSession:
         self._residency = residency
         self._routes = routes
         self._uploads = uploads
+        self._links = links
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Asked] = {}
         self._turns = Turns(self.members)
+
+    @property
+    def topology(self) -> NetworkTopology:
+        """The executors' devices, and the links between them as they are now."""
+        return self._links.topology
 
     @property
     def lost(self) -> str:
@@ -123,6 +132,7 @@ class PoolSession:
 
     def _prepare(self, program: Program) -> tuple[Alike, PooledPlan, Sequence[int]]:
         """The plan of a program, for the executor whose turn it is; and the programs like it."""
+        self._planner.link_changes = self._links.listen()
         alike, values = self._planner.find(program)
         turn = self._turns.next(alike, self._asked.keys())
         plan = self._planner.prepare(program, alike, values, turn)

@@ -86,8 +86,8 @@ def _simulated(context: OptimizationContext, placement: Placement, replicas: tup
     """The program in its order, with copies of inputs where they will be from its second run on."""
     graph, program = context.graph, context.graph.program  # type: ignore[attr-defined]
     plan = attrs.evolve(context.plan, replicas=replicas)
-    placed = with_replicas(graph, placement, plan)
-    stay = {v: devices for v, devices in placed.copies.items() if v not in program.dead}
+    placed = with_replicas(graph, placement, plan, context.profile)
+    stay = placed.copies
     copies = {v: tuple(dict.fromkeys((*context.copies.get(v, ()), *stay.get(v, ())))) for v in {*context.copies, *stay}}
     there = dict(context.resident) | {v: placement.values[v] for v in stay}
     brought = [(v, d) for v, devices in stay.items() for d in devices if d not in context.copies.get(v, ())]
@@ -105,7 +105,7 @@ def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence
     """Whether devices have room for the inputs that replicas read there, beside what lives there."""
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
-    placed = with_replicas(graph, placement, plan)
+    placed = with_replicas(graph, placement, plan, context.profile)
     held, more = Counter[str](), Counter[str]()
     for value in graph.inputs:
         held[placement.values[value]] += graph.meta(value).nbytes

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import attrs
 
-from djinn.hooks import DeviceCapabilities, Node, OptimizationContext, Placement, storage_of
+from djinn.hooks import DataResidency, DeviceCapabilities, Node, OptimizationContext, Placement, storage_of
 from djinn.scheduling import repeatable
 
 # What is computed again may take so many times as long as what is sent: it runs while the other device computes the same.
 DEPTH = 16.0
 SIZE = 512  # nodes that are looked at for one device
-RUNS = 8  # an input that outlives the program stays where it was copied to, so its way is shared by this many runs
+RUNS = 8  # a weight stays where it was copied to, so its way is shared by this many runs
 
 
 @attrs.frozen(eq=False)
@@ -145,10 +145,5 @@ class _Search:
     def _sent(self, value: int) -> float:
         context, home = self.fixed.context, self.fixed.placement.values[value]
         seconds = context.topology.link(home, self.device).transfer_seconds(context.graph.meta(value).nbytes)
-        stays = value in self.fixed.inputs and value not in _dead(context)
-        return seconds / RUNS if stays else seconds
-
-
-def _dead(context: OptimizationContext) -> frozenset[int]:
-    program = getattr(context.graph, "program", None)
-    return program.dead if program is not None else frozenset()
+        weight = value in self.fixed.inputs and context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT
+        return seconds / RUNS if weight else seconds

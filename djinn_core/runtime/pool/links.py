@@ -1,0 +1,129 @@
+"""The links between the executors of a pool, as they are now: what executors see of them, and what plans are made for.
+
+Executors tell what large shipments took, and measure a link when the client asks for it, because nothing large was on it for a
+while. Plans are made for one speed of each link; when what was seen since is another by a factor of two, it is replaced, and
+programs are planned anew.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
+from djinn_core.logs import get_logger
+from djinn_core.runtime.session import Session
+from djinn_core.wire.peer_messages import Gauge, LinkSeen
+
+FACTOR: Final = 2.0  # by which a link is another one
+ENOUGH: Final = 3  # sightings that agree
+KEPT: Final = 5  # sightings of which the middle one counts
+QUIET: Final = 30.0  # seconds without a sighting, after which a link is measured
+DOUBTED: Final = 0.2  # seconds between measurements of a link that seems to have changed
+SETTLED: Final = 5.0  # seconds for which a link stays what it was found to be
+NOTICED: Final = 5e-4  # seconds of latency, below which differences do not matter
+_log = get_logger("djinn.pool")
+
+
+@attrs.define(eq=False)
+class SeenLink:
+    """One link: what plans count on, and what was seen of it since."""
+
+    link: Link
+    heard: float
+    changed: float = 0.0
+    rates: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
+    latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
+
+    def see(self, seen: LinkSeen, now: float) -> None:
+        """Something was on the link."""
+        self.heard = now
+        if seen.seconds > 0:
+            self.rates.append(seen.nbytes / seen.seconds)
+        if seen.latency is not None:
+            self.latencies.append(seen.latency)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it should be measured: it was quiet for long, or may have changed."""
+        doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
+        return now - self.heard > (DOUBTED if doubted else QUIET)
+
+    def settle(self, now: float) -> bool:
+        """Count on what was seen, where it is something else; whether it was."""
+        if now - self.changed < SETTLED:
+            return False
+        rate, latency = self.link.bandwidth, self.link.latency
+        if len(self.rates) >= ENOUGH and _differs(statistics.median(self.rates), rate):
+            rate = statistics.median(self.rates)
+        if len(self.latencies) >= ENOUGH:
+            found = statistics.median(self.latencies)
+            if abs(found - latency) > NOTICED and _differs(found, latency):
+                latency = found
+        found_link = attrs.evolve(self.link, bandwidth=rate, latency=latency)
+        if found_link == self.link:
+            return False
+        _log.info("a link has changed", before=self.link, now=found_link)
+        self.link, self.changed = found_link, now
+        self.rates.clear()
+        self.latencies.clear()
+        return True
+
+
+def _differs(one: float, other: float) -> bool:
+    return not other / FACTOR <= one <= other * FACTOR
+
+
+class PresentLinks:
+    """What is known of the links of a pool. Whoever calls holds the recorders' lock."""
+
+    def __init__(
+        self,
+        members: Sequence[Session],
+        devices: Sequence[DeviceCapabilities],
+        measured: Sequence[Link],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`measured`: the links between the devices, which are in the order of their executors."""
+        self._members = tuple(members)
+        self._devices = tuple(devices)
+        self._clock = clock
+        now = clock()
+        numbers = {device.id: number for number, device in enumerate(devices)}
+        self._links = {(numbers[link.source], numbers[link.target]): SeenLink(link, now) for link in measured}
+        self._next = now + DOUBTED
+        self.topology = NetworkTopology(self._devices, tuple(measured))
+        self.changes = 0
+
+    def listen(self) -> int:
+        """Take in what executors have seen, and have measured what nobody has seen lately; how often links have changed."""
+        now = self._clock()
+        for number, member in enumerate(self._members):
+            if member.passing.seen:
+                self._hear(number, member.passing.take_seen(), now)
+        if now > self._next:
+            self._next = now + DOUBTED
+            self._gauge(now)
+        return self.changes
+
+    def _hear(self, number: int, seen: Sequence[LinkSeen], now: float) -> None:
+        touched = []
+        for one in seen:
+            peer = one.peer - 1
+            link = self._links.get((peer, number) if one.incoming else (number, peer))
+            if link is not None:
+                link.see(one, now)
+                touched.append(link)
+        if any([link.settle(now) for link in touched]):
+            self.changes += 1
+            self.topology = NetworkTopology(self._devices, tuple(link.link for link in self._links.values()))
+
+    def _gauge(self, now: float) -> None:
+        for (source, target), link in self._links.items():
+            if link.is_due(now):
+                link.heard = now
+                self._members[source].tell(Gauge(target + 1))

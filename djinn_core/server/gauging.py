@@ -1,0 +1,67 @@
+"""What an executor sees of the links to others: at the beginning, while shipments arrive, and when it is asked to look."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.wire.messages import encode, expect
+from djinn_core.wire.peer_messages import LinkSeen, Probe
+
+PATIENCE = 5.0  # seconds for which an answer is awaited
+WORTH = 1 << 20  # bytes from which on a shipment says how fast a link is: less may lie in buffers on the way
+_KEPT = 32  # sightings that wait for the next answer
+_PINGS = 3
+_BULK = 4 << 20  # bytes that measure a link, where a first small piece did not take long
+_SMALL = 64 << 10
+_SLOW_SECONDS = 0.01
+
+
+class Sightings:
+    """What was seen of links and the client was not told of yet."""
+
+    def __init__(self) -> None:
+        self._seen: deque[LinkSeen] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
+
+    def arrived(self, source: int, nbytes: int, seconds: float) -> None:
+        """A shipment of so many bytes came from executor `source`; from its announcement to its end it took `seconds`."""
+        if nbytes >= WORTH:
+            self.note(LinkSeen(source, True, nbytes, seconds))
+
+    def note(self, seen: LinkSeen) -> None:
+        """Something was seen."""
+        with self._lock:
+            self._seen.append(seen)
+
+    def take(self) -> list[LinkSeen]:
+        """What the client is to be told, once."""
+        if not self._seen:
+            return []
+        with self._lock:
+            seen = list(self._seen)
+            self._seen.clear()
+        return seen
+
+
+def measure(connection: Connection) -> tuple[float, float]:
+    """The latency in seconds and the bandwidth in bytes a second of a link on which nothing else is on its way.
+
+    Raises:
+        TransportError: the connection has ended.
+        TimeoutError: the other end does not answer.
+    """
+    latency = min(_probe(connection, 0) for _ in range(_PINGS)) / 2
+    took, size = _probe(connection, _SMALL), _SMALL
+    if took < _SLOW_SECONDS:
+        took, size = min(_probe(connection, _BULK), _probe(connection, _BULK)), _BULK
+    return latency, size / max(took - 2 * latency, took / 4)
+
+
+def _probe(connection: Connection, size: int) -> float:
+    started = time.perf_counter()
+    connection.send(Frame(encode(Probe()), [bytes(size)] if size else []))
+    expect(connection.receive(PATIENCE).head, Probe)
+    return time.perf_counter() - started
