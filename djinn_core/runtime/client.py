@@ -278,7 +278,7 @@ def _end_session() -> None:
     )
     for one in opened:
         if one.executor is not None:
-            one.executor.close()
+            one.executor.close(0.0)  # nobody waits for what it is still at
 
 
 def synchronize() -> None:

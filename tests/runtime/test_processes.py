@@ -57,6 +57,12 @@ batches = [batch.to("remote_accelerator") for (batch,) in loader]
 assert torch.cat(batches).tolist() == list(range(8))
 assert y.tolist() == [4, 4, 4]
 print("went on")
+
+from djinn_core.launch.process import ExecutorProcess
+drain, drained = ExecutorProcess.drain, []
+ExecutorProcess.drain = lambda executor, seconds: (drained.append(seconds), drain(executor, seconds))
+djinn.shut_down()
+assert drained == [0], drained  # an end that waits for nothing, such as after Ctrl-C
 """
 
 ENDS_INSIDE_A_CAPTURE_WITH_LIVE_TENSORS = """\
