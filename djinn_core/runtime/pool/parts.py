@@ -73,9 +73,9 @@ class PooledPlan:
         copied: values of which there are copies, and where. dropped: copies that are gone.
         written: values whose memory is written. dead: inputs that nobody holds afterwards.
         turn: whose turn it was when it was made, where that makes a difference.
+        link_changes: how often links had changed then.
     """
 
-        link_changes: how often links had changed then.
     parts: tuple[Part, ...]
     inputs: tuple[int, ...]
     where: Where
@@ -89,12 +89,12 @@ class PooledPlan:
     written: tuple[int, ...]
     dead: tuple[int, ...]
     turn: int | None = None
+    link_changes: int = 0
     last_runs: Mapping[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # By executor the last part, where it runs something: what is asked for can be asked for there.
         last = {part.executor: i for i, part in enumerate(self.parts) if not isinstance(part, Carry)}
-    link_changes: int = 0
         last |= {p.source: i for i, p in enumerate(self.parts) if isinstance(p, Carry) and i > last.get(p.source, -1)}
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
