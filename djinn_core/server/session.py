@@ -173,11 +173,11 @@ class ExecutorSession:
             self._expect(message)
         elif isinstance(message, Cargo):
             self._exchange.inbox.unload(message, lambda: self._next_frame(connection))
+        elif isinstance(message, Gauge):
+            self._exchange.gauge(message.peer)
         elif isinstance(message, Invite):
             connection.send(Frame(encode(self._exchange.invite(message.source))))
         elif isinstance(message, Meet):
-        elif isinstance(message, Gauge):
-            self._exchange.gauge(message.peer)
             connection.send(Frame(encode(self._exchange.meet(message))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
@@ -242,13 +242,13 @@ class ExecutorSession:
         done = time.perf_counter()
         timing = Timing(begun - waited, decoded - started, executed - begun, done - executed)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
+        for seen in self._exchange.sightings.take():
+            connection.send(Frame(encode(seen)))
         completed = Completed(submit.sequence, tuple(results), tuple(described), failures, tuple(run.relaid), timing)
         connection.send(Frame(encode(completed), body))
 
     def _known(self, submit: Submit, connection: Connection) -> _Known | None:
         """The template of a submission, compiled; None where it runs nothing.
-        for seen in self._exchange.sightings.take():
-            connection.send(Frame(encode(seen)))
 
         Raises:
             UnsupportedOperation: the template contains an op that is not allowed.
