@@ -21,7 +21,7 @@ from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Event, Observer
-from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
+from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, Trial
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
@@ -97,6 +97,7 @@ __all__ = [
     "Instruction",
     "Interceptor",
     "InvalidStage",
+    "Judge",
     "Limits",
     "Lineage",
     "Link",
@@ -141,6 +142,7 @@ __all__ = [
     "Transport",
     "TransportCapabilities",
     "TransportError",
+    "Trial",
     "UnsupportedOperation",
     "Upload",
     "WorkloadProfile",

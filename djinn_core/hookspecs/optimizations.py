@@ -67,6 +67,28 @@ class Optimization(Protocol):
         """A rewrite with the reason for it, or `applied=False` with the reason against."""
 
 
+@attrs.frozen
+class Trial:
+    """What the executor took for programs of one structure, with an optimization and without it, in turns.
+
+    Attributes:
+        optimization: its name.
+        with_it, without: seconds of each run, the oldest first; the first ones of each way are left out.
+    """
+
+    optimization: str
+    with_it: tuple[float, ...]
+    without: tuple[float, ...]
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Says whether optimizations pay. An optimization that has this method as well is asked about the others."""
+
+    def pays(self, trial: Trial) -> bool | None:
+        """Whether it pays; None while too little was measured. Called before a run, so it must be quick."""
+
+
 @hookspec
 def djinn_register_optimizations() -> Iterable[Optimization]:
     """Return the optimizations that this plugin offers.

@@ -112,7 +112,8 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
     """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one)."""
     if isinstance(program, Captured):
         program = program.graph
-    return plan_program(program, client.registry(), client.settings(), client.device() or NOWHERE, until)
+    out, place = client.switched_off(program), (client.registry(), client.settings(), client.device() or NOWHERE)
+    return plan_program(program, *place, until, without=out)
 
 
 def explain(

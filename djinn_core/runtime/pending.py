@@ -8,8 +8,9 @@ import attrs
 
 from djinn_core.ir.program import Program
 from djinn_core.runtime.binding import Bound
+from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
-from djinn_core.wire.messages import Completed
+from djinn_core.wire.messages import Completed, Timing
 
 
 @attrs.frozen
@@ -24,6 +25,12 @@ class Pending:
     synchronize: bool
     position: int  # where its frame ends among the bytes of the connection
     thread: int = attrs.field(factory=threading.get_ident)
+
+    def spent(self, timing: Timing, stats: Stats) -> None:
+        """The answer says where the executor's time went."""
+        stats.spent(timing)
+        if self.prepared is not None and self.prepared.took is not None:
+            self.prepared.took(timing.execute)
 
 
 def seconds_of(completed: Completed) -> float:

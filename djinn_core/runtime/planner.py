@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
+from djinn_core.hookspecs.optimizations import Judge
 from djinn_core.ir.program import Program
-from djinn_core.ir.schedule import ExecutionSchedule, Run
+from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.schedule import Run
 from djinn_core.runtime.earlier import RECENT, Recent
 from djinn_core.runtime.plans import PlansByStructure
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared, make_template
+from djinn_core.runtime.trials import Trials, Verdicts, Without, tried_of
 
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 
-PlanProgram = Callable[[Program], ExecutionSchedule]
+PlanProgram = Callable[[Program, Without], PipelineResult]
 
 
 class Planner:
@@ -26,10 +30,11 @@ class Planner:
         stats: Stats,
         made: Callable[[Prepared, Program], None] = lambda _, __: None,
         exact: bool = False,
+        judge: Judge | None = None,
     ) -> None:
         """`made` is told of each new plan and its program; `recent` are plans that were asked for, the latest last.
 
-        `exact`: as in `PlansByStructure`.
+        `exact`: as in `PlansByStructure`. `judge`: says which optimizations pay, where somebody does.
         """
         self.exact = exact
         self.recent: Recent = deque(maxlen=RECENT)
@@ -37,6 +42,8 @@ class Planner:
         self._made = made
         self._stats = stats
         self._planned: PlansByStructure[Prepared] = PlansByStructure(exact)
+        self.verdicts = Verdicts()
+        self._trials = Trials(judge, self._make_other, stats, self.verdicts)
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
         """The plan of a program, and its values by first appearance."""
@@ -44,20 +51,32 @@ class Planner:
         for prepared in variants:
             if prepared.holds_for(program):
                 self._stats.plans_reused += 1
-                self.recent.append((prepared, values))
-                return prepared, list(values)
-        prepared = self._make(program)
+                chosen = self._trials.choose(prepared, program)
+                self.recent.append((chosen, values))
+                return chosen, list(values)
+        began = time.perf_counter()
+        result = self._result(program, self.verdicts.about(program))
+        prepared = self._prepared(result, program)
+        self._trials.begin(prepared, tried_of(result), time.perf_counter() - began, program)
         self.recent.append((prepared, values))
-        self._made(prepared, program)
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
 
-    def _make(self, program: Program) -> Prepared:
+    def _make_other(self, program: Program, without: Without) -> Prepared:
+        return self._prepared(self._result(program, without), program)
+
+    def _result(self, program: Program, without: Without) -> PipelineResult:
         self._stats.plans_made += 1
-        schedule = self._plan(program)
+        return self._plan(program, without)
+
+    def _prepared(self, result: PipelineResult, program: Program) -> Prepared:
+        schedule = result.schedule
+        assert schedule is not None
         (steps,) = schedule.steps.values()
         nodes = [node for step in steps if isinstance(step, Run) for node in step.nodes]
-        return make_template(
+        prepared = make_template(
             schedule.program, nodes, schedule.replace, schedule.equal_slots, rewritten=schedule.rewritten
         )
+        self._made(prepared, program)
+        return prepared

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
+
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.pipeline import Request, plan
+from djinn_core.pipeline import Fewer, Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.calibrations import calibration_of
@@ -21,6 +24,8 @@ from djinn_core.wire.messages import DeviceInfo
 
 # Where programs are planned before any server is known, as in `djinn.capture()`.
 NOWHERE = DeviceInfo(id="remote_accelerator:0", kind="unknown", name="no server is connected")
+
+NOTHING_LEFT_OUT: Mapping[str, str] = {}
 
 
 def load_plugins(settings: Settings) -> Registry:
@@ -58,10 +63,12 @@ def plan_program(
     until: Stage = "schedule",
     profile: WorkloadProfile | None = None,
     known: Mapping[int, DataResidency] = NOTHING_KNOWN,
+    without: Mapping[str, str] = NOTHING_LEFT_OUT,
 ) -> PipelineResult:
     """Plan a program for one device, as far as `until`.
 
-    `profile` where it is known from a program that this is part of; `known` is what earlier programs say of its values.
+    `profile` where it is known from a program that this is part of; `known` is what earlier programs say of its values;
+    `without`: optimizations to leave out, each with the reason.
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     request = Request(
@@ -72,7 +79,14 @@ def plan_program(
         scheduler=settings.scheduler,
         exact=settings.exact,
     )
-    return plan(graph, registry, request, profile=profile, known=known)
+    if not without:
+        return plan(graph, registry, request, profile=profile, known=known)
+    rest = Fewer(registry, tuple(o for o in registry.optimizations if o.name not in without))
+    result = plan(graph, rest, request, profile=profile, known=known)
+    if result.plan is None:
+        return result
+    left_out = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]
+    return attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*result.plan.results, *left_out)))
 
 
 def plan_for_pool(

@@ -378,7 +378,7 @@ class Session:
         timing = completed.timing
         self._late.has_read(pending.position)
         self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
-        self._stats.spent(timing)
+        pending.spent(timing, self._stats)
         self._spent += seconds_of(completed)
         if completed.failures:
             nodes = pending.prepared.nodes if pending.prepared is not None else ()

@@ -11,7 +11,8 @@ from djinn_core.wire.messages import Timing
 class Stats:
     """Counts since the start or the last reset; sizes in bytes.
 
-    `client_fallbacks` are ops that were computed on this machine because the executor cannot do them.
+    `client_fallbacks` are ops that were computed on this machine because the executor cannot do them. `optimizations_tried`
+    were left out of some runs to see whether they pay, and `optimizations_switched_off` did not.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already. `server_..._us` is where the server's time went, in microseconds, as its
     answers say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
@@ -27,6 +28,8 @@ class Stats:
     plans_made: int = 0
     plans_reused: int = 0
     client_fallbacks: int = 0
+    optimizations_tried: int = 0
+    optimizations_switched_off: int = 0
     server_queue_us: int = 0
     server_decode_us: int = 0
     server_execute_us: int = 0

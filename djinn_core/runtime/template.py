@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -55,6 +55,7 @@ class Prepared:
         written: positions, among the program's values, of those that are written into.
         remade: how the program came of another one, where it did. Positions and nodes are those of the other one then, and
             negative positions of slots count the constants from the end.
+        took: is told how many seconds the executor took for a run, where somebody wants to know.
     """
 
     template: Template
@@ -67,6 +68,7 @@ class Prepared:
     claims: tuple[int, ...]
     written: tuple[int, ...] = ()
     remade: Remade | None = None
+    took: Callable[[float], None] | None = None
 
     def holds_for(self, program: Program) -> bool:
         """Whether `program`, of the right structure, also has the scalars that the plan relied on."""

@@ -1,0 +1,52 @@
+"""When runs with an optimization and without it, in turns, say that it pays, or does not."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Final
+
+from djinn.hooks import OptimizationContext, OptimizationResult, Trial
+from djinn_adaptive.ranks import chance_of_being_less
+
+LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which something may be decided
+CHANCE: Final = 0.05 / len(LOOKS)  # of being wrong at one look; over all looks together one in twenty
+LEAST: Final = 0.02  # a share of the time that is worth anything
+CLEARLY: Final = 1.5  # as many times as long, all of the first four: no more is needed
+
+
+class Adaptive:
+    """Rewrites nothing. Is told what the executor took with another optimization and without it, and says whether it pays.
+
+    The comparison is the rank test of Mann and Whitney, so a slow run now and then does not count; it is made at a few
+    numbers of runs, set beforehand, and the chance of being wrong is shared among them. What is not decided at the last stays.
+    """
+
+    name = "adaptive"
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    after_placement = False
+    tolerates_growth = True
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """Nothing: it judges what the others do."""
+        del context
+        return OptimizationResult(self.name, applied=False, reason="it watches whether the others pay")
+
+    def pays(self, trial: Trial) -> bool | None:
+        """True where it does or nothing is known after all looks, False where it costs time, None where more runs are needed."""
+        counted = min(len(trial.with_it), len(trial.without))
+        if counted < LOOKS[0]:
+            return True if counted >= LOOKS[0] // 2 and _clearly_less(trial.with_it, trial.without) else None
+        looks = [look for look in LOOKS if look <= counted]
+        ours, other = trial.with_it[: looks[-1]], trial.without[: looks[-1]]
+        if chance_of_being_less(ours, other) < CHANCE:
+            return True
+        worth = statistics.median(other) < (1 - LEAST) * statistics.median(ours)
+        if worth and chance_of_being_less(other, ours) < CHANCE:
+            return False
+        return True if looks[-1] == LOOKS[-1] else None
+
+
+def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether every run of the one took much less than any of the other: the other is not to be run any more."""
+    return CLEARLY * max(ours) < min(other)

@@ -1,0 +1,30 @@
+"""The rank test of Mann and Whitney."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import NormalDist
+
+
+def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float:
+    """How likely `ours` would be as small as it is, compared with `other`, if both came of the same (one-sided p).
+
+    By the normal approximation with corrections for ties and continuity, which is good from eight of each.
+    """
+    first, second = len(ours), len(other)
+    everything = sorted([*ours, *other])
+    places: dict[float, float] = {}
+    for place, value in enumerate(everything, 1):
+        places.setdefault(value, place)
+    ties = Counter(everything)
+    # Equal ones share the middle of their places.
+    ranks = {value: place + (ties[value] - 1) / 2 for value, place in places.items()}
+    greater = sum(ranks[value] for value in ours) - first * (first + 1) / 2
+    total = first + second
+    tied = sum(count**3 - count for count in ties.values()) / (total * (total - 1))
+    spread = math.sqrt(first * second / 12 * (total + 1 - tied))
+    if not spread:
+        return 1.0
+    return NormalDist().cdf((greater - first * second / 2 + 0.5) / spread)

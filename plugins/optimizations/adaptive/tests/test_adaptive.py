@@ -1,0 +1,152 @@
+"""What is decided from measured runs, and that an optimization that costs time is switched off in a real session."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import djinn
+import djinn_adaptive
+from djinn.hooks import OptimizationResult, Rewrite, Substitution, Trial, arguments, hookimpl
+from djinn.testing import OptimizationConformance, PluginConformance
+from djinn_adaptive import Adaptive
+from djinn_adaptive.judging import LOOKS
+from djinn_adaptive.ranks import chance_of_being_less
+
+REMOTE = "remote_accelerator:0"
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_adaptive
+
+
+class TestAdaptive(OptimizationConformance):
+    @pytest.fixture
+    def optimization(self):
+        return Adaptive()
+
+
+# --- what is decided ------------------------------------------------------------------------------------------------
+
+
+def measured(seed, count, factor=1.0):
+    """Times of runs as they are on a busy machine: most near a millisecond, some of them several."""
+    source = random.Random(seed)
+    return tuple(factor * 1e-3 * (source.gauss(1, 0.05) + (source.random() < 0.15) * 3) for _ in range(count))
+
+
+def decided(seed, factor):
+    """What is said at the first moment at which something is, for an optimization that makes runs take `factor` of what they took."""
+    ours, other = measured(seed, 64, factor), measured(seed + 1000, 64)
+    for count in range(1, 65):
+        verdict = Adaptive().pays(Trial("x", ours[:count], other[:count]))
+        if verdict is not None:
+            return verdict, count
+    raise AssertionError("nothing was decided")
+
+
+def test_nothing_is_decided_from_few_runs():
+    assert Adaptive().pays(Trial("x", (1.0, 1.0, 1.0), (0.1, 0.1, 0.1))) is None
+
+
+def test_what_costs_a_fifth_is_switched_off():
+    verdicts = [decided(seed, 1.2)[0] for seed in range(40)]
+    assert verdicts.count(False) >= 38
+
+
+def test_what_saves_a_fifth_stays():
+    assert all(decided(seed, 0.8)[0] for seed in range(40))
+
+
+def test_what_changes_nothing_is_hardly_ever_switched_off():
+    assert [decided(seed, 1.0)[0] for seed in range(200)].count(False) <= 10
+
+
+def test_what_costs_next_to_nothing_stays():
+    ours, other = (tuple(seconds + n * 1e-9 for n in range(64)) for seconds in (1.01, 1.0))
+    assert Adaptive().pays(Trial("x", ours, other)) is True
+
+
+def test_what_is_clearly_worse_without_is_not_run_on():
+    assert decided(0, 0.1) == (True, LOOKS[0] // 2) or decided(1, 0.1) == (True, LOOKS[0] // 2)
+
+
+def test_ranks_are_those_of_the_textbook():
+    # 1 to 8 all below 9 to 16: U = 0, sigma = sqrt(64 * 17 / 12), z = (0.5 - 32) / 9.52
+    assert chance_of_being_less(range(1, 9), range(9, 17)) == pytest.approx(0.000469, rel=0.01)
+    assert chance_of_being_less([1.0] * 8, [1.0] * 8) == 1.0
+    assert chance_of_being_less([3, 1, 2], [2, 3, 1]) == pytest.approx(0.5, abs=0.1)
+
+
+# --- in a session ---------------------------------------------------------------------------------------------------
+
+
+class Slower:
+    """Does each `linear` forty times; right, and of no use to anybody."""
+
+    name = "slower"
+    before = after = frozenset()
+    after_placement = False
+    tolerates_growth = True
+
+    def optimize(self, context):
+        found = []
+        for number in context.plan.nodes:
+            node = context.graph.nodes[number]
+            if node.operation == "linear":
+                given = arguments(node)
+                values = (given["input"], given["weight"], given["bias"])
+                found.append(Substitution(frozenset({number}), values, node.outputs, self.slowly))
+        if not found:
+            return OptimizationResult(self.name, applied=False, reason="there is no product")
+        return OptimizationResult(self.name, True, "products are done forty times", Rewrite(substitutions=tuple(found)))
+
+    @staticmethod
+    def slowly(tensors):
+        data, weight, bias = tensors
+        results = [torch.nn.functional.linear(data * factor, weight, bias) for factor in range(40)]
+        return [results[1] + 0 * sum(results)]
+
+
+class Slow:
+    """The plugin that offers it."""
+
+    djinn_api_version = 1
+
+    @staticmethod
+    @hookimpl
+    def djinn_register_optimizations():
+        return [Slower()]
+
+
+@pytest.fixture
+def slow_session():
+    djinn.configure(plugins=[djinn_adaptive, Slow()], placement_policy="single", threads=1)
+    yield
+    djinn.configure()
+
+
+@torch.no_grad()
+def test_what_hurts_is_switched_off_and_told(slow_session):
+    torch.manual_seed(0)
+    layer, data = torch.nn.Linear(128, 128), torch.randn(64, 128)
+    expected = layer(data)
+    there, given = layer.to(REMOTE), data.to(REMOTE)
+    djinn.reset_stats()
+    for _ in range(400):
+        torch.testing.assert_close(there(given).cpu(), expected)
+        if djinn.stats()["optimizations_switched_off"]:
+            break
+    assert djinn.stats()["optimizations_tried"] == 1
+    assert djinn.stats()["optimizations_switched_off"] == 1
+    sent = djinn.stats()["instructions_sent"]
+    for _ in range(4):
+        torch.testing.assert_close(there(given).cpu(), expected)
+    assert djinn.stats()["instructions_sent"] - sent <= 8
+    with djinn.capture() as captured:
+        kept = there(given)
+    assert "slower not applied: switched off by measurement" in str(djinn.explain(captured)), kept
