@@ -23,6 +23,7 @@ from djinn_core.server.exchange import Exchange, Harbour, frames_of
 from djinn_core.server.figures import device_figures, reset_device_peak
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.memory.session import SessionMemory
+from djinn_core.server.meter import METER
 from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
 from djinn_core.server.replay import CompiledTemplate, compile_template
@@ -116,6 +117,7 @@ class ExecutorSession:
         self, runtime: DeviceRuntime, store: WeightStore | None = None, harbour: Harbour | None = None
     ) -> None:
         """`store`: where weights are kept, if they are. `harbour`: where other executors come in."""
+        METER.enter(self)
         self.device = device = _shared(runtime)
         self.values = ValueTable()
         self.submissions = 0
@@ -141,6 +143,7 @@ class ExecutorSession:
         frame = self._next_frame(connection)
         started = time.perf_counter()
         message = decode(frame.head)
+        METER.message(type(message).__name__, sum(map(len, frame.body)))
         if isinstance(message, Submit):
             self._submit(message, connection, started)
         elif isinstance(message, Upload):
@@ -215,6 +218,7 @@ class ExecutorSession:
     def _submit(self, submit: Submit, connection: Connection, started: float) -> None:
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
+        METER.check()
         self.submissions = submit.sequence
         work = unpack(submit)
         decoded = time.perf_counter()
@@ -241,6 +245,7 @@ class ExecutorSession:
         self.values.free(work.free)
         done = time.perf_counter()
         timing = Timing(begun - waited, decoded - started, executed - begun, done - executed)
+        METER.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for seen in self._exchange.sightings.take():
             connection.send(Frame(encode(seen)))
@@ -307,12 +312,12 @@ class ExecutorSession:
         if known.template.random:
             self.device.randomness.hand_to(self._randomness)
         run = run_template if known.hot is None else known.hot.run
+        if self._memory is not None:
+            return self._memory.run(known.digest, known.template, work, known.slots, run)
         return run(known.template, work, known.slots, self.values)
 
     def _collect(
         self, work: Work, connection: Connection
-        if self._memory is not None:
-            return self._memory.run(known.digest, known.template, work, known.slots, run)
     ) -> tuple[list[TensorHeader | Failure], Body, list[Described | Failure]]:
         results: list[TensorHeader | Failure] = []
         body: Body = []
@@ -380,6 +385,10 @@ class ExecutorSession:
         described: tuple[Failure, ...] = (failure,) * len(work.describe)
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
+    def holdings(self) -> tuple[int, int]:
+        """How many live values, and their bytes."""
+        return len(self.values), self.values.nbytes()
+
     def figures(self) -> dict[str, int]:
         """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
@@ -395,19 +404,20 @@ class ExecutorSession:
                 "peer_bytes": self._exchange.bytes_sent,
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
+            | (self.device.ledger.figures() if self.device.ledger else {})
         )
 
     def close(self) -> None:
         """Free everything."""
-            | (self.device.ledger.figures() if self.device.ledger else {})
+        METER.leave(self)
         self._exchange.close()
         with self._turn:
+            if self._memory is not None:
+                self._memory.close()
             self.values.clear()
             self._templates.clear()
             self.device.randomness.forget(self._randomness)
 
-            if self._memory is not None:
-                self._memory.close()
 
 def _begin(known: _Known, first: First) -> None:
     known.slots[:] = first.slots
