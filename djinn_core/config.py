@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,13 @@ FILE_VARIABLE = "DJINN_CONFIG"
 HIDDEN = "(set, not shown)"
 
 # Variables that are read elsewhere and are no settings.
-OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT"})
+OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT", "DJINN_HTTP_HOSTS"})
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
+_SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*((?:[kmgt]i?)?b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_UNITS = {f"{p}{i}{b}": (1024 if i else 1000) ** n for p, n in _POWERS.items() for i in ("", "i") for b in ("", "b")}
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -48,6 +52,29 @@ def _pins(value: object) -> tuple[tuple[str, str], ...]:
     if not all(pattern and device for pattern, device in pairs):
         raise ValueError("must be a list of pattern=device, such as 'vision*=1'")
     return tuple(pairs)
+
+
+def _size(value: object) -> int:
+    """Bytes, from a number of them or from text such as `2 GiB`."""
+    found = _SIZE.fullmatch(str(value).strip())
+    size = float(found[1]) * _UNITS[found[2].lower()] if found is not None and not isinstance(value, bool) else 0.0
+    if size < 1:
+        raise ValueError("must be a size such as '2 GiB', or sizes by device such as '0=2 GiB, 1=500 MiB'")
+    return int(size)
+
+
+def _limits(value: object) -> tuple[tuple[str, int], ...]:
+    """Pairs of a device and bytes, from a table or from `device=size` in a list; an empty device stands for all."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, Mapping):
+        return tuple((str(device), _size(size)) for device, size in value.items())
+    if isinstance(value, int | float):
+        return (("", _size(value)),)
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
+        return tuple((str(device), _size(size)) for device, size in value)
+    parts = [name.rpartition("=") for name in _names(value)]
+    return tuple((device.strip(), _size(size)) for device, _, size in parts)
 
 
 def _plugins(value: object) -> tuple[Any, ...] | None:
@@ -123,6 +150,10 @@ def _memory(value: object) -> float | None:
     return number
 
 
+def _target(value: object) -> float:
+    return 0.0 if value in {None, "", 0, "0"} and not isinstance(value, bool) else _seconds(value)
+
+
 def _executor(value: object) -> str:
     if value not in {"process", "inline"}:
         raise ValueError("must be 'process' or 'inline'")
@@ -150,7 +181,9 @@ class Settings:
         server_devices: which devices of each server to use, by number, id or kind; none: all that `device` names.
         threads: torch threads of an executor that is started here; None leaves it to torch.
         memory_gib: how much an executor that is started here may hold, in GiB; None: as much as the device has.
-        placement_policy: name of the placement policy.
+        placement_policy: name of the placement policy; empty: the best for the devices that there are.
+        memory_limits: pairs of a device, by id or number (empty: all), and the bytes that plans may put there at once.
+        latency_target: seconds in which a program should be done; 0: as soon as possible.
         pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
         scheduler: name of the scheduler.
         compilers: names of the compilers that executors may use.
@@ -180,7 +213,9 @@ class Settings:
     server_devices: tuple[str, ...] = attrs.field(default=(), converter=_names)
     threads: int | None = attrs.field(default=None, converter=_threads)
     memory_gib: float | None = attrs.field(default=None, converter=_memory)
-    placement_policy: str = attrs.field(default="single", converter=_text)
+    placement_policy: str = attrs.field(default="", converter=_text)
+    memory_limits: tuple[tuple[str, int], ...] = attrs.field(default=(), converter=_limits)
+    latency_target: float = attrs.field(default=0.0, converter=_target)
     pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
     scheduler: str = attrs.field(default="sequential", converter=_text)
     compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.session import Session
 
 HELD_LIMIT = 2 << 30  # bytes that may wait; beyond them, the oldest go to where there is room
@@ -15,10 +16,11 @@ _FILL = 0.8  # of an executor's free memory, after which the next one is filled
 class HeldUploads:
     """Copies of tensors that programs have not used yet, by handle."""
 
-    def __init__(self, members: Sequence[Session], memory_free: Sequence[int]) -> None:
+    def __init__(self, members: Sequence[Session], memory_free: Sequence[int], residency: Residency) -> None:
         """`memory_free`: bytes that each executor had at the beginning; 0 where that is not known."""
         self._members = members
-        self._room = [int(free * _FILL) for free in memory_free]
+        self._free = memory_free
+        self._residency = residency
         self._held: dict[int, torch.Tensor] = {}
         self._bytes = 0
 
@@ -39,12 +41,12 @@ class HeldUploads:
             left -= tensor.nbytes
         return over
 
-    def give(self, handle: int, executor: int) -> None:
-        """Send what waits as `handle` to an executor."""
+    def give(self, handle: int, executor: int) -> int:
+        """Send what waits as `handle` to an executor; its bytes."""
         tensor = self._held.pop(handle)
         self._bytes -= tensor.nbytes
-        self._room[executor] -= tensor.nbytes
         self._members[executor].upload(handle, tensor)
+        return tensor.nbytes
 
     def drop(self, handle: int) -> None:
         """Nobody holds a value any more, which may wait here."""
@@ -54,5 +56,6 @@ class HeldUploads:
     def roomy(self, handle: int) -> int:
         """The first executor that has room for what waits, so that what is loaded in order stays together."""
         needed = self._held[handle].nbytes
-        fitting = (e for e, room in enumerate(self._room) if room >= needed)
-        return next(fitting, max(range(len(self._room)), key=self._room.__getitem__))
+        rooms = [int(free * _FILL) - self._residency.held[executor] for executor, free in enumerate(self._free)]
+        fitting = (executor for executor, room in enumerate(rooms) if room >= needed)
+        return next(fitting, max(range(len(rooms)), key=rooms.__getitem__))

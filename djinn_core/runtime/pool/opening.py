@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from djinn_core.ir.costs import NetworkTopology
+from djinn_core.config import Settings
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.result import PipelineResult
+from djinn_core.runtime.aims import limits_of, within
 from djinn_core.runtime.connect import Opened
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.observing import Observers
@@ -27,11 +29,17 @@ PlanOnTopology = Callable[[ProgramGraph, Whereabouts, NetworkTopology], Pipeline
 
 
 def open_pool(
-    opened: Sequence[Opened], planner: Planner, plan: PlanOnTopology, stats: Stats, observers: Observers
+    opened: Sequence[Opened],
+    settings: Settings,
+    planner: Planner,
+    plan: PlanOnTopology,
+    stats: Stats,
+    observers: Observers,
 ) -> PoolSession:
     """One session over several executors; the links between them are measured.
 
     Raises:
+        ConfigurationError: a limit of memory is for a device that there is not.
         SessionLost: an executor is gone already.
     """
     failures, residency = Failures(), Residency()
@@ -53,9 +61,15 @@ def open_pool(
     infos = [one.attached.device for one in opened]
     devices = tuple(f"{number}/{info.id}" for number, info in enumerate(infos))
     capabilities = tuple(attrs.evolve(capabilities_of(i), id=name) for i, name in zip(infos, devices, strict=True))
+    limits = limits_of(settings, devices)
     links = PresentLinks(members, capabilities, routes.links(devices))
     pool_planner = PoolPlanner(
         lambda graph, where: plan(graph, where, links.topology), devices, stats, residency, planner.exact
     )
-    uploads = HeldUploads(members, [info.memory_free for info in infos])
+    uploads = HeldUploads(members, _memory_free(capabilities, limits), residency)
     return PoolSession(members, pool_planner, residency, routes, uploads, links)
+
+
+def _memory_free(devices: tuple[DeviceCapabilities, ...], limits: Mapping[str, int]) -> list[int]:
+    topology, _ = within(NetworkTopology(devices), limits, {})
+    return [device.memory_free for device in topology.devices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -18,10 +19,13 @@ class Residency:
     Attributes:
         homes: by storage the executor that has its memory, and where writes to it happen.
         given: storages of which it was the client who gave the content.
+        held: by executor the bytes of all memory there, copies included, as far as sizes were told.
     """
 
     homes: dict[int, int] = attrs.field(factory=dict)
     given: set[int] = attrs.field(factory=set)
+    held: Counter[int] = attrs.field(factory=Counter)
+    _sizes: dict[int, int] = attrs.field(factory=dict)  # by storage
     _values: dict[int, int] = attrs.field(factory=dict)  # by storage, how many values look into it
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
@@ -35,15 +39,26 @@ class Residency:
         alike = self._copies.get(storage_of(value))
         return alike.get(value) if alike is not None else None
 
-    def add(self, value: int, executor: int) -> None:
-        """There is a new value, whose memory is there."""
+    def size(self, storage: int) -> int:
+        """Bytes of a storage, as far as they were told."""
+        return self._sizes.get(storage, 0)
+
+    def add(self, value: int, executor: int, nbytes: int = 0) -> None:
+        """There is a new value, whose memory is there; `nbytes` of it are as many as it looks into."""
         storage = storage_of(value)
         self.homes[storage] = executor
+        more = nbytes - self.size(storage)
+        if more > 0:
+            self._sizes[storage] = nbytes
+            for holder in (executor, *(e for holders in self._copies.get(storage, {}).values() for e in holders)):
+                self.held[holder] += more
         self._values[storage] = self._values.get(storage, 0) + 1
 
     def move(self, value: int, executor: int) -> None:
         """The memory of a value is there now; a copy of it that was there is a copy no more."""
         storage = storage_of(value)
+        self.held[self.homes.get(storage, executor)] -= self.size(storage)
+        self.held[executor] += self.size(storage)
         self.homes[storage] = executor
         for handle, holders in list(self._copies.get(storage, {}).items()):
             self._keep(handle, holders - {executor})
@@ -58,7 +73,10 @@ class Residency:
 
     def end_copies(self, storage: int) -> list[tuple[int, int]]:
         """The storage was written: its copies, as value and executor, are out of date and forgotten."""
-        return [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
+        ended = [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
+        for _, executor in ended:
+            self.held[executor] -= self.size(storage)
+        return ended
 
     def forget(self, value: int) -> list[int]:
         """Nobody holds a value any more: the executors that do. Other values may look into the same memory."""
@@ -72,11 +90,29 @@ class Residency:
         else:
             self._values.pop(storage, None)
             self.homes.pop(storage, None)
+            size = self._sizes.pop(storage, 0)
+            if home is not None:
+                self.held[home] -= size
             self.given.discard(storage)
         return sorted(holders | {home}) if home is not None else sorted(holders)
 
+    def held_of(self, storages: Iterable[int]) -> Counter[int]:
+        """By executor the bytes of these storages there, copies included."""
+        found: Counter[int] = Counter()
+        for storage in storages:
+            copies = (e for holders in self._copies.get(storage, {}).values() for e in holders)
+            home = self.homes.get(storage)
+            for executor in (*copies, *(() if home is None else (home,))):
+                found[executor] += self.size(storage)
+        return found
+
     def _keep(self, value: int, holders: frozenset[int]) -> None:
         storage = storage_of(value)
+        before = self.copies(value) or frozenset()
+        for executor in holders - before:
+            self.held[executor] += self.size(storage)
+        for executor in before - holders:
+            self.held[executor] -= self.size(storage)
         if holders:
             self._copies.setdefault(storage, {})[value] = holders
         elif (alike := self._copies.get(storage)) is not None:

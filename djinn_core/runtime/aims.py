@@ -1,0 +1,72 @@
+"""What plans for several executors aim at: the policy where nobody named one, and limits of memory and latency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn_core.config import Settings
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.placement import PlacementPolicy
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
+
+ALONE = "single"
+SEVERAL = "cost_based"  # spreads what gains by it, and keeps together what does not
+
+
+def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: int) -> str:
+    """Name of the placement policy: the configured one, or else the best for so many devices that is installed."""
+    if settings.placement_policy:
+        return settings.placement_policy
+    return SEVERAL if devices > 1 and any(policy.name == SEVERAL for policy in offered) else ALONE
+
+
+@attrs.frozen
+class Occupied:
+    """Bytes on a device, as far as this client put them there: all, and those that a program does not use."""
+
+    held: int = 0
+    beside: int = 0
+
+
+NOTHING = Occupied()
+NOT_OCCUPIED: Mapping[str, Occupied] = {}
+
+
+def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
+    """By device id the bytes that plans may put there at most, as configured.
+
+    Raises:
+        ConfigurationError: a limit is for a device that there is not.
+    """
+    limits: dict[str, int] = {}
+    for name, size in settings.memory_limits:
+        found = [d for n, d in enumerate(devices) if name in {"", str(n), d, d.partition("/")[2]}]
+        if not found:
+            raise ConfigurationError(
+                f"memory_limits names the device {name!r}; there are {', '.join(devices)} (or 0 to {len(devices) - 1})"
+            )
+        limits |= {device: min(size, limits.get(device, size)) for device in found}
+    return limits
+
+
+def within(
+    topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, Occupied]
+) -> tuple[NetworkTopology, dict[str, int]]:
+    """The devices with the memory that a program can have there, and what is left of the limits for it."""
+    devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
+    left = {device: max(1, limit - occupied.get(device, NOTHING).beside) for device, limit in limits.items()}
+    return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), left
+
+
+def _within(device: DeviceCapabilities, limit: int, there: Occupied) -> DeviceCapabilities:
+    memory = min(device.memory, limit) if device.memory and limit else device.memory or limit
+    free = min(device.memory_free, limit) if device.memory_free and limit else device.memory_free or limit
+    if not there.held and (memory, free) == (device.memory, device.memory_free):
+        return device
+    return attrs.evolve(
+        device,
+        memory=max(1, memory - there.beside) if memory else 0,  # 0 stands for what is not known
+        memory_free=max(1, free - there.held) if free else 0,
+    )
