@@ -29,7 +29,6 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.pipeline import tolerate_growth
 from djinn_core.plugins.registry import Registry
@@ -38,7 +37,7 @@ from djinn_core.runtime.connect import Opened, find_servers, open_connections, s
 from djinn_core.runtime.earlier import EarlierPrograms
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
-from djinn_core.runtime.planning import NOWHERE, load_plugins, plan_for_pool, plan_program
+from djinn_core.runtime.planning import NOTHING_LEFT_OUT, NOWHERE, load_plugins, plan_for_pool, plan_program
 from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.pool.planner import Whereabouts
 from djinn_core.runtime.pool.session import PoolSession
@@ -46,6 +45,7 @@ from djinn_core.runtime.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
+from djinn_core.runtime.trials import Without, judge_among
 from djinn_core.runtime.whole_programs import WholePrograms
 from djinn_core.wire.messages import DeviceInfo
 
@@ -342,7 +342,8 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
 def _planner() -> Planner:
     """A session's planner; what is known of whole programs and of their values begins anew with it."""
     _state.wholes = WholePrograms()
-    _state.planner = Planner(_plan, _state.stats, _planned, exact=not tolerate_growth(registry(), settings().exact))
+    exact, judge = not tolerate_growth(registry(), settings().exact), judge_among(registry().optimizations)
+    _state.planner = Planner(_plan, _state.stats, _planned, exact, judge)
     _state.earlier = EarlierPrograms(_state.planner.recent)
     return _state.planner
 
@@ -362,11 +363,12 @@ def last_profile() -> WorkloadProfile | None:
     return _state.wholes.profile_of(recent[-1][0]) if recent else None
 
 
-def _plan(program: Program) -> ExecutionSchedule:
+def _plan(program: Program, without: Without = NOTHING_LEFT_OUT) -> PipelineResult:
     started = time.monotonic()
     profile = _state.wholes.piece(program)
     known = _state.earlier.residency(program) if profile is None else {}
-    result = plan_program(program, registry(), settings(), device() or NOWHERE, profile=profile, known=known)
+    place = (registry(), settings(), device() or NOWHERE)
+    result = plan_program(program, *place, profile=profile, known=known, without=without)
     assert result.profile is not None
     if profile is None:
         _state.wholes.remember(program, result.profile)
@@ -374,8 +376,12 @@ def _plan(program: Program) -> ExecutionSchedule:
     _state.observers.tell("planned", instructions=len(program), duration=time.monotonic() - started)
     for recording in _state.recordings:
         recording.append(result)
-    assert result.schedule is not None
-    return result.schedule
+    return result
+
+
+def switched_off(program: Program | ProgramGraph) -> Without:
+    """Optimizations that were found not to pay for such a program in this session, each with the reason."""
+    return _state.planner.verdicts.about(program) if _state.planner is not None else NOTHING_LEFT_OUT
 
 
 def _plan_for_pool(graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology) -> PipelineResult:
