@@ -54,12 +54,17 @@ def state_directory() -> Path:
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options about tokens, handed to `command` as they are."""
+    """The options about tokens and about watching the server, handed to `command` as they are."""
     options = [
         click.option(
             "--token-file",
             type=click.Path(path_type=Path),
             help="File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
+        ),
+        click.option(
+            "--operations-port",
+            type=click.IntRange(0, 65535),
+            help="Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
         ),
         click.option(
             "--audit-log", type=_FILE, help="File that is told, in JSON lines, who connected and was refused."

@@ -89,6 +89,7 @@ def command(
     memory_gib: float | None,
     compilers: tuple[str, ...],
     token_file: Path | None,
+    operations_port: int | None,
     audit_log: Path | None,
     connection_file: Path | None,
     tls: TlsChoice,
@@ -108,6 +109,7 @@ def command(
         ports={"tcp": port, "tcps": port, "http": http_port, "https": http_port},
         devices=devices,
         token_file=token_file,
+        operations_port=operations_port,
         audit_log=audit_log,
         connection_file=connection_file,
         threads=threads,
@@ -154,6 +156,8 @@ def _announce(serving: Serving) -> None:
         click.echo(f"Executor for {executor.device.id} ({executor.device.name}), process {executor.process_id}")
     for url in serving.urls:
         click.echo(f"Listening at {url}")
+    if serving.operations:
+        click.echo(f"Operations at {serving.operations}: /livez, /readyz, /metrics")
     if serving.fingerprint:
         click.echo(f"Certificate {serving.fingerprint}")
     click.echo(f"The token ({serving.token_from}) is in {serving.connection_file}")

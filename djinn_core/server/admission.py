@@ -27,7 +27,7 @@ from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello
 from djinn_core.wire.resume_messages import Resume
 
 HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
-_REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
+REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
 _log = get_logger("djinn.server")
 
 
@@ -36,12 +36,16 @@ _FIRST = "the first message must be one that shows a token"
 
 @attrs.define
 class Counts:
-    """What has happened since the gateway started, for `/metrics`: refusals by kind, admissions by tenant."""
+    """What has happened since the gateway started: refusals by kind, admissions by tenant.
+
+    `keys` are the ids of the tokens that somebody came with.
+    """
 
     connections: int = 0
     refused: Counter[str] = attrs.field(factory=Counter)
     admitted: Counter[str] = attrs.field(factory=Counter)
     relayed: int = 0
+    keys: set[str] = attrs.field(factory=set)
 
 
 @attrs.frozen
@@ -111,7 +115,7 @@ class Admission:
         known = {} if who is None else {"tenant": who.tenant, "key": who.token}
         self.audit.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
-            time.sleep(random.uniform(*_REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
+            time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denied.reason)
 
     def _first_message(self, connection: Connection) -> AnyMessage | None:
@@ -140,6 +144,8 @@ class Admission:
         if hello.torch != ready.torch:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
         self.counts.admitted[identity.tenant] += 1
+        if identity.token:
+            self.counts.keys.add(identity.token)
         facts = {"tenant": identity.tenant, "key": identity.token, "client": hello.client}
         where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
         self.audit.note("admitted", **facts, **where)

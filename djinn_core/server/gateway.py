@@ -24,13 +24,17 @@ from djinn_core.launch.securing import under_tls
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.role import become_server
-from djinn_core.server.admission import Admission
+from djinn_core.server.admission import Admission, Counts
 from djinn_core.server.audit import Audit
 from djinn_core.server.gatekeeper import Gatekeeper, Identity
 from djinn_core.server.greetings import STRANGER_LIMITS
+from djinn_core.server.metrics import Observed, exporter
 from djinn_core.server.offering import offered
+from djinn_core.server.operations import Operations, OperationsListener
+from djinn_core.server.strangers import Strangers
 from djinn_core.server.tenants import Tenants
 from djinn_core.server.tokens import Token, check_exposure, find_token, has_table
+from djinn_core.server.watch import Watch
 from djinn_core.wire.messages import Status
 
 _log = get_logger("djinn.server")
@@ -45,6 +49,7 @@ class GatewayOptions:
         ports: by URL scheme the port to listen at; 0, as for schemes that are missing, takes any free one.
         devices: devices to offer, an executor for each; `all`: what there is; empty: the best that the machine has.
         token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
+        operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: they are nowhere.
         audit_log: file that is told who connected and what was refused; None: the log alone.
         connection_file: where to write URLs and token; None: a place of the user's own.
         threads: torch threads of each executor.
@@ -67,6 +72,7 @@ class GatewayOptions:
     ports: Mapping[str, int] = attrs.field(factory=dict)
     devices: tuple[str, ...] = ()
     token_file: Path | None = None
+    operations_port: int | None = None
     audit_log: Path | None = None
     connection_file: Path | None = None
     threads: int | None = None
@@ -111,6 +117,7 @@ class Serving:
     connection_file: Path
     token_from: str
     fingerprint: str = ""
+    operations: str = ""
 
 
 class Gateway:
@@ -122,6 +129,10 @@ class Gateway:
         self._gatekeeper = gatekeeper
         self._audit = audit
         self._tenants: Tenants | None = None
+        self._counts, self._strangers = Counts(), Strangers()
+        self._operations: OperationsListener | None = None
+        self._watch: Watch | None = None
+        self._draining = False
         self._listeners: list[Listener] = []
         self._file: tuple[Path, ConnectionFile] | None = None
         self._since = time.monotonic()
@@ -136,15 +147,19 @@ class Gateway:
         """
         expected = lambda: len(self._gatekeeper.tenants)  # noqa: E731 - asked again and again
         self._tenants = Tenants(_executors(self._options), self._options.start_timeout, expected)
+        self._operations = self._listen_for_operations(self._tenants)
         transports = self._transports()
         executors = self._tenants.wait_ready()
+        self._watch = Watch(self._gatekeeper, self._tenants, self._audit, self._counts)
         urls = self._listen(transports, self._tenants)
         path = self._options.connection_file or default_connection_file()
         content = ConnectionFile(urls, self._token.value, self.fingerprint if self._options.pinned else "")
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
-        return Serving(urls, executors, path, self._token.origin, self.fingerprint)
+        self._audit.note("started", urls=urls, process=os.getpid())
+        operations = self._operations.url if self._operations is not None else ""
+        return Serving(urls, executors, path, self._token.origin, self.fingerprint, operations)
 
     @property
     def fingerprint(self) -> str:
@@ -154,12 +169,18 @@ class Gateway:
 
     def close(self, drain_seconds: float) -> None:
         """Let nobody in any more, let sessions end for at most `drain_seconds`, then end the executors."""
+        self._draining = True
+        if self._watch is not None:
+            self._watch.close()
         while self._listeners:
             self._listeners.pop().close()
         if self._file is not None:
             remove_connection_file(*self._file)
         if self._tenants is not None:
             self._tenants.close(drain_seconds)
+        if self._operations is not None:
+            self._operations.close()
+        self._audit.note("stopped", process=os.getpid())
 
     def _transports(self) -> tuple[Transport, ...]:
         # Imported here because they import PyTorch, which takes as long as the executors take to start.
@@ -178,14 +199,32 @@ class Gateway:
                 "there is no transport to listen with: install djinn-tcp or djinn-http; `djinn plugins` shows what is "
                 "installed and what is broken or disabled"
             )
-        admission = Admission(
-            self._gatekeeper, tenants, self._audit, transports, self._urls, lambda who: self._status(tenants, who)
-        )
+        status = lambda who: self._status(tenants, who)  # noqa: E731 - bound to these tenants
+        kept = (self._strangers, self._counts)
+        admission = Admission(self._gatekeeper, tenants, self._audit, transports, self._urls, status, *kept)
         for transport in open_to_network:
             scheme = transport.schemes[0]
             url = f"{scheme}://{network_location(self._options.host, self._options.ports.get(scheme, 0))}"
             self._listeners.append(transport.listen(url, STRANGER_LIMITS, admission.serve))
         return self._urls()
+
+    def _listen_for_operations(self, tenants: Tenants) -> OperationsListener | None:
+        """From the beginning: whoever asks hears that the executors are not ready yet."""
+        port = self._options.operations_port
+        if port is None:
+            return None
+        facts = (djinn_version(), self._since, lambda: self._draining)
+        export = exporter(Observed(tenants, self._gatekeeper, self._counts, self._strangers, *facts))
+        operations = Operations(self._gatekeeper, self._audit, self._counts, self._why_not_ready, export)
+        context = None if self._options.tls is None else server_context(self._options.tls)
+        return OperationsListener(self._options.host, port, operations, context)
+
+    def _why_not_ready(self) -> str:
+        if self._draining:
+            return "draining: nobody is let in any more"
+        if not self._listeners or self._tenants is None:
+            return "starting"
+        return "" if self._tenants.ready else "an executor is being started"
 
     def _urls(self) -> tuple[str, ...]:
         return tuple(listener.url for listener in self._listeners)
@@ -210,7 +249,9 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     table = options.token_file if options.token_file is not None and has_table(options.token_file) else None
     token = find_token(None if table else options.token_file, {} if table else os.environ)
     gatekeeper = Gatekeeper(token, table)
-    check_exposure(options.host, token.supplied or table is not None, options.tls is not None or options.plaintext_accepted)
+    check_exposure(
+        options.host, token.supplied or table is not None, options.tls is not None or options.plaintext_accepted
+    )
     if options.tls is not None:
         server_context(options.tls)  # what is wrong with the certificate is said before anything starts
     become_server("gateway")

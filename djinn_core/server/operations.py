@@ -1,0 +1,213 @@
+"""The listener for those who run the server: is it alive, is it ready, what does it do.
+
+Every route asks for a token, as everything here does: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes
+one that is good for nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+
+from djinn_core.errors import TransportError
+from djinn_core.launch.addresses import network_location
+from djinn_core.launch.hosts import is_called, own_names
+from djinn_core.logs import get_logger
+from djinn_core.server.admission import REFUSAL_SECONDS, Counts
+from djinn_core.server.audit import Audit
+from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server.strangers import Strangers
+
+REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
+_MOST: Final = 64  # connections at a time
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class Answer:
+    """What a route says."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+@attrs.frozen
+class Operations:
+    """What the routes know.
+
+    Attributes:
+        ready: whether a client that comes now is served; if not, why.
+        export: the metrics and their content type, for an `Accept` header.
+    """
+
+    gatekeeper: Gatekeeper
+    audit: Audit
+    counts: Counts
+    ready: Callable[[], str]
+    export: Callable[[str], tuple[bytes, str]]
+
+    def livez(self, who: Identity, accept: str) -> Answer:
+        """Whether this process answers at all. Where it does not, it should be started again."""
+        del who, accept
+        return Answer(HTTPStatus.OK, b"ok\n")
+
+    def readyz(self, who: Identity, accept: str) -> Answer:
+        """Whether clients should be sent here. Where it is not, they should go elsewhere for now."""
+        del who, accept
+        reason = self.ready()
+        return Answer(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n".encode())
+
+    def metrics(self, who: Identity, accept: str) -> Answer:
+        """Counters and gauges for Prometheus; of all tenants, so not for each of them."""
+        if not who.sees_all:
+            return Answer(
+                HTTPStatus.FORBIDDEN, b"metrics are for the operator: ask for a token that may watch the server\n"
+            )
+        return Answer(HTTPStatus.OK, *self.export(accept))
+
+
+Route = Callable[[Operations, Identity, str], Answer]
+ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
+    {"/livez": Operations.livez, "/readyz": Operations.readyz, "/metrics": Operations.metrics}
+)
+
+
+class OperationsListener:
+    """An HTTP server for `ROUTES`.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(self, host: str, port: int, operations: Operations, context: ssl.SSLContext | None = None) -> None:
+        """Listen, under TLS where there is a context.
+
+        Raises:
+            TransportError: the address cannot be bound.
+        """
+        try:
+            self._server = _server_at(host, port)
+        except OSError as error:
+            raise TransportError(f"cannot listen for operations at {network_location(host, port)}: {error}") from error
+        scheme = "http" if context is None else "https"
+        self.url = f"{scheme}://{network_location(host, self._server.server_address[1])}"
+        self._server.operations, self._server.context = operations, context
+        self._server.names = own_names(self.url)
+        threading.Thread(target=self._server.serve_forever, name="djinn-operations", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = _MOST
+    operations: Operations
+    context: ssl.SSLContext | None = None
+    names: frozenset[str] = frozenset()
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.strangers = Strangers(_MOST)
+        super().__init__(address, _Handler)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, in a thread of its own, with a limit on how long it may take in all."""
+        cut = _Cut(request)
+        timer = threading.Timer(REQUEST_SECONDS, cut.close)
+        timer.daemon = True
+        timer.start()
+        try:
+            with self.strangers.entered(cut):  # type: ignore[arg-type] # all that is asked of it is to close
+                secure = request if self.context is None else self.context.wrap_socket(request, server_side=True)
+                super().process_request_thread(secure, client_address)
+        except OSError as error:
+            _log.info("a connection for operations did not come about", peer=str(client_address), error=str(error))
+            request.close()
+        finally:
+            timer.cancel()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Somebody hung up, or took too long."""
+        del request
+        _log.info("a request for operations broke off", peer=str(client_address), exc_info=True)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+@attrs.frozen
+class _Cut:
+    """Ends a connection from another thread."""
+
+    sock: socket.socket
+
+    def close(self) -> None:
+        try:
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+        except OSError as error:
+            _log.debug("a connection for operations has ended already", error=str(error))
+
+
+def _server_at(host: str, port: int) -> _Server:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return (_Server6 if family == socket.AF_INET6 else _Server)((str(address[0]), int(address[1])))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "djinn"
+    sys_version = ""
+    protocol_version = "HTTP/1.0"  # one request a connection
+
+    def do_GET(self) -> None:
+        """A request."""
+        answer = self._answer()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Cache-Control", "no-store")
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
+        """Nothing: refusals are in the audit log, and probes come every few seconds."""
+
+    def _answer(self) -> Answer:
+        operations = self.server.operations
+        hosts = self.headers.get_all("Host", [])
+        if "Origin" in self.headers or "Sec-Fetch-Site" in self.headers:
+            return Answer(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
+        if len(hosts) != 1 or not is_called(hosts[0], self.server.names):
+            return Answer(HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n")
+        who = operations.gatekeeper.identify(_bearer(self.headers.get("Authorization", "")))
+        path = self.path.partition("?")[0]
+        if isinstance(who, Denied):
+            operations.counts.refused[f"operations_{who.kind}"] += 1
+            operations.audit.note("refused", why=who.kind, asked=path[:64], peer=str(self.client_address[0]))
+            time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
+            return Answer(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
+        route = ROUTES.get(path)
+        if route is None:
+            return Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(ROUTES)}\n".encode())
+        return route(operations, who, self.headers.get("Accept", ""))
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

@@ -1,0 +1,47 @@
+"""What a gateway looks after every few seconds: tokens that are not good any more, tenants that are gone."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from djinn_core.logs import get_logger
+from djinn_core.server.admission import Counts
+from djinn_core.server.audit import Audit
+from djinn_core.server.gatekeeper import Gatekeeper
+from djinn_core.server.tenants import Tenants
+
+PAUSE_SECONDS: Final = 2.0
+_log = get_logger("djinn.server")
+
+
+class Watch:
+    """A thread that ends what should not go on."""
+
+    def __init__(self, gatekeeper: Gatekeeper, tenants: Tenants, audit: Audit, counts: Counts) -> None:
+        self._gatekeeper = gatekeeper
+        self._tenants = tenants
+        self._audit = audit
+        self._counts = counts
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="djinn-looking-after", daemon=True).start()
+
+    def close(self) -> None:
+        """Look after nothing any more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(PAUSE_SECONDS):
+            try:
+                self.look()
+            except Exception as error:
+                _log.exception("what should not go on could not be ended; trying again", error=repr(error))
+
+    def look(self) -> None:
+        """Once."""
+        gone = tuple(key for key in tuple(self._counts.keys) if not self._gatekeeper.is_good(key))
+        if gone:
+            self._tenants.evict(gone)
+            self._counts.keys.difference_update(gone)
+            self._audit.note("evicted", keys=gone, why="revoked or expired")
+        self._tenants.release_idle()
