@@ -1,10 +1,14 @@
-"""For interceptors and substitutions: what a function records, to be recorded again at a stroke; values that come later; random state."""
+"""For interceptors: what a function records, to be recorded again at a stroke; values that come later; random state.
+
+For substitutions: calling again what a node called; groups of what is computed.
+"""
 
 from __future__ import annotations
 
 from djinn_core.interception.device.random_state import keep_state as keep_random_state
 from djinn_core.interception.device.random_state import set_state as restore_random_state
 from djinn_core.interception.later import Pending, fetch_later, round_trip_seconds
+from djinn_core.interception.recording.again import call_again
 from djinn_core.interception.recording.groups import group
 from djinn_core.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
@@ -15,6 +19,7 @@ __all__ = [
     "LazyTensor",
     "Pending",
     "RecordedCall",
+    "call_again",
     "fetch_later",
     "group",
     "is_watched",

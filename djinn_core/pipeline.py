@@ -71,7 +71,6 @@ class Request:
         resident: device id by value, for the inputs that already live somewhere.
         copies: ids of the other devices that hold a copy of an input.
         exact: whether optimizations are left out that round otherwise than the program does.
-        substitute: whether other computation may take the place of nodes.
         fetch: values that the client wants at the end.
         until: the last stage to run.
         placement_policy, scheduler: names of the ones to use.
@@ -91,7 +90,6 @@ class Request:
     scheduler: str = "sequential"
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     exact: bool = True
-    substitute: bool = True
     pins: tuple[tuple[str, str], ...] = ()
     memory_limits: Mapping[str, int] = attrs.field(factory=dict)
     latency_target: float = 0.0
@@ -194,7 +192,7 @@ def _rewritten(
 ) -> PipelineResult | None:
     """The result for the program that comes of what the optimizations substitute; None where nothing does."""
     substituted = [o for o in plan.results if o.rewrite.substitutions]
-    if not substituted or not request.substitute:
+    if not substituted:
         return None
     rewritten = substitute(graph, context.profile, substituted)
     return None if rewritten is None else _plan_rewritten(rewritten, substituted, plugins, request)
@@ -329,14 +327,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
     copies = tuple(map(request.copies.get, values)) if request.copies else ()
-    names = (
-        request.until,
-        request.placement_policy,
-        request.pins,
-        request.scheduler,
-        request.exact,
-        request.substitute,
-    )
+    names = (request.until, request.placement_policy, request.pins, request.scheduler, request.exact)
     aims = (tuple(request.memory_limits.items()), request.latency_target, request.stream)
     return devices, request.topology.links, homes, copies, fetch, aims, *names
 

@@ -48,6 +48,11 @@ def arguments(node: Node) -> dict[str, Any]:
     return given
 
 
+def parameter_names(op: str) -> tuple[str, ...]:
+    """The names of an op's parameters, in order; none for ops that this PyTorch does not have."""
+    return _parameters(op)[0]
+
+
 def slot_positions(nodes: tuple[Node, ...]) -> Iterator[range]:
     """For each node, in program order, the positions of its slots in the program's slot list."""
     at = 0

@@ -204,7 +204,7 @@ def _open() -> Session | PoolSession:
 
 def _new_session(opened: tuple[Opened, ...]) -> Session | PoolSession:
     if len(opened) > 1:
-        return open_pool(opened, _planner(), _plan_for_pool, _state.stats, _state.observers)
+        return open_pool(opened, settings(), _planner(), _plan_for_pool, _state.stats, _state.observers)
     (only,) = opened
     attached = only.attached
     return Session(
@@ -386,7 +386,8 @@ def switched_off(program: Program | ProgramGraph) -> Without:
 
 def _plan_for_pool(graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology) -> PipelineResult:
     started = time.monotonic()
-    result = plan_for_pool(graph, registry(), settings(), topology, where.resident, where.copies, where.stream)
+    known = (where.resident, where.copies, where.stream, where.derived, where.occupied)
+    result = plan_for_pool(graph, registry(), settings(), topology, *known)
     _state.observers.tell("planned", instructions=len(graph.program), duration=time.monotonic() - started)
     for recording in _state.recordings:
         recording.append(result)

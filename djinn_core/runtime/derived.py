@@ -11,7 +11,7 @@ from djinn_core.ir.values import make_handle, new_storage, storage_of
 from djinn_core.runtime.template import Prepared
 
 LIMIT = 4096  # sets of derived values that are kept; the oldest go first
-_Key = tuple[Hashable, tuple[int, ...]]
+Key = tuple[Hashable, tuple[int, ...]]
 
 
 class DerivedValues:
@@ -23,8 +23,8 @@ class DerivedValues:
     def __init__(self, submit: Callable[[Submission], int]) -> None:
         """`submit`: sends a program that makes some."""
         self._submit = submit
-        self._made: dict[_Key, tuple[int, ...]] = {}
-        self._users: dict[int, set[_Key]] = {}
+        self._made: dict[Key, tuple[int, ...]] = {}
+        self._users: dict[int, set[Key]] = {}
         self._stale: list[int] = []
 
     def __bool__(self) -> bool:
@@ -38,15 +38,21 @@ class DerivedValues:
         for recipe, identity, positions in prepared.remade.recipes:
             sources = tuple([values[i] for i in positions])
             key = (identity, sources)
-            extended += self._made.get(key) or self._make(key, recipe, sources)
+            extended += self.made(key) or self.make(key, recipe, self._submit)
         return extended
 
-    def _make(self, key: _Key, recipe: Recipe, sources: tuple[int, ...]) -> tuple[int, ...]:
+    def made(self, key: Key) -> tuple[int, ...] | None:
+        """What was derived by a recipe of that identity, from those sources; None where it was not, or is out of date."""
+        return self._made.get(key)
+
+    def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
+        """Have a recipe's values made, from the sources in `key`."""
+        sources = key[1]
         if len(self._made) >= LIMIT:
             self._forget(next(iter(self._made)))
         made = _fresh(recipe.makes)
         names = dict(zip(recipe.makes, made, strict=True))
-        self._submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
+        submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
         self._made[key] = made
         for storage in {storage_of(v) for v in sources}:
             self._users.setdefault(storage, set()).add(key)
@@ -63,7 +69,7 @@ class DerivedValues:
         stale, self._stale = tuple(self._stale), []
         return stale
 
-    def _forget(self, key: _Key) -> None:
+    def _forget(self, key: Key) -> None:
         self._stale += self._made.pop(key, ())
 
 

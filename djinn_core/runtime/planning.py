@@ -15,9 +15,11 @@ from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
+from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.pipeline import Fewer, Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.runtime.aims import NOT_OCCUPIED, Occupied, limits_of, policy_for, within
 from djinn_core.runtime.calibrations import calibration_of
 from djinn_core.stages.annotate import NOTHING_KNOWN
 from djinn_core.wire.messages import DeviceInfo
@@ -71,13 +73,17 @@ def plan_program(
     `without`: optimizations to leave out, each with the reason.
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    topology = topology_of(device)
+    topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(
-        topology_of(device),
+        topology,
         resident=dict.fromkeys(graph.inputs, device.id),  # uploads go ahead of the programs that use them
         until=until,
-        placement_policy=settings.placement_policy,
+        placement_policy=policy_for(settings, registry.placement_policies, 1),
         scheduler=settings.scheduler,
         exact=settings.exact,
+        memory_limits=memory_limits,
+        latency_target=settings.latency_target,
     )
     if not without:
         return plan(graph, registry, request, profile=profile, known=known)
@@ -97,17 +103,27 @@ def plan_for_pool(
     resident: Mapping[int, str],
     copies: Mapping[int, tuple[str, ...]],
     stream: Stream = ALONE,
+    derived: Derived = not_derived,
+    occupied: Mapping[str, Occupied] = NOT_OCCUPIED,
 ) -> PipelineResult:
-    """Plan a program for several devices, with its inputs where they are."""
+    """Plan a program for several devices, with its inputs where they are, and what else is `occupied` there.
+
+    Raises:
+        ConfigurationError: the setting `memory_limits` names a device that there is not.
+    """
+    limits = limits_of(settings, [device.id for device in topology.devices])
+    topology, memory_limits = within(topology, limits, occupied)
     request = Request(
         topology,
         resident=resident,
         copies=copies,
-        placement_policy=settings.placement_policy,
+        placement_policy=policy_for(settings, registry.placement_policies, len(topology.devices)),
         scheduler=settings.scheduler,
         exact=settings.exact,
-        substitute=False,  # what is derived from weights would have to be where they are
         pins=settings.pins,
+        memory_limits=memory_limits,
+        latency_target=settings.latency_target,
         stream=stream,
+        derived=derived,
     )
     return plan(graph, registry, request)

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from djinn_core.ir.graph import Graph
+from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.indexes import POOL, index_of_node
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import RANDOM_STATE, storage_of
+from djinn_core.runtime.pool.own_values import own_values
 from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, Part, PooledPlan, RunPart
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.template import make_template
@@ -19,12 +20,36 @@ from djinn_core.runtime.template import make_template
 
 @attrs.frozen
 class Planned:
-    """What the pipeline decided: which node and value is on which executor, and the schedule."""
+    """What the pipeline decided: which node and value is on which executor, and the schedule.
+
+    Attributes:
+        graph: of the program that runs. origin: of the one that was recorded, which may be another one.
+        names: handles of derived values, by what they are called in the program.
+    """
 
     graph: Graph
     homes: Mapping[int, int]
     executors: Mapping[str, int]
     schedule: ExecutionSchedule
+    origin: ProgramGraph
+    names: Mapping[int, int] = attrs.field(factory=dict)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Of the recorded program by first appearance, and of the one that runs."""
+        rewritten = self.schedule.rewritten
+        return tuple(dict.fromkeys(self.origin.program.operands)) if rewritten is None else rewritten.values
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Those of both programs."""
+        if self.schedule.rewritten is None:
+            return self.graph.inputs
+        return tuple(dict.fromkeys((*self.origin.inputs, *self.graph.inputs)))
+
+    def called(self, values: Sequence[int]) -> list[int]:
+        """What values are called by the client."""
+        return [self.names.get(v, v) for v in values] if self.names else list(values)
 
 
 def build_plan(planned: Planned, residency: Residency, random: int | None) -> PooledPlan:
@@ -35,30 +60,38 @@ def build_plan(planned: Planned, residency: Residency, random: int | None) -> Po
         residency: where things are.
         random: the executor that has the random state; None where no random op has run yet.
     """
-    program, graph = planned.schedule.program, planned.graph
-    positions = {value: i for i, value in enumerate(dict.fromkeys(program.operands))}
+    graph = planned.graph
+    positions = {value: i for i, value in enumerate(planned.values)}
     writer = _Writer(planned, residency)
     parts = _interleaved({e: writer.write(e, steps) for e, steps in writer.steps.items()})
-    inputs = tuple(positions[v] for v in graph.inputs)
     drawing = {n.id for n in graph.nodes if n.random and index_of_node(graph, n) == POOL}
     draws = {e for e, steps in writer.steps.items() for s in steps if isinstance(s, Run) and drawing & set(s.nodes)}
     ledger = _Ledger(planned, residency)
     ledger.follow(parts)
     parts += ledger.leftovers()
+    remade = next((p.prepared.remade for p in parts if isinstance(p, RunPart)), None)
     return PooledPlan(
         parts=tuple(_by_position(part, positions) for part in parts),
-        inputs=inputs,
-        where=residency.of(graph.inputs),
+        inputs=tuple(positions[v] for v in planned.inputs),
+        where=residency.of(planned.called(planned.inputs)),
         random=next(iter(draws), None),
         drew_from=random,
-        equal_slots=planned.schedule.equal_slots,
+        equal_slots=planned.schedule.equal_slots if remade is None else (),
         made=tuple((positions[v], e) for v, e in ledger.made.items()),
+        sizes=tuple(_nbytes(graph, v) for v in ledger.made),
         moved=tuple((positions[v], e) for v, e in ledger.moved.items()),
         copied=tuple((positions[v], e) for v, e in sorted(ledger.copied)),
         dropped=tuple((positions[v], e) for v, e in sorted(ledger.dropped)),
         written=tuple(positions[v] for v in ledger.written),
-        dead=tuple(positions[v] for v in graph.inputs if v in program.dead),
+        dead=tuple(positions[v] for v in planned.inputs if v in ledger.dead),
+        remade=remade,
+        own=() if remade is None else own_values(remade.rewritten),
     )
+
+
+def _nbytes(graph: Graph, value: int) -> int:
+    meta = graph.meta(value)
+    return meta.extent * meta.dtype.itemsize
 
 
 class _Writer:
@@ -103,7 +136,7 @@ class _Writer:
 
     def _carry(self, source: int, target: int, value: int) -> Carry | None:
         """How a value travels; None where it goes along with what shares its memory."""
-        before = self.residency.homes.get(storage_of(value))
+        before = self.residency.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
         if move:
             key = (storage_of(value), self.executor)
@@ -118,7 +151,9 @@ class _Writer:
         self.freed, self.nodes = [], []
         if nodes:
             schedule = self.planned.schedule
-            prepared = make_template(self.program, nodes, schedule.replace, (), freed)
+            rewritten = schedule.rewritten
+            equal = schedule.equal_slots if rewritten is not None else ()  # otherwise they are the whole plan's
+            prepared = make_template(self.program, nodes, schedule.replace, equal, freed, rewritten)
             graph, replace = self.planned.graph, schedule.replace
             used = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}
             used.update(v for n in nodes for v in graph.nodes[n].outputs)
@@ -156,14 +191,16 @@ class _Ledger:
     def __init__(self, planned: Planned, residency: Residency) -> None:
         self.planned = planned
         self.graph = planned.graph
-        self.dead = planned.schedule.program.dead
+        self.dead = planned.schedule.program.dead | planned.origin.program.dead
         nodes = [n for steps in planned.schedule.steps.values() for s in steps if isinstance(s, Run) for n in s.nodes]
         self.nodes = [self.graph.nodes[n] for n in sorted(nodes)]
         self.written = list(dict.fromkeys(v for n in self.nodes for v in n.writes))
         self.made = {v: planned.homes[v] for n in self.nodes for v in n.outputs if v not in self.dead}
         self.moved: dict[int, int] = {}
-        self.before = {(v, e) for v in self.graph.inputs for e in residency.copies(v) or ()}
-        self.held = {(v, planned.homes[v]) for v in self.graph.inputs} | self.before
+        called = dict(zip(planned.inputs, planned.called(planned.inputs), strict=True))
+        self.before = {(v, e) for v, name in called.items() for e in residency.copies(name) or ()}
+        homes = {v: planned.homes.get(v, residency.homes.get(storage_of(name))) for v, name in called.items()}
+        self.held = {(v, home) for v, home in homes.items() if home is not None} | self.before
         self.copied: set[tuple[int, int]] = set()
         self.dropped: set[tuple[int, int]] = set()
 

@@ -8,8 +8,9 @@ import attrs
 
 from djinn_core.ir.plan import conditions_hold
 from djinn_core.ir.program import Program
+from djinn_core.runtime.pool.own_values import Own
 from djinn_core.runtime.pool.residency import Residency, Where
-from djinn_core.runtime.template import Prepared
+from djinn_core.runtime.template import Prepared, Remade
 
 
 @attrs.frozen
@@ -69,9 +70,11 @@ class PooledPlan:
         inputs: the values that the program does not make. where: where they were.
         random: where random ops run; None where there are none. drew_from: where the random state was before.
         equal_slots: pairs of slots that have to be equal.
-        made: new values that outlive the program, and where. moved: values whose memory is elsewhere now, and where.
+        made: new values that outlive the program, and where; sizes: their bytes, when it was planned.
+        moved: values whose memory is elsewhere now, and where.
         copied: values of which there are copies, and where. dropped: copies that are gone.
         written: values whose memory is written. dead: inputs that nobody holds afterwards.
+        remade: how the program came of the recorded one, where it did. own: the values that it has beside that one's.
         turn: whose turn it was when it was made, where that makes a difference.
         link_changes: how often links had changed then.
     """
@@ -83,11 +86,14 @@ class PooledPlan:
     drew_from: int | None
     equal_slots: tuple[tuple[int, int], ...]
     made: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
     moved: tuple[tuple[int, int], ...]
     copied: tuple[tuple[int, int], ...]
     dropped: tuple[tuple[int, int], ...]
     written: tuple[int, ...]
     dead: tuple[int, ...]
+    remade: Remade | None = None
+    own: Own = ()
     turn: int | None = None
     link_changes: int = 0
     last_runs: Mapping[int, int] = attrs.field(init=False)

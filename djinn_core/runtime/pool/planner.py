@@ -10,9 +10,12 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
+from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
+from djinn_core.runtime.aims import Occupied
 from djinn_core.runtime.plans import PlansByStructure
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
+from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.streams import Alike
@@ -29,6 +32,8 @@ class Whereabouts:
     resident: Mapping[int, str]
     copies: Mapping[int, tuple[str, ...]]
     stream: Stream = ALONE
+    derived: Derived = attrs.field(default=not_derived, eq=False)
+    occupied: Mapping[str, Occupied] = attrs.field(factory=dict)
 
 
 PlanForPool = Callable[[ProgramGraph, Whereabouts], PipelineResult]
@@ -36,6 +41,8 @@ PlanForPool = Callable[[ProgramGraph, Whereabouts], PipelineResult]
 
 class PoolPlanner:
     """From programs to parts. Not thread-safe: the recorders' lock is held around it."""
+
+    derived: PooledDerivedValues
 
     def __init__(
         self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency, exact: bool = False
@@ -56,19 +63,31 @@ class PoolPlanner:
             alike.append(Alike())
         return alike[0], values
 
-    def prepare(self, program: Program, alike: Alike, values: Sequence[int], turn: int | None) -> PooledPlan:
-        """The plan of a program that was found; `turn`: the executor whose turn it is, if it is anybody's."""
+    def derive_by(self, run: RunPlan) -> None:
+        """What has to be computed from weights is computed by `run`."""
+        self.derived = PooledDerivedValues(self._devices, self._residency, run)
+
+    def prepare(
+        self, program: Program, alike: Alike, values: Sequence[int], turn: int | None
+    ) -> tuple[PooledPlan, Sequence[int]]:
+        """The plan of a program that was found, and the values of the run.
+
+        `turn`: the executor whose turn it is, if it is anybody's.
+        """
         for plan in reversed(alike.plans):
             if plan.turn != turn or plan.link_changes != self.link_changes:
                 continue
-            if plan.holds_for(program, values, self._residency, self.random):
+            if plan.remade is not None and not plan.remade.holds_for(program):
+                continue
+            extended = self.derived.extended(plan, values)
+            if plan.holds_for(program, extended, self._residency, self.random):
                 self._stats.plans_reused += 1
-                return plan
+                return plan, extended
         self._stats.plans_made += 1
         plan = self._make(program, alike, turn)
         alike.plans.append(plan)
         del alike.plans[:-VARIANTS_LIMIT]
-        return plan
+        return plan, self.derived.extended(plan, values)
 
     def _make(self, program: Program, alike: Alike, turn: int | None) -> PooledPlan:
         graph = ProgramGraph(program)
@@ -77,18 +96,30 @@ class PoolPlanner:
         held = {v: residency.copies(v) for v in graph.inputs}
         copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
         stream = self._stream(graph, alike, turn)
-        result = self._plan(graph, Whereabouts({v: names[e] for v, e in homes.items()}, copies, stream))
+        where = {v: names[e] for v, e in homes.items()}
+        there = (where, copies, stream, self.derived.places, self._occupied(graph))
+        result = self._plan(graph, Whereabouts(*there))
         assert result.schedule is not None
         assert result.placement is not None
+        rewritten = result.schedule.rewritten
+        if rewritten is not None and self.derived.make_missing(rewritten, result.placement.values):
+            return self._make(program, alike, turn)  # once more, now that it is known where those are
+        called = {} if rewritten is None else self.derived.names(rewritten)
         executors = {name: number for number, name in enumerate(names)}
         placed = {value: executors[device] for value, device in result.placement.values.items()}
-        plan = build_plan(Planned(graph, placed, executors, result.schedule), residency, self.random)
+        planned = Planned(result.graph, placed, executors, result.schedule, graph, called)
+        plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
         if turn is not None:
             follows = result.plan is not None and FOLLOW in result.plan.hints
             alike.planned(plan, turn, follows)
             plan.turn = turn if follows else None
         return plan
+
+    def _occupied(self, graph: ProgramGraph) -> dict[str, Occupied]:
+        """By device what is there, and what of it the program does not use."""
+        held, used = self._residency.held, self._residency.held_of({storage_of(v) for v in graph.inputs})
+        return {name: Occupied(held[e], held[e] - used[e]) for e, name in enumerate(self._devices)}
 
     def _stream(self, graph: ProgramGraph, alike: Alike, turn: int | None) -> Stream:
         if turn is None:

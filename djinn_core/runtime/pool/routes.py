@@ -36,7 +36,9 @@ class Routes:
             invited = there.ask(Invite(source + 1), Invited)
             host = parse_url(there.server).hostname or "" if "://" in there.server else ""
             urls = tuple(with_host(url, host) for url in invited.urls)
-            met = self._members[source].ask(Meet(target + 1, source + 1, invited.ticket, urls, invited.fingerprint), Met)
+            met = self._members[source].ask(
+                Meet(target + 1, source + 1, invited.ticket, urls, invited.fingerprint), Met
+            )
             self._met[source, target] = met
             if met.error:
                 log.warning(

@@ -90,6 +90,7 @@ class PoolSession:
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Asked] = {}
         self._turns = Turns(self.members)
+        planner.derive_by(self._carry_out)
 
     @property
     def topology(self) -> NetworkTopology:
@@ -116,11 +117,15 @@ class PoolSession:
         if submission.program.calls:
             alike, plan, values = self._prepare(submission.program)
             wishes = self._wishes(submission, self._account(plan, values))
+            self._forget_derived(
+                wishes, [*submission.free, *submission.program.dead, *(values[i] for i in plan.written)]
+            )
             questions = self._do(plan, values, submission.program, wishes)
             for value in [values[i] for i in plan.dead]:
                 self._uploads.drop(value)  # where it waits still, because nothing that runs has used it
         else:
             wishes = self._wishes(submission, [])
+            self._forget_derived(wishes, submission.free)
         for executor, wish in enumerate(wishes):
             if wish:
                 questions += self._questions(executor, wish, self._tell(executor, wish))
@@ -135,9 +140,25 @@ class PoolSession:
         self._planner.link_changes = self._links.listen()
         alike, values = self._planner.find(program)
         turn = self._turns.next(alike, self._asked.keys())
-        plan = self._planner.prepare(program, alike, values, turn)
-        alike.ran(plan, values)
-        return alike, plan, values
+        plan, extended = self._planner.prepare(program, alike, values, turn)
+        alike.ran(plan, extended)
+        return alike, plan, extended
+
+    def _carry_out(self, plan: PooledPlan, program: Program) -> None:
+        """Have a plan done of which nobody wants to know anything."""
+        values = tuple(dict.fromkeys(program.operands))
+        self._account(plan, values)
+        self._do(plan, values, program, [_Wish() for _ in self.members])
+
+    def _forget_derived(self, wishes: Sequence[_Wish], touched: Sequence[int]) -> None:
+        """What was derived from weights that were written, or that nobody holds any more, is freed."""
+        derived = self._planner.derived.values
+        if not derived:
+            return
+        derived.touched(touched)
+        for value in derived.take_stale():
+            for executor in self._residency.forget(value):
+                wishes[executor].free.append(value)
 
     def _note(self, number: int, questions: Sequence[_Question], alike: Alike | None) -> None:
         """Note who was asked: whose turn it is next depends on it."""
@@ -150,8 +171,8 @@ class PoolSession:
         """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
         residency = self._residency
         stale = [copy for i in plan.written for copy in residency.end_copies(storage_of(values[i]))]
-        for i, executor in plan.made:
-            residency.add(values[i], executor)
+        for (i, executor), nbytes in zip(plan.made, plan.sizes, strict=True):
+            residency.add(values[i], executor, nbytes)
         for i, executor in plan.moved:
             residency.move(values[i], executor)
         for i, executor in plan.dropped:
@@ -187,8 +208,7 @@ class PoolSession:
 
     def _place(self, value: int) -> None:
         executor = self._uploads.roomy(value)
-        self._uploads.give(value, executor)
-        self._residency.add(value, executor)
+        self._residency.add(value, executor, self._uploads.give(value, executor))
         self._residency.given.add(storage_of(value))
 
     def _do(self, plan: PooledPlan, values: Sequence[int], program: Program, wishes: list[_Wish]) -> list[_Question]:
@@ -227,10 +247,15 @@ class PoolSession:
         """What was asked with a submission, if anything was."""
         return [_Question(executor, number, tuple(wish.fetch), tuple(wish.describe))] if wish.answered else []
 
-    def upload(self, handle: int, source: torch.Tensor) -> None:
-        """As `Runtime.upload`: it is sent to where it is first used, when that is known."""
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
+        """As `Runtime.upload`: it is sent to where it is first used, when that is known, or to the device of its index."""
         if self.lost:
             raise SessionLost(self.lost)
+        if device:
+            self.members[device - 1].upload(handle, source)
+            self._residency.add(handle, device - 1, source.nbytes)
+            self._residency.given.add(storage_of(handle))
+            return
         for waiting in self._uploads.hold(handle, source):
             self._place(waiting)
 
@@ -306,10 +331,10 @@ class PoolSession:
 
     # --- life --------------------------------------------------------------------------------------------------
 
-    def figures(self, *, reset_peak: bool = False) -> Mapping[str, int]:
-        """The sums of the executors' counts and bytes."""
+    def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
+        """The counts and bytes of an index: of one executor, or the sums of all."""
         total: dict[str, int] = {}
-        for member in self.members:
+        for member in self.members[device - 1 : device] if device else self.members:
             for name, value in member.figures(reset_peak=reset_peak).items():
                 total[name] = total.get(name, 0) + value
         return total

@@ -1,0 +1,35 @@
+"""Values that only a rewritten program has: each run gives them handles of its own, because executors send them to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from djinn_core.ir.substitution import Rewritten
+from djinn_core.ir.values import make_handle, new_storage, storage_of
+
+# By value: the number of its storage in the plan; the position of a value of the recorded program that looks into the same
+# memory, or -1; and its number among those that do.
+Own = tuple[tuple[int, int, int], ...]
+
+
+def own_values(rewritten: Rewritten) -> Own:
+    """Those of a rewritten program that come after the recorded ones and the derived ones, in the order of its values."""
+    recorded = dict.fromkeys(rewritten.origin.operands)
+    derived = {value for recipe in rewritten.recipes for value in recipe.makes}
+    anchors: dict[int, int] = {}
+    for position, value in enumerate(recorded):
+        anchors.setdefault(storage_of(value), position)
+    own = [v for v in rewritten.values if v not in recorded and v not in derived]
+    return tuple((s, anchors.get(s, -1), v - make_handle(s, 0)) for v in own for s in (storage_of(v),))
+
+
+def named(own: Own, values: Sequence[int]) -> list[int]:
+    """Handles for the values of a run, of which those of the recorded program are `values`."""
+    storages: dict[int, int] = {}
+    made = []
+    for storage, anchor, view in own:
+        there = storages.get(storage)
+        if there is None:
+            there = storages[storage] = storage_of(values[anchor]) if anchor >= 0 else new_storage()
+        made.append(make_handle(there, view))
+    return made

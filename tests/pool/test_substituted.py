@@ -1,0 +1,69 @@
+"""Other computation in the place of some nodes, where several executors work as one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from djinn_core.runtime import client
+
+REMOTE = "remote_accelerator:0"
+
+
+class Gated(torch.nn.Module):
+    """Two products of one input; a convolution with a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(16, 24) for _ in range(2))
+        self.down = torch.nn.Linear(24, 16, bias=False)
+        self.convolution, self.norm = torch.nn.Conv1d(1, 4, 3), torch.nn.BatchNorm1d(4)
+
+    def forward(self, rows):
+        made = self.down(torch.nn.functional.silu(self.gate(rows)) * self.up(rows))
+        return self.norm(self.convolution(made[:, None])).sum(1)
+
+
+@pytest.fixture(scope="module", params=["cost_based", "round_robin"])
+def inexact(pooled, request):
+    with pooled(request.param, exact=False) as session:
+        yield session
+
+
+@torch.no_grad()
+def test_what_is_put_together_from_weights_is_made_once_and_anew_when_they_change(inexact):
+    theirs = Gated().eval()
+    ours = copy.deepcopy(theirs).to(REMOTE)
+    rows = torch.randn(2, 16)
+    with client.record_plans() as plans:
+        torch.testing.assert_close(ours(rows.to(REMOTE)).cpu(), theirs(rows))
+    assert {"fuse_projections", "fold_batch_norms"} <= {
+        r.optimization for p in plans for r in p.plan.results if r.applied
+    }
+    derived = inexact._planner.derived.values
+    before = len(derived._made)
+    for _ in range(2):
+        torch.testing.assert_close(ours(rows.to(REMOTE)).cpu(), theirs(rows))
+    assert len(derived._made) == before
+    for model in (ours, theirs):
+        model.gate.weight.mul_(2)
+    for _ in range(2):
+        torch.testing.assert_close(ours(rows.to(REMOTE)).cpu(), theirs(rows))
+
+
+@torch.no_grad()
+def test_derived_values_go_with_their_weights(inexact):
+    derived = inexact._planner.derived.values
+    ours, rows = Gated().eval().to(REMOTE), torch.randn(2, 16).to(REMOTE)
+    ours(rows).cpu()
+    assert derived
+    storages = {v >> 32 for made in derived._made.values() for v in made}
+    assert storages <= inexact._residency.homes.keys()
+    del ours
+    for _ in range(2):
+        (rows + 1).cpu()
+    left = {v >> 32 for made in derived._made.values() for v in made}
+    assert not (storages - left) & inexact._residency.homes.keys()
+    assert storages - left
