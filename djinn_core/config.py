@@ -266,7 +266,7 @@ class Resolved:
         value = getattr(self.settings, name)
         if name == "token" and value is not None:
             return HIDDEN
-        return value if isinstance(value, str) else repr(value)
+        return str(value) if isinstance(value, (str, Path)) else repr(value)
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
@@ -310,7 +310,10 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that look like settings and are none, each with what was probably meant (or an empty string)."""
     known = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
     strangers = sorted(v for v in environ if v.startswith(PREFIX) and v not in known)
-    return {v: next(iter(difflib.get_close_matches(v, known, 1)), "") for v in strangers}
+    # Compared without the prefix, which all have in common.
+    names = [name.removeprefix(PREFIX) for name in known]
+    close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in strangers}
+    return {v: PREFIX + meant[0] if meant else "" for v, meant in close.items()}
 
 
 def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]], bool]:

@@ -44,7 +44,7 @@ def command(
     depth: int | None,
     **model: Any,
 ) -> None:
-    r"""Show what each stage decides about programs, and why: as text, as JSON, or as a picture.
+    """Show what each stage decides about programs, and why: as text, as JSON, or as a picture.
 
     TARGET is one of
 
@@ -57,7 +57,7 @@ def command(
     model is built without weights and nothing is computed: --step, --batch and --tokens say what it is asked to do.
 
     What follows -- is for the script, whatever it looks like.
-    """
+    """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_core.ir.result import shown_until
 
     if picture is not None:

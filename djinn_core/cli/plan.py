@@ -40,7 +40,7 @@ _GB = 1e9
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("model")
 def command(file: Path, model: str, policy: str, scheduler: str, as_json: bool, **asked: Any) -> None:
-    r"""Plan MODEL for a cluster that need not be there: placement, memory, predicted latency and throughput, and limits.
+    """Plan MODEL for a cluster that need not be there: placement, memory, predicted latency and throughput, and limits.
 
     MODEL is one of
 
@@ -49,7 +49,7 @@ def command(file: Path, model: str, policy: str, scheduler: str, as_json: bool, 
     module:function  a function that returns a model, or a model and its inputs
 
     Nothing is computed, and no weights are needed. Times are those of the cost models for devices as the file describes them.
-    """
+    """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_core.builtins.cluster import read_cluster
     from djinn_core.cli.model import captured_model, step_of
 

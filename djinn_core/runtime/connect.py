@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from djinn_core.config import Settings, bytes_of
+from djinn_core.config import Settings, bytes_of, unknown_variables
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, transport_for
@@ -134,6 +135,7 @@ def open_connections(
         AccessRefused: the server does not let this client in.
         StartupError: the executor of this program's own does not start.
     """
+    _warn_of_misspelt(os.environ)
     servers = find_servers(settings)
     if servers is not None:
         reachable = attrs.evolve(registry, transports=servers.transports(registry.transports))
@@ -147,6 +149,13 @@ def open_connections(
             _log.warning(f"fell back from {fallback}", to=member.url)
         _compare_torch(member)
     return opened
+
+
+def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
+    """Say which variables are almost settings: where one is misspelt, something else runs than was meant."""
+    for variable, meant in unknown_variables(environ).items():
+        if meant:
+            _log.warning(f"the environment sets {variable}, which means nothing to Djinn: did you mean {meant}?")
 
 
 def find_servers(settings: Settings) -> Servers | None:

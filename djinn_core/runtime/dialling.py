@@ -11,7 +11,7 @@ from typing import TypeVar
 import attrs
 import torch
 
-from djinn_core.errors import AccessRefused, DjinnError, PluginError, ProtocolError, TransportError
+from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
 from djinn_core.ir.operators import operators_digest
 from djinn_core.launch.addresses import has_transport, is_loopback, parse_url, transport_for, with_host
@@ -237,10 +237,10 @@ def given_up(url: str, error: DjinnError) -> str:
 
 def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
     """What to raise where no server could be reached."""
-    lacking = [error for error in errors if isinstance(error, PluginError)]
-    if errors and len(lacking) == len(errors):
-        return lacking[0]
+    misnamed = [error for error in errors if isinstance(error, (PluginError, ConfigurationError))]
+    if errors and len(misnamed) == len(errors):
+        return misnamed[0]
     reasons = "; ".join(str(error) for error in errors) or "no server is configured"
-    return TransportError(
-        f"cannot reach a server: {reasons}. Is `djinn serve` running there? `djinn doctor` tells more"
-    )
+    end = "" if reasons.endswith("?") else "."
+    question = "" if "`djinn serve` running" in reasons else " Is `djinn serve` running there?"
+    return TransportError(f"cannot reach a server: {reasons}{end}{question} `djinn doctor` tells more")

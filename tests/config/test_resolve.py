@@ -36,6 +36,11 @@ def test_every_setting_has_an_origin_and_a_row():
     assert set(found.origins.values()) == {"default"}
 
 
+def test_rows_are_written_as_a_person_would():
+    rows = resolve({"connection_file": "/srv/djinn.json", "threads": 2}, {"XDG_CONFIG_HOME": "/nonexistent"}).rows()
+    assert {("connection_file", "/srv/djinn.json"), ("threads", "2")} <= {(row.name, row.value) for row in rows}
+
+
 def test_no_plugins_is_not_the_same_as_all_plugins():
     environ = {"XDG_CONFIG_HOME": "/nonexistent"}
     assert resolve({}, environ).settings.plugins is None
@@ -99,8 +104,8 @@ def test_the_token_is_shown_nowhere():
 
 
 def test_variables_that_mean_nothing():
-    environ = {"DJINN_TOKN": "x", "DJINN_CONFIG": "y", "DJINN_SERVERS": "z", "DJINN_QQQQQQ": "", "PATH": ""}
-    assert unknown_variables(environ) == {"DJINN_TOKN": "DJINN_TOKEN", "DJINN_QQQQQQ": ""}
+    environ = {"DJINN_TOKN": "x", "DJINN_CONFIG": "y", "DJINN_SERVERS": "z", "DJINN_MINE": "", "PATH": ""}
+    assert unknown_variables(environ) == {"DJINN_TOKN": "DJINN_TOKEN", "DJINN_MINE": ""}
 
 
 @pytest.mark.parametrize("pins", ["vision*=1, text=0", {"vision*": 1, "text": "0"}, ["vision*=1", "text=0"]])

@@ -159,8 +159,9 @@ def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, 
 
 
 def test_nobody_there(registry):
-    with pytest.raises(TransportError, match="Is `djinn serve` running there"):
+    with pytest.raises(TransportError, match=r"allow port 1\? `djinn doctor`") as error:
         open_connections(Settings(servers=("tcp://127.0.0.1:1",), token="t"), registry)
+    assert str(error.value).count("`djinn serve` running") == 1
 
 
 def test_a_stranger_there(registry):
@@ -200,8 +201,17 @@ def test_a_scheme_without_a_transport_names_the_package(registry):
 
 @pytest.mark.parametrize("url", ["host:5556", "host", "tcp://host:port"])
 def test_what_is_no_url(registry, url):
-    with pytest.raises((ConfigurationError, TransportError), match="no URL"):
+    with pytest.raises(ConfigurationError, match="no URL"):
         open_connections(Settings(servers=(url,), token="t"), registry)
+
+
+def test_a_misspelt_variable_is_warned_of(registry, monkeypatch, caplog):
+    monkeypatch.setenv("DJINN_SERVER", "tcp://gpu-box:5556")
+    monkeypatch.setenv("DJINN_MINE", "1")
+    with pytest.raises(ConfigurationError):
+        open_connections(Settings(servers=("host",), token="t"), registry)
+    assert "sets DJINN_SERVER, which means nothing to Djinn: did you mean DJINN_SERVERS?" in caplog.text
+    assert "DJINN_MINE" not in caplog.text
 
 
 def test_the_token_of_a_file_is_for_its_servers_only(server):
