@@ -182,10 +182,12 @@ def _placement(result: PipelineResult) -> dict[str, Any] | None:
     if result.placement is None:
         return None
     decided = Counter((d.device, d.reason) for d in result.placement.decisions)
+    repeated = Counter((r.device, r.reason) for r in result.placement.replicas)
     return {
         "policy": result.placement.policy,
         "devices": list(result.placement.devices),
         "decisions": [{"device": d, "reason": r, "nodes": n} for (d, r), n in decided.items()],
+        "replicas": [{"device": d, "reason": r, "nodes": n} for (d, r), n in repeated.items()],
     }
 
 

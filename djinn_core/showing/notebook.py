@@ -84,6 +84,8 @@ def _(shown: OptimizationPlan) -> str:
 def _(shown: Placement) -> str:
     decided = Counter((d.device, d.reason) for d in shown.decisions)
     rows = [(device, f"{count:,}", reason) for (device, reason), count in decided.most_common()]
+    repeated = Counter((r.device, r.reason) for r in shown.replicas)
+    rows += [(f"{device} as well", f"{count:,}", reason) for (device, reason), count in repeated.most_common()]
     return table(f"placement by {shown.policy or 'nobody'}", ("device", "ops", "reason"), rows)
 
 

@@ -181,6 +181,8 @@ def _tell_placement(part: dict[str, Any]) -> Iterator[str]:
         yield f"{decision['nodes']:,} nodes on {decision['device']}: {decision['reason']}"
     if len(part["decisions"]) > _SHOWN:
         yield f"and {len(part['decisions']) - _SHOWN} more reasons"
+    for replica in part["replicas"][:_SHOWN]:
+        yield f"{replica['nodes']:,} nodes on {replica['device']} as well: {replica['reason']}"
 
 
 def _tell_schedule(part: dict[str, Any]) -> Iterator[str]:
