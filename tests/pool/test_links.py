@@ -1,0 +1,139 @@
+"""Links of a pool as they are now: what executors see of them, when they are measured anew, and when plans are."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+from djinn_core.ir.costs import DeviceCapabilities, Link
+from djinn_core.runtime import client
+from djinn_core.runtime.passing import Passing
+from djinn_core.runtime.pool import links as present
+from djinn_core.runtime.pool.links import PresentLinks
+from djinn_core.wire.peer_messages import Gauge, LinkSeen
+
+REMOTE = "remote_accelerator:0"
+MEGABYTE = 1 << 20
+
+
+@attrs.define
+class Member:
+    passing: Passing = attrs.field(factory=Passing)
+    told: list = attrs.field(factory=list)
+
+    def tell(self, message):
+        self.told.append(message)
+
+
+@pytest.fixture
+def pair():
+    """Two executors, the links between them at 1 GB/s and 1 ms, and a clock that can be set."""
+    now = [1000.0]
+    devices = [DeviceCapabilities(name, "cpu") for name in ("a", "b")]
+    measured = [Link("a", "b", 1e9, 1e-3), Link("b", "a", 1e9, 1e-3)]
+    members = [Member(), Member()]
+    return PresentLinks(members, devices, measured, lambda: now[0]), members, now
+
+
+def arrived(member, rate, peer=1):
+    member.passing.seen.append(LinkSeen(peer, True, MEGABYTE, MEGABYTE / rate))
+
+
+def test_what_is_seen_again_and_again_counts(pair):
+    links, (_, second), now = pair
+    now[0] += 10
+    for _ in range(3):
+        assert links.listen() == 0
+        arrived(second, 1e8)
+    assert links.listen() == 1
+    assert links.topology.link("a", "b").bandwidth == pytest.approx(1e8)
+    assert links.topology.link("b", "a").bandwidth == 1e9
+
+
+@pytest.mark.parametrize("rates", [(1e9, 1e7, 1e9, 8e8, 1.2e9), (6e8, 7e8, 1.9e9, 5.5e8, 1e9)])
+def test_single_delays_and_small_differences_do_not(pair, rates):
+    links, (_, second), now = pair
+    now[0] += 10
+    for rate in rates:
+        arrived(second, rate)
+        assert links.listen() == 0
+
+
+def test_a_change_holds_for_a_while(pair):
+    links, (_, second), now = pair
+    for rate in (1e8, 1e9):
+        now[0] += 10
+        for _ in range(3):
+            arrived(second, rate)
+            links.listen()
+    assert links.changes == 2
+    for _ in range(3):
+        arrived(second, 1e8)
+        assert links.listen() == 2
+    now[0] += 10
+    arrived(second, 1e8)
+    assert links.listen() == 3
+
+
+def test_a_quiet_link_is_measured_and_one_in_doubt_soon(pair):
+    links, (first, second), now = pair
+    now[0] += 1
+    links.listen()
+    assert first.told == second.told == []
+    now[0] += present.QUIET
+    arrived(second, 1e9)  # from the first executor
+    links.listen()
+    assert (first.told, second.told) == ([], [Gauge(1)])
+    arrived(second, 1e8)
+    now[0] += 1
+    links.listen()
+    now[0] += 1
+    links.listen()
+    assert first.told[0] == Gauge(2)
+
+
+def test_latency_changes_as_well(pair):
+    links, (first, _), now = pair
+    now[0] += 10
+    for _ in range(3):
+        first.passing.seen.append(LinkSeen(2, False, MEGABYTE, MEGABYTE / 1e9, 20e-3))
+    assert links.listen() == 1
+    assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3)
+
+
+def test_executors_say_what_shipments_took_and_measure_when_asked(blind, monkeypatch):
+    seen = []
+    monkeypatch.setattr(present.SeenLink, "see", lambda self, one, now: seen.append(one))
+    large = torch.zeros(1 << 20).to(REMOTE)
+    before = blind.figures()["peer_bytes"]
+    (large * 2 + large.exp() @ large).sum().item()
+    small = torch.zeros(3).to(REMOTE)
+    (small + 1).sum().item()
+    assert any(one.incoming and one.nbytes >= 4 * MEGABYTE and one.seconds > 0 for one in seen)
+    sent = blind.figures()["peer_bytes"]
+    assert sent > before
+    for member, peer in zip(blind.members, (2, 1), strict=True):
+        member.tell(Gauge(peer))
+    while sum(one.latency is not None for one in seen) < 2:
+        (small + 1).sum().item()
+    assert all(one.seconds > 0 and one.latency > 0 for one in seen if one.latency is not None)
+    assert blind.figures()["peer_bytes"] - sent < MEGABYTE  # what measures is not counted
+
+
+def test_programs_are_planned_anew_when_a_link_has_changed(blind, monkeypatch):
+    def step():
+        return ((given * 3).exp() + given).sum().item()
+
+    given = torch.ones(5).to(REMOTE)
+    for _ in range(3):
+        step()
+    made = client._state.stats.plans_made
+    step()
+    assert client._state.stats.plans_made == made
+    monkeypatch.setattr(blind._links, "changes", blind._links.changes + 1)
+    step()
+    assert client._state.stats.plans_made > made
+    made = client._state.stats.plans_made
+    step()
+    assert client._state.stats.plans_made == made
