@@ -35,9 +35,10 @@ def _problems(graph: Graph, plan: OptimizationPlan, given: Substitution, kept: f
         return
     nodes = [graph.nodes[n] for n in sorted(given.nodes)]
     made = frozenset(v for node in nodes for v in node.outputs)
+    own = {storage_of(v) for v in made} - {storage_of(v) for v in (*graph.inputs, *given.inputs)}
     for node in nodes:
-        if node.random or node.writes or not node.outputs:
-            yield f"it takes {node.op} (node {node.id}), which writes, draws random numbers or is there for its effect"
+        if node.random or not (node.outputs or node.writes) or not own.issuperset(storages_written(node)):
+            yield f"it takes {node.op} (node {node.id}), which draws random numbers, is there for its effect, or writes what is not its own"
     if not made.issuperset(given.outputs):
         yield "it makes values that its nodes do not make"
     for value in made - frozenset(given.outputs):
@@ -45,6 +46,7 @@ def _problems(graph: Graph, plan: OptimizationPlan, given: Substitution, kept: f
             yield f"value {value} is used by others and would be gone"
     yield from _inputs(graph, given, made)
     yield from _memory(graph, given)
+    yield from _written(graph, given)
 
 
 def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator[str]:
@@ -64,6 +66,16 @@ def _memory(graph: Graph, given: Substitution) -> Iterator[str]:
     own = {storage_of(v) for v in given.outputs}
     if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "it makes a view of memory that was there before"
-    written = {s for node in graph.nodes for s in storages_written(node)}
+    written = {s for node in graph.nodes if node.id not in given.nodes for s in storages_written(node)}
     if own & written:
         yield "what it makes is written later"
+
+
+def _written(graph: Graph, given: Substitution) -> Iterator[str]:
+    """What others see of memory that the nodes write is what they have written last."""
+    last = {s: n for n in sorted(given.nodes) for s in storages_written(graph.nodes[n])}
+    for value in given.outputs:
+        if any(
+            user.id < last.get(storage_of(value), -1) for user in graph.consumers(value) if user.id not in given.nodes
+        ):
+            yield f"value {value} is seen before it is written for the last time"

@@ -1,4 +1,4 @@
-"""Has several devices work on successive inputs of one model."""
+"""Has several devices work on successive inputs of one model, or on parts of one batch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from djinn.hooks import Optimization, hookimpl
 from djinn_pipelining.optimization import Pipelining
+from djinn_pipelining.splitting import SplitBatches
 
-__all__ = ["Pipelining", "djinn_api_version", "djinn_register_optimizations"]
+__all__ = ["Pipelining", "SplitBatches", "djinn_api_version", "djinn_register_optimizations"]
 
 djinn_api_version = 1
 
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """The optimization `pipelining`."""
-    return [Pipelining()]
+    """The optimizations `pipelining` and `split_batches`."""
+    return [Pipelining(), SplitBatches()]

@@ -1,0 +1,166 @@
+"""The part of a program that can be done for parts of its batch, one beside the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+import attrs
+import torch
+
+from djinn.hooks import DataResidency, Graph, Node, OptimizationContext, Substitution, storage_of
+from djinn.recording import call_again, group
+from djinn_pipelining.rows import resized, rows_of
+
+_FIRST_ONLY = frozenset({"native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"})
+
+
+@attrs.frozen(eq=False)
+class Region:
+    """Nodes that work on each input of a batch by itself.
+
+    Attributes:
+        size: inputs in the batch.
+        nodes: in order, with the operands that have rows. shared: nodes that are done once for all parts.
+        inputs: values that all these need and do not make. outputs: those of them that others need.
+    """
+
+    size: int
+    nodes: tuple[tuple[Node, frozenset[int]], ...]
+    shared: tuple[Node, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def substitution(self, graph: Graph, parts: int) -> Substitution:
+        """The same for so many parts of the batch, each a group that may run beside the others."""
+        ends = [self.size * part // parts for part in range(parts + 1)]
+        taken = [node.id for node, _ in self.nodes] + [node.id for node in self.shared]
+
+        def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            whole = dict(zip(self.inputs, tensors, strict=True))
+            for node in self.shared:
+                made = call_again(node, [whole[v] for v in node.inputs], {})
+                whole.update(zip(node.outputs, made, strict=True))
+            done: list[dict[int, torch.Tensor]] = []
+            for number, (begin, end) in enumerate(pairwise(ends)):
+                with group(number):
+                    done.append(self._part(graph, whole, begin, end))
+            return [torch.cat([part[value] for part in done]) for value in self.outputs]
+
+        return Substitution(frozenset(taken), self.inputs, self.outputs, compute)
+
+    def _part(self, graph: Graph, whole: dict[int, torch.Tensor], begin: int, end: int) -> dict[int, torch.Tensor]:
+        """What comes of the inputs from `begin` to `end`."""
+        part: dict[int, torch.Tensor] = {}
+        for node, rows in self.nodes:
+            for value in rows - part.keys():
+                each = whole[value].shape[0] // self.size
+                part[value] = whole[value][begin * each : end * each]
+            operands = [part[v] if v in rows else whole[v] for v in node.inputs]
+            each = graph.meta(node.outputs[0]).shape[0] // self.size if node.outputs else 0
+            made = call_again(node, operands, resized(node, graph, (end - begin) * each))
+            part.update(zip(node.outputs, made if node.outputs else (), strict=True))
+        return part
+
+
+def region_of(context: OptimizationContext) -> Region | None:
+    """The nodes that can be done for parts of the batch; None where there is no batch, or nothing comes of it."""
+    graph, residency = context.graph, context.profile.residency
+    weight = DataResidency.PERSISTENT_WEIGHT
+    data = [v for v in graph.inputs if residency.get(v) is not weight and graph.meta(v).shape[:1] > (1,)]
+    largest = max(data, key=lambda v: graph.meta(v).nbytes, default=None)
+    if largest is None:
+        return None
+    return _Search(context, graph.meta(largest).shape[0], data).run()
+
+
+class _Search:
+    """One walk over the program in its order."""
+
+    def __init__(self, context: OptimizationContext, size: int, data: Sequence[int]) -> None:
+        self.context, self.graph, self.size = context, context.graph, size
+        self.batch = {v for v in data if self.graph.meta(v).shape[0] == size}  # values that come of the batch
+        self.before = {storage_of(v) for v in self.graph.inputs}
+        running = [self.graph.nodes[n] for n in context.plan.nodes]
+        self.running = frozenset(context.plan.nodes)
+        self.values = Counter(storage_of(v) for node in running for v in node.outputs)
+        self.nodes: dict[int, tuple[Node, frozenset[int]]] = {}
+        self.shared: dict[int, Node] = {}
+        self.made: set[int] = set()
+
+    def run(self) -> Region | None:
+        for node_id in self.context.plan.nodes:
+            self._take(self.graph.nodes[node_id])
+        own = {**self.nodes, **self.shared}
+        made = [v for n in sorted(own) for v in self.graph.nodes[n].outputs]
+        outputs = tuple(v for v in made if self._is_wanted(v, own))
+        used = [v for n in sorted(own) for v in self.graph.nodes[n].inputs]
+        inputs = tuple(dict.fromkeys(v for v in used if v not in frozenset(made)))
+        if not outputs or not self._is_legal(inputs, outputs, own):
+            return None
+        shared = tuple(self.shared[n] for n in sorted(self.shared))
+        return Region(self.size, tuple(self.nodes[n] for n in sorted(self.nodes)), shared, inputs, outputs)
+
+    def _take(self, node: Node) -> None:
+        if self.batch.isdisjoint(node.inputs):
+            return
+        found = rows_of(self.graph, node)
+        rows = frozenset(found or ())
+        if any(storage_of(v) in self.before for v in node.outputs):  # a view of an input, which stays where it is
+            if self._divides(node, rows):
+                self.batch.update(node.outputs)
+        elif rows and self._divides(node, rows) and self._writes_its_own(node) and self._has_the_rest(node):
+            self.nodes[node.id] = node, rows
+            seen = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
+            self.made.update(seen)
+            self.batch.update(seen)
+
+    def _divides(self, node: Node, rows: frozenset[int]) -> bool:
+        """Whether all that comes of the batch has rows, as many for each input of it, and so has what is made."""
+        counts = {self.graph.meta(v).shape[0] for v in rows}
+        made = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
+        shapes = [self.graph.meta(v).shape for v in made]
+        return (
+            len(counts) == 1
+            and not max(counts) % self.size
+            and not (self.batch.intersection(node.inputs) - rows)
+            and all(shape and not shape[0] % self.size for shape in shapes)
+        )
+
+    def _writes_its_own(self, node: Node) -> bool:
+        """Whether it writes nothing, or what nothing else looks into and was made here."""
+        return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
+
+    def _has_the_rest(self, node: Node) -> bool:
+        """Whether what it uses beside the batch is there before, or can be made once for all parts."""
+        return all(v in self.made or self._is_there(v) for v in node.inputs)
+
+    def _is_there(self, value: int) -> bool:
+        maker = self.graph.producer(value)
+        first = min(self.nodes, default=None)
+        if maker is None or maker.id in self.shared or first is None or maker.id < first:
+            return True
+        pure = maker.form is not None and not (maker.random or maker.writes) and maker.id not in self.nodes
+        if not pure or not all(self._is_there(v) for v in maker.inputs):
+            return False
+        self.shared[maker.id] = maker
+        return True
+
+    def _is_wanted(self, value: int, own: Collection[int]) -> bool:
+        users = self.graph.consumers(value)
+        return value in self.context.kept or any(u.id not in own and u.id in self.running for u in users)
+
+    def _is_legal(self, inputs: Sequence[int], outputs: Sequence[int], own: Collection[int]) -> bool:
+        """Whether outputs have rows and memory of their own, and nobody else writes it, or inputs, or sees it before its end."""
+        memory = {storage_of(v) for v in outputs}
+        if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
+            return False
+        fixed = memory | {storage_of(v) for v in inputs}
+        others = [self.graph.nodes[n] for n in self.context.plan.nodes if n not in own and n > min(own)]
+        if any(storage_of(v) in fixed for node in others for v in node.writes):
+            return False
+        last = {v: node_id for node_id, (node, _) in sorted(self.nodes.items()) for v in node.writes}
+        return not any(
+            last.get(v, -1) > user.id for v in outputs for user in self.graph.consumers(v) if user.id not in own
+        )

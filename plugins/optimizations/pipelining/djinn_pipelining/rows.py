@@ -1,0 +1,203 @@
+"""Which ops work on each row of a batch by itself, so that they do the same for a part of it.
+
+A batch of n is the first dimension of a value, or the first factor of it: where inputs of a batch were laid one after the other
+there are n times as many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn.hooks import Graph, Node, arguments
+
+
+@attrs.frozen(eq=False)
+class At:
+    """A node that is looked at, and what it was called with."""
+
+    graph: Graph
+    node: Node
+    given: Mapping[str, Any]
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """Sizes of a value."""
+        return self.graph.meta(value).shape
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """Sizes of the first result; in place, of what is written."""
+        return self.shape((*self.node.outputs, *self.node.writes)[0])
+
+
+# Which operands have rows, for an op that works on each row by itself; None where it does not.
+Rule = Callable[[At], tuple[int, ...] | None]
+
+
+def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
+    """Operands of which a node uses each row by itself, for the same row of each result; None where it mixes rows."""
+    if node.form is None or node.random or not (node.outputs or node.writes):
+        return None
+    at = At(graph, node, arguments(node))
+    rule = _RULES.get(node.operation)
+    if rule is None and is_pointwise(node.op):
+        rule = _broadcast
+    return rule(at) if rule is not None else None
+
+
+def is_pointwise(op: str) -> bool:
+    """Whether PyTorch says so of an op."""
+    namespace, _, name = op.partition("::")
+    packet, _, overload = name.partition(".")
+    found = getattr(getattr(torch.ops, namespace), packet, None) if namespace == "aten" else None
+    called = getattr(found, overload or "default", None)
+    return called is not None and torch.Tag.pointwise in called.tags
+
+
+def _broadcast(at: At) -> tuple[int, ...]:
+    """What has as many dimensions and rows as the result has."""
+    result = at.result
+    return tuple(v for v in at.node.inputs if len(at.shape(v)) == len(result) and at.shape(v)[:1] == result[:1])
+
+
+def _first(least: int = 2) -> Rule:
+    """The first operand, if it has so many dimensions: what follows the rows is worked on, with weights for all rows."""
+
+    def rule(at: At) -> tuple[int, ...] | None:
+        first = at.node.inputs[0]
+        return (first,) if len(at.shape(first)) >= least else None
+
+    return rule
+
+
+def _named(*names: str) -> Rule:
+    return lambda at: tuple(v for name in names if isinstance(v := at.given.get(name), int))
+
+
+def _norm(at: At) -> tuple[int, ...] | None:
+    first, over = at.node.inputs[0], at.given.get("normalized_shape")
+    return (first,) if isinstance(over, list) and len(over) < len(at.shape(first)) else None
+
+
+def _evaluated(at: At) -> tuple[int, ...] | None:
+    training = at.given.get("training", at.given.get("train", False))
+    return None if training or len(at.shape(at.node.inputs[0])) < 2 else at.node.inputs[:1]
+
+
+def _spatial(at: At) -> tuple[int, ...] | None:
+    """Ops whose names end with the number of dimensions that they look at, before which are a batch and channels."""
+    digits = [c for c in at.node.operation if c.isdigit()]
+    first = at.node.inputs[0]
+    return (first,) if digits and len(at.shape(first)) == int(digits[0]) + 2 else None
+
+
+def _convolution(at: At) -> tuple[int, ...] | None:
+    data, weight = at.node.inputs[:2]
+    return (data,) if len(at.shape(data)) == len(at.shape(weight)) else None
+
+
+def _along(*names: str, added: int = 0) -> Rule:
+    """Ops along dimensions that they name, none of which may be the first."""
+
+    def rule(at: At) -> tuple[int, ...] | None:
+        first = at.node.inputs[0]
+        dimensions = len(at.shape(first)) + added
+        for name in names:
+            given = at.given.get(name)
+            named = given if isinstance(given, list) else [given]
+            if not named or any(not isinstance(d, int) or d % dimensions == 0 for d in named):
+                return None
+        return (first,)
+
+    return rule
+
+
+def _all_along(at: At) -> tuple[int, ...] | None:
+    found = _along("dim", added=at.node.operation == "stack")(at)
+    return None if found is None else at.node.inputs
+
+
+def _product(at: At) -> tuple[int, ...] | None:
+    """A matrix product, whose second operand has rows where there are matrices for each row."""
+    first, second = at.node.inputs[:2]
+    if len(at.shape(first)) < 2:
+        return None
+    if len(at.shape(second)) < 3:
+        return (first,)
+    alike = len(at.shape(first)) == len(at.shape(second)) and at.shape(first)[0] == at.shape(second)[0]
+    return (first, second) if alike else None
+
+
+def _attention(at: At) -> tuple[int, ...] | None:
+    operands = [v for name in ("query", "key", "value") if isinstance(v := at.given.get(name), int)]
+    if len(operands) < 3 or any(len(at.shape(v)) != 4 for v in operands) or at.given.get("dropout_p"):
+        return None
+    mask = at.given.get("attn_mask")
+    if isinstance(mask, int) and len(at.shape(mask)) == 4 and at.shape(mask)[0] > 1:
+        operands.append(mask)
+    return tuple(operands)
+
+
+def _permuted(at: At) -> tuple[int, ...] | None:
+    dims = at.given.get("dims")
+    first = at.node.inputs[0]
+    return (first,) if isinstance(dims, list) and dims[0] % len(at.shape(first)) == 0 else None
+
+
+def _viewed(at: At) -> tuple[int, ...] | None:
+    named = at.given.get("size", at.given.get("shape"))
+    return at.node.inputs[:1] if at.result and isinstance(named, list) else None
+
+
+def _expanded(at: At) -> tuple[int, ...] | None:
+    first = at.node.inputs[0]
+    same = len(at.shape(first)) == len(at.result) and at.shape(first)[0] == at.result[0]
+    return (first,) if same else None
+
+
+_SPATIAL: Final = (
+    "max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "adaptive_max_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_nearest_exact2d",
+)  # fmt: skip
+_DIM: Final = (
+    "mean", "sum", "amax", "amin", "argmax", "argmin", "any", "all", "var", "std", "softmax", "_softmax", "log_softmax",
+    "_log_softmax", "cumsum", "logsumexp", "glu", "sort", "topk", "max", "min", "select", "slice", "narrow", "split",
+    "split_with_sizes", "chunk", "unbind", "squeeze", "norm", "linalg_vector_norm",
+)  # fmt: skip
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(_SPATIAL, _spatial),
+    **dict.fromkeys(_DIM, _along("dim")),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"), _norm),
+    **dict.fromkeys(
+        ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"), _evaluated
+    ),
+    **dict.fromkeys(("mm", "bmm", "matmul"), _product),
+    **dict.fromkeys(("cat", "stack"), _all_along),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _viewed),
+    **dict.fromkeys(
+        ("_to_copy", "to", "contiguous", "detach", "alias", "hardswish", "hardswish_", "relu6", "group_norm"),
+        _first(),
+    ),
+    **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), _attention),
+    "convolution": _convolution,
+    "linear": _first(),
+    "addmm": _named("mat1"),
+    "embedding": _named("indices"),
+    "unsqueeze": _along("dim", added=1),
+    "transpose": _along("dim0", "dim1"),
+    "permute": _permuted,
+    "expand": _expanded,
+}
+
+
+def resized(node: Node, graph: Graph, rows: int) -> dict[str, Sequence[int]]:
+    """The arguments of a node that name the number of rows, for another number; none for most."""
+    if node.operation not in {"view", "_unsafe_view", "reshape", "expand"}:
+        return {}
+    sizes = [rows, *graph.meta(node.outputs[0]).shape[1:]]
+    return {"shape" if node.operation == "reshape" else "size": sizes}

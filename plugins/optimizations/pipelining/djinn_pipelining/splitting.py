@@ -1,0 +1,67 @@
+"""One large batch is done in parts, on several devices at the same time."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
+from djinn_pipelining.batches import Region, region_of
+from djinn_pipelining.state import what_is_carried
+
+PAYS: Final = 0.9  # of the time without, at most: predictions are not exact
+HOP: Final = 1e-4  # seconds that a message between devices takes at least
+
+
+class SplitBatches:
+    """Parts of a batch, each with the same ops; placement policies put them on devices of their own.
+
+    It pays where each device is given so much that it is done earlier in spite of what travels: the parts of the input, and
+    what comes of them. Only ops that do not mix the inputs of a batch are done in parts; where they end, parts are put together.
+    Kernels may round otherwise for a smaller batch, so this is inexact.
+    """
+
+    name = "split_batches"
+    exact = False
+    tolerates_growth = True  # a substitution holds for the very calls that it looked at
+    before: frozenset[str] = frozenset()
+    after = frozenset({"pipelining", "fold_batch_norms", "fuse_projections"})
+    after_placement = False
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        """The batch in as many parts as there are devices; or why not."""
+        refused = _why_not(context)
+        if refused:
+            return OptimizationResult(self.name, applied=False, reason=refused)
+        region = region_of(context)
+        if region is None:
+            return OptimizationResult(self.name, applied=False, reason="no ops work on each input of a batch by itself")
+        parts = min(len(context.topology.devices), region.size)
+        whole, divided = _predicted(context, region, parts)
+        told = f"{len(region.nodes)} ops over a batch of {region.size} take {whole * 1e3:.3g} ms, in {parts} parts"
+        if divided > PAYS * whole:
+            reason = f"{told} and with what travels {divided * 1e3:.3g} ms"
+            return OptimizationResult(self.name, applied=False, reason=reason)
+        rewrite = Rewrite(substitutions=(region.substitution(context.graph, parts),))
+        return OptimizationResult(self.name, applied=True, reason=f"{told} {divided * 1e3:.3g} ms", rewrite=rewrite)
+
+
+def _why_not(context: OptimizationContext) -> str:
+    if len(context.topology.devices) < 2:
+        return "there is one device"
+    if context.stream.following:
+        return "inputs follow each other: whole ones keep all devices busy"
+    if any(result.rewrite.substitutions for result in context.plan.results):
+        return "other computation takes the place of some of its nodes"
+    return what_is_carried(context)
+
+
+def _predicted(context: OptimizationContext, region: Region, parts: int) -> tuple[float, float]:
+    """Seconds of these nodes on the quickest device, and in so many parts with what travels."""
+    ids = [node.id for node, _ in region.nodes]
+    whole = min(math.fsum(row[n].seconds for n in ids) for row in context.costs.by_device.values())
+    weights = {v for v in region.inputs if context.profile.residency.get(v) is not None}
+    travels = [v for v in (*region.inputs, *region.outputs) if v not in weights]
+    size = sum(context.graph.meta(v).nbytes for v in travels) * (parts - 1) // parts
+    first, other = (device.id for device in context.topology.devices[:2])
+    return whole, whole / parts + HOP + context.topology.link(first, other).transfer_seconds(size)
