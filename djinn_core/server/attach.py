@@ -14,12 +14,13 @@ from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
 from djinn_core.server.exchange import Guest, Harbour
 from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse
+from djinn_core.server.meter import METER
 from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import Join
 from djinn_core.wire.resume_messages import Resume
 
-ATTACH_SECONDS = 10.0
+ATTACH_SECONDS = 5.0  # a client sends its ticket as soon as it is connected
 _log = get_logger("djinn.server")
 
 
@@ -57,6 +58,7 @@ def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> A
         return guest
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
     if grant is None or not isinstance(message, Attach):
+        METER.count("tickets_refused")
         _log.warning("a connection without a valid ticket was refused", asked=type(message).__name__)
         refuse(connection, "the ticket is not valid (any more): connect to the gateway again for a new one")
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -65,6 +66,8 @@ class GatewayOptions:
         tls: the certificate to show, and whose certificates clients must show; None: no TLS.
         pinned: whether clients know the certificate by its fingerprint, which the connection file then says.
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
+        journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when an
+            executor dies, and how many bytes each may have; None: nowhere.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -91,6 +94,8 @@ class GatewayOptions:
     tls: TlsOptions | None = None
     pinned: bool = False
     lease_seconds: float = 30.0
+    journals: Path | None = None
+    journal_bytes: int = 0
     executor_module: str = EXECUTOR_MODULE
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
@@ -255,6 +260,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     if options.tls is not None:
         server_context(options.tls)  # what is wrong with the certificate is said before anything starts
     become_server("gateway")
+    _allow_many_files()
     gateway = Gateway(options, token, gatekeeper, Audit(options.audit_log))
     try:
         with _signals_stop():
@@ -268,6 +274,13 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
         gateway.close(0.0)
         raise
     _log.info("ended", process=os.getpid())
+
+
+def _allow_many_files() -> None:
+    """Each connection takes a file descriptor; what a process may have at first is often a quarter of what it may ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def default_connection_file() -> Path:
@@ -314,6 +327,8 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             memory=options.memory,
             tls=options.tls,
             lease_seconds=options.lease_seconds,
+            journals=options.journals,
+            journal_bytes=options.journal_bytes,
             module=options.executor_module,
         )
         for device in devices or ("",)
