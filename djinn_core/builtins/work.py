@@ -15,6 +15,7 @@ import torch
 
 from djinn_core.builtins.flops import RECURRENT, flops_of
 from djinn_core.builtins.traffic import traffic_of
+from djinn_core.builtins.whole_layers import parts_of
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.dataflow import is_view
@@ -49,6 +50,7 @@ class Work:
         tensors: results that it makes; many for the ops that take lists.
         layout: how the worst of the operands lies: `contiguous` as its sizes say, `permuted` with its last dimension in
             order, `transposed` otherwise.
+        parts: what a kernel does one after the other that does a whole layer, each as a work without memory.
     """
 
     operation: str
@@ -62,6 +64,7 @@ class Work:
     tensors: int = 1
     kernel: int = 1
     layout: Layout = "contiguous"
+    parts: tuple[Work, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -101,19 +104,27 @@ def _work(graph: Graph, node: Node) -> Work:
     kind = _kind(graph, node)
     flops = flops_of(graph, node)
     dims = _dims(graph, node, kind)
+    dtype = metas[0].dtype if metas else torch.float32
+    parts = tuple(_part(name, of, sizes, dtype) for name, of, sizes in parts_of(graph, node))
     return Work(
         operation=node.operation,
         kind=kind,
-        flops=flops,
-        operations=_operations(node.operation, kind, dims, flops),
+        flops=flops or sum(part.flops for part in parts),
+        operations=sum(p.operations for p in parts) or _operations(node.operation, kind, dims, flops),
         bytes_read=read,
         bytes_written=written,
         dims=dims,
-        dtype=metas[0].dtype if metas else torch.float32,
+        dtype=dtype,
         tensors=max(1, len(made)),
         kernel=_kernel(graph, node) if kind == "convolution" else 1,
         layout=max((_layout(graph.meta(v)) for v in node.inputs), default=_LAYOUTS[0], key=_LAYOUTS.index),
+        parts=parts,
     )
+
+
+def _part(operation: str, kind: Kind, dims: tuple[int, ...], dtype: torch.dtype) -> Work:
+    flops = 2.0 * math.prod(dims) if kind == "product" else 0.0
+    return Work(operation, kind, flops, _operations(operation, kind, dims, flops), 0, 0, dims, dtype)
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------

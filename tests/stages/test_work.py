@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import djinn
@@ -160,3 +161,24 @@ def test_scalars_that_change_the_work_are_told_apart():
     two = captured(lambda x, w: F.conv2d(x, w, groups=2), torch.rand(1, 4, 6, 6), torch.rand(4, 2, 3, 3))
     assert of(one, "convolution").dims[0] == 1
     assert of(two, "convolution").dims[0] == 2
+
+
+def test_kernels_that_do_a_whole_layer_count_as_what_they_do():
+    layer = nn.TransformerEncoderLayer(32, 4, 96, dropout=0.0, batch_first=True)  # trains, so it goes step by step here
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        layer(torch.rand(3, 10, 32))
+    attention, norms = layer.self_attn, (layer.norm1, layer.norm2)
+    weights = [attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias]
+    after = [p for m in (*norms, layer.linear1, layer.linear2) for p in (m.weight, m.bias)]
+
+    def whole(x, *weights):
+        return torch._transformer_encoder_layer_fwd(
+            x, 32, 4, *weights[:4], False, False, 1e-5, *weights[4:], mask=None, mask_type=None
+        )
+
+    with torch.no_grad():
+        graph = captured(whole, torch.rand(3, 10, 32), *weights, *after)
+    found = of(graph, "_transformer_encoder_layer_fwd")
+    assert found.flops == counter.get_total_flops()
+    assert found.operations > found.flops
+    assert [part.kind for part in found.parts].count("product") == 6

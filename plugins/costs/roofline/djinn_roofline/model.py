@@ -57,7 +57,7 @@ class MeasuredRoofline:
         if warm is None:
             if len(self._known) >= _LIMIT:
                 self._known.clear()
-            took = _warm_seconds(parameters, work, _variant(graph, node, work))
+            took = _seconds(parameters, work, _variant(graph, node, work))
             warm = self._known[key] = CostEstimate(
                 work.flops, work.bytes_read, work.bytes_written, took, self.name, operations=work.operations
             )
@@ -116,6 +116,13 @@ def _variant(graph: Graph, node: Node, work: Work) -> str:
     if work.operation == "native_batch_norm" and arguments(node).get("training"):
         return "native_batch_norm training"
     return work.operation
+
+
+def _seconds(parameters: Mapping[str, Any], work: Work, name: str) -> float:
+    """Time of an op whose operands were just used; of a kernel that does a whole layer, the sum of what it does."""
+    if not work.parts:
+        return _warm_seconds(parameters, work, name)
+    return sum(_warm_seconds(parameters, part, part.operation) for part in work.parts)
 
 
 def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> float:
