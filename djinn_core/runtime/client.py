@@ -295,6 +295,11 @@ def device() -> DeviceInfo | None:
     return _state.opened[0].attached.device if _state.opened else None
 
 
+def pool_topology() -> NetworkTopology | None:
+    """The devices behind the open session, and the links between them, where there are several."""
+    return _state.session.topology if isinstance(_state.session, PoolSession) else None
+
+
 def session_name() -> str:
     """Name of the open session; empty where there is none."""
     return _state.opened[0].attached.session if _state.opened else ""

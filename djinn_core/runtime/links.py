@@ -1,4 +1,4 @@
-"""The path from this process to the device behind its session: latency and bandwidth, measured when somebody first asks."""
+"""The paths from this process to the devices behind its session: latency and bandwidth, measured when somebody first asks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from djinn_core.runtime.planning import NOWHERE, topology_of
 CLIENT: Final = "client"
 PINGS: Final = 7
 BULK: Final = 4 << 20  # bytes that are sent and fetched
-_DEVICE: Final = "remote_accelerator:0"
+_NAME: Final = "remote_accelerator"
 _measured: tuple[object, tuple[Link, ...]] = (None, ())
 
 
 def topology() -> NetworkTopology:
-    """The device behind the session, with the links there and back, and what submissions lately waited for their turn.
+    """The devices behind the session, with the links there and back, and what submissions lately waited for their turn.
 
-    Connects if need be. Links are measured at the first call in a session, with a few empty submissions and 4 MiB each way;
+    Where there are several, the links between them are those that plans count on now. Connects if need be. Links are measured at the first call in a session, with a few empty submissions and 4 MiB each way;
     behind a server that is slower than 1 MB/s that takes seconds.
 
     Raises:
@@ -33,30 +33,36 @@ def topology() -> NetworkTopology:
     global _measured
     client.init()
     session = client.session_name()
+    known = client.pool_topology() or topology_of(client.device() or NOWHERE)
     if _measured[0] != session:
-        _measured = (session, measure_links())
-    known = topology_of(client.device() or NOWHERE)
-    device = attrs.evolve(known.devices[0], queue=client.queue_seconds())
-    return NetworkTopology((device,), _measured[1])
+        _measured = (session, _links_to(known))
+    devices = tuple(attrs.evolve(device, queue=client.queue_seconds()) for device in known.devices)
+    return NetworkTopology(devices, (*_measured[1], *known.links))
 
 
-def measure_links() -> tuple[Link, Link]:
-    """The link to the device of the open session, and the one back, by ordinary submissions."""
-    client.synchronize()
-    latency = min(_seconds(client.synchronize) for _ in range(PINGS))
-    up, down = (min(pair) for pair in zip(_there_and_back(), _there_and_back(), strict=True))
-    device = (client.device() or NOWHERE).id
+def _links_to(known: NetworkTopology) -> tuple[Link, ...]:
+    first = 0 if len(known.devices) == 1 else 1  # index 0 of a pool is none of its devices
+    pairs = (measure_links(device.id, f"{_NAME}:{i}") for i, device in enumerate(known.devices, first))
+    return tuple(link for pair in pairs for link in pair)
+
+
+def measure_links(device: str, name: str) -> tuple[Link, Link]:
+    """The link to a device of the open session, which PyTorch calls `name`, and the one back, by ordinary submissions."""
+    probe = torch.zeros((), device=name)
+    probe.item()
+    latency = min(_seconds(probe.item) for _ in range(PINGS))
+    up, down = (min(pair) for pair in zip(_there_and_back(name), _there_and_back(name), strict=True))
     return Link(CLIENT, device, _rate(up, latency), latency / 2), Link(
         device, CLIENT, _rate(down, latency), latency / 2
     )
 
 
-def _there_and_back() -> tuple[float, float]:
+def _there_and_back(name: str) -> tuple[float, float]:
     """Seconds to upload new bytes, which no server has seen and no coding makes smaller, and to fetch them."""
     data = torch.frombuffer(bytearray(os.urandom(BULK)), dtype=torch.uint8)
     started = time.perf_counter()
-    remote = data.to(_DEVICE)
-    client.synchronize()
+    remote = data.to(name)
+    remote[-1].item()
     uploaded = time.perf_counter()
     remote.cpu()
     return uploaded - started, time.perf_counter() - uploaded

@@ -6,6 +6,7 @@ import attrs
 import pytest
 import torch
 
+import djinn
 from djinn_core.ir.costs import DeviceCapabilities, Link
 from djinn_core.runtime import client
 from djinn_core.runtime.passing import Passing
@@ -137,3 +138,13 @@ def test_programs_are_planned_anew_when_a_link_has_changed(blind, monkeypatch):
     made = client._state.stats.plans_made
     step()
     assert client._state.stats.plans_made == made
+
+
+def test_the_topology_of_a_pool_is_measured_from_the_client_and_between_its_devices(blind):
+    found = djinn.topology()
+    one, other = (device.id for device in found.devices)
+    for source, target in ((one, other), (other, one), ("client", one), (other, "client")):
+        link = found.link(source, target)
+        assert 0 < link.latency < 1
+        assert 1e6 < link.bandwidth < 1e12
+    assert found.link(one, other) == blind.topology.link(one, other)
