@@ -32,6 +32,14 @@ def test_capture_needs_no_server_and_no_device_argument() -> None:
 
 
 @pytest.mark.usefixtures("embedded")
+def test_normal_is_a_factory_where_it_is_given_numbers_and_a_size() -> None:
+    mean = torch.zeros(3)
+    with djinn.capture():
+        made = torch.normal(0.0, 1.0, (2,)), torch.normal(mean=0.0, std=1.0, size=(2,))
+        here = torch.normal(mean, 1.0), torch.normal(0.0, 1.0, (2,), device="cpu")
+    assert [tensor.device.type for tensor in (*made, *here)] == ["remote_accelerator"] * 2 + ["cpu"] * 2
+
+
 def test_a_schedule_runs_again_on_other_inputs() -> None:
     weight = torch.randn(4, 4)
     remote = weight.to(DEVICE)

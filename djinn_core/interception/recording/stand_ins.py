@@ -17,7 +17,7 @@ from djinn_core import torch_private
 from djinn_core.interception.recording import recorder as recorders
 from djinn_core.interception.recording.absent import absent
 from djinn_core.interception.recording.optimizer_steps import OptimizerSteps
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion, wrap
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion, logical_device, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import meta_of
 
@@ -30,6 +30,11 @@ _OWN_WAYS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data.__get__: LazyTensor.data.__get__,  # type: ignore[attr-defined]
     torch.Tensor.data.__set__: LazyTensor.data.__set__,  # type: ignore[attr-defined]
 }
+
+
+def _makes_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call of `torch.normal` is a factory: `torch.device` leaves it out, since other calls of it are none."""
+    return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 
 
 class StandIns(TorchFunctionMode):
@@ -54,6 +59,8 @@ class StandIns(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         args = tuple([self._standing_for(a) for a in args])
         kwargs = {name: self._standing_for(a) for name, a in kwargs.items()} if kwargs else {}
+        if func is torch.normal and _makes_normal(args, kwargs):
+            kwargs["device"] = logical_device(0)
         if args and isinstance(args[0], LazyTensor):
             func = _OWN_WAYS.get(func, func)
         result = func(*args, **kwargs)
