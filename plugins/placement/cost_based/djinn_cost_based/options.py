@@ -75,16 +75,24 @@ class Options:
         for storage, home in self.work.homes.items():
             self._held[home] += self.work.sizes[storage]
 
-    def listed(self, choose: Choose) -> Listed | None:
-        """The units on the devices that `choose` names, in an order in which they may run; None where memory does not suffice."""
-        listing = Listing(self.work, self.hardware, self._homes, self.copies, self.room)
-        return listing.run(self._order, choose)
+    def listed(self, choose: Choose, fresh: str | None = None) -> Listed | None:
+        """The units on the devices that `choose` names, in an order in which they may run; None where memory does not suffice.
+
+        `fresh`: where inputs come to that live nowhere yet, where that is not where they are used first.
+        """
+        homes, room = dict(self._homes), dict(self.room)
+        for storage, size in self.work.sizes.items() if fresh is not None else ():
+            if homes.setdefault(self.work.blocks.leader(storage), fresh) == fresh and storage not in self.work.homes:
+                room[fresh] = room.get(fresh, math.inf) - size
+        if fresh is not None and room.get(fresh, 0.0) < 0:
+            return None
+        return Listing(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
 
     def in_place(self) -> Option | None:
         """Where the inputs live; where they live nowhere, on the quickest device that holds everything."""
         if self._held:
             main = self._held.most_common(1)[0][0]
-            listed = self.listed(lambda _, unit, listing: [_followed(unit, listing) or main])
+            listed = self.listed(lambda _, unit, listing: [followed(unit, listing) or main])
             if listed is not None:
                 return Option(listed, lambda index: self._why_there(self.work.units[index], listed.where[index]))
         options = [(listed, d.id) for d in self._alone() if (listed := self.listed(lambda *_, d=d: [d.id])) is not None]
@@ -171,7 +179,7 @@ class Options:
         return f"part {number} of {count} in program order: {total:,} bytes of inputs fit into no device"
 
 
-def _followed(unit: Unit, listing: Listing) -> str | None:
+def followed(unit: Unit, listing: Listing) -> str | None:
     """The home of a unit or of most of the inputs that it reads, or where most of what it needs was made."""
     if unit.home is not None:
         return unit.home
@@ -213,7 +221,7 @@ def _soonest(index: int, unit: Unit, listing: Listing) -> Sequence[str]:
     del index
     if unit.tokens and listing.tokens is not None:
         return [listing.tokens]
-    near = _followed(unit, listing)
+    near = followed(unit, listing)
     return ([] if near is None else [near]) + listing.idle(near)
 
 

@@ -8,6 +8,7 @@ import attrs
 
 from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision
 from djinn.scheduling import homes_of_values
+from djinn_cost_based.grouped import for_groups
 from djinn_cost_based.listing import Listed
 from djinn_cost_based.options import PAYS, Option, Options
 from djinn_cost_based.successive import for_successive
@@ -33,6 +34,8 @@ def _best(options: Options) -> Option:
     """The first of the plain options; a more costly one only where it pays."""
     if (successive := for_successive(options)) is not None:
         return successive
+    if (grouped := for_groups(options)) is not None:
+        return grouped
     stay, spread = options.in_place(), options.spread()
     if stay is None:
         stay = options.in_parts()

@@ -35,6 +35,7 @@ class Unit:
         bound: whether it writes what lives at `home`.
         tokens: whether it belongs to a language model that generates.
         light: whether it and all that it needs are lighter than a message: it is done where the first that needs it is.
+        group: number of the group that it belongs to, of those that the hint `groups` names; -1: of none.
     """
 
     nodes: list[int]
@@ -47,6 +48,7 @@ class Unit:
     bound: bool = False
     tokens: bool = False
     light: bool = False
+    group: int = -1
 
 
 @attrs.define(eq=False)
@@ -110,6 +112,8 @@ class _Gathering:
         replace = self.replace
         self.used = [tuple([replace.get(v, v) for v in n.inputs]) if replace else n.inputs for n in self.nodes]
         self.branch = self._branches()
+        groups = context.plan.hints.get("groups", ())
+        self.groups = {node: number for number, nodes in enumerate(groups) for node in nodes}
 
     def _branches(self) -> dict[int, float]:
         """By node: seconds of the chain that begins there, in which each computes with the one before and nobody else.
@@ -153,8 +157,8 @@ class _Gathering:
             index = self._joined(node, used, makers, home)
             if index is None:
                 light = home is None and all(units[m].light for m in makers) and self._is_light(node, used, makers)
-                index = len(units)
-                units.append(Unit([], [0.0] * len(self.rows), light=light))
+                index, group = len(units), self.groups.get(node.id, -1)
+                units.append(Unit([], [0.0] * len(self.rows), light=light and group < 0, group=group))
             self._add(units[index], index, node, used)
             if home is not None and (units[index].home is None or bound):
                 units[index].home = home
@@ -172,6 +176,8 @@ class _Gathering:
             return None
         index = serious[0]
         unit = units[index]
+        if self.groups and unit.group != self.groups.get(node.id, -1):
+            return None
         if unit.light and (home is not None or not self._is_light(node, used, {index})):
             return None
         if home is not None and unit.home is not None and home != unit.home:

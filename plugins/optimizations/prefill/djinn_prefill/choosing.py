@@ -1,0 +1,135 @@
+"""How many chunks, and how long: by predicted times."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import attrs
+
+from djinn.hooks import DataResidency, OptimizationContext, storage_of
+from djinn_prefill.rows import Refused, Rows
+
+PAYS: Final = 0.9  # of the time on one device: predictions are not exact
+PART: Final = 4e-4  # seconds for each time that something is sent and awaited
+STEP: Final = 8  # chunks are so many rows, or several times as many
+FULL: Final = 0.9  # of a device's free memory that weights may fill
+
+
+@attrs.frozen
+class Choice:
+    """Where chunks end, and why."""
+
+    ends: tuple[int, ...]
+    reason: str
+
+
+@attrs.frozen
+class _Times:
+    """Seconds on the quickest device: linear and quadratic in the number of rows, and what cannot be divided."""
+
+    linear: float
+    quadratic: float
+    whole: float
+
+    def until(self, share: float) -> float:
+        """Of the divided part for the first rows of a prompt."""
+        return self.linear * share + self.quadratic * share * share
+
+    @property
+    def alone(self) -> float:
+        """On one device."""
+        return self.until(1.0) + self.whole
+
+
+def choose(context: OptimizationContext, rows: Rows) -> Choice:
+    """The number of chunks that is through first.
+
+    Raises:
+        Refused: none is so much quicker than one device that it pays.
+    """
+    times = _times(context, rows)
+    offered = [
+        found
+        for count in range(2, len(context.topology.devices) + 1)
+        if (found := _divided(context, rows, times, count))
+    ]
+    if not offered:
+        raise Refused(f"{rows.rows} rows are too few to divide, or weights too large to copy")
+    seconds, ends = min(offered)
+    alone = times.alone
+    if seconds > PAYS * alone:
+        raise Refused(
+            f"divided, {rows.rows} rows would take {seconds * 1e3:.3g} ms; on one device {alone * 1e3:.3g} ms"
+        )
+    sizes = " and ".join(str(end - start) for start, end in zip((0, *ends), ends, strict=False))
+    return Choice(
+        ends, f"{rows.rows} rows in chunks of {sizes}: {seconds * 1e3:.3g} ms, on one device {alone * 1e3:.3g} ms"
+    )
+
+
+def _times(context: OptimizationContext, rows: Rows) -> _Times:
+    def taken(nodes: object, row: object) -> float:
+        return math.fsum(row[n].seconds for n in nodes)  # type: ignore[index, attr-defined]
+
+    found = [
+        _Times(taken(rows.splits, row), taken(rows.attention, row), taken(rows.whole, row))
+        for row in context.costs.by_device.values()
+    ]
+    return min(found, key=lambda times: times.alone)
+
+
+def _divided(
+    context: OptimizationContext, rows: Rows, times: _Times, count: int
+) -> tuple[float, tuple[int, ...]] | None:
+    """Seconds until so many chunks are through, and their ends; None where that cannot be."""
+    if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
+        return None
+    ends = _ends(rows.rows, times, count)
+    last = times.until(1.0) - times.until(ends[-2] / rows.rows)
+    masked = times.quadratic * (1 - ends[-2] / rows.rows) ** 2  # computed, and not used
+    busiest = max(times.until(ends[0] / rows.rows), last + masked)
+    sent = _bytes_of_keys_and_values(rows) * ends[-2] / rows.rows
+    bandwidth, latency = _slowest(context)
+    layers = max(1, len(rows.attention))
+    sending = sent / bandwidth if bandwidth else 0.0
+    behind = (sending + latency) / layers + latency  # what the last chunk still waits for in the last layer
+    handing = PART * 2 * layers * (count - 1)
+    return max(busiest, sending) + behind + handing + times.whole, ends
+
+
+def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
+    """Ends of chunks that take about the same time, each with all before it to look at."""
+    total, ends = times.until(1.0), []
+    for number in range(1, count):
+        wanted = total * number / count
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if times.until(middle) < wanted else (low, middle)
+        ends.append(max(STEP * number, min(rows - STEP * (count - number), round(low * rows / STEP) * STEP)))
+    return (*ends, rows)
+
+
+def _bytes_of_keys_and_values(rows: Rows) -> int:
+    return sum(rows.graph.meta(v).nbytes for a in rows.attention.values() for v in (a.key, a.value))
+
+
+def _slowest(context: OptimizationContext) -> tuple[float, float]:
+    """Bandwidth and latency of the slowest link between two devices; 0 where none was measured."""
+    ids = {device.id for device in context.topology.devices}
+    links = [link for link in context.topology.links if {link.source, link.target} <= ids]
+    bandwidth = min((link.bandwidth for link in links if link.bandwidth), default=0.0)
+    return bandwidth, max((link.latency for link in links), default=0.0)
+
+
+def _weights_fit(context: OptimizationContext, count: int) -> bool:
+    """Whether so many devices can each hold all weights."""
+    weights: dict[int, int] = {}
+    for value in context.graph.inputs:
+        if context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT:
+            storage = storage_of(value)
+            weights[storage] = max(weights.get(storage, 0), context.graph.meta(value).nbytes)
+    needed = sum(weights.values())
+    roomy = [d for d in context.topology.devices if not d.memory or needed <= FULL * d.memory]
+    return len(roomy) >= count

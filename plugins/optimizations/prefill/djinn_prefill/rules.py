@@ -1,0 +1,258 @@
+"""How a dimension goes through ops: which dimension of a result has the rows of the sequence, given where its operands have them.
+
+A rule is told a node, its arguments by name, and by value the dimension of the rows. It answers with the dimension for each
+result, and the arguments that are other ones for a part of the rows; or with None where parts of the rows do not give the
+same parts of the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn.hooks import Graph, Node
+
+Dims = Mapping[int, int]
+
+
+@attrs.frozen
+class Split:
+    """A node that can run for some of the rows.
+
+    Attributes:
+        dims: by result the dimension of the rows.
+        sizes: the name of the argument that holds the sizes of the result, where one does.
+        broadcast: whether operands without rows are stretched against those with rows, and cut where they have as many.
+        passes: whether the rows of the result are those of the operand that has rows.
+    """
+
+    dims: tuple[int, ...]
+    sizes: str = ""
+    broadcast: bool = False
+    passes: bool = False
+
+
+@attrs.frozen
+class Case:
+    """What a rule looks at."""
+
+    graph: Graph
+    node: Node
+    given: Mapping[str, Any]
+    dims: Dims
+    rows: int
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The sizes of a value."""
+        return self.graph.meta(value).shape
+
+    def dim(self, value: Any) -> int | None:
+        """The dimension of the rows of a value; None where it has none."""
+        return self.dims.get(value) if isinstance(value, int) else None
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The sizes of the first result."""
+        return self.shape(self.node.outputs[0])
+
+    def others_are_whole(self, *names: str) -> bool:
+        """Whether none of these arguments has rows."""
+        return all(self.dim(self.given.get(name)) is None for name in names)
+
+
+Rule = Callable[[Case], Split | None]
+
+
+def split_of(case: Case) -> Split | None:
+    """How a node runs for some of the rows; None where there is no rule for it, or the rule says that it cannot."""
+    rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
+    return rule(case) if rule is not None and case.node.outputs else None
+
+
+def _is_elementwise(op: str) -> bool:
+    namespace, _, rest = op.partition("::")
+    name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    found = getattr(packet, overload or "default", None)
+    return found is not None and torch.Tag.pointwise in found.tags
+
+
+def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | None:
+    """The dimension of an operand that meets dimension `dim` of a result with `made` dimensions, if it has rows there."""
+    at = dim - made + len(shape)
+    return at if at >= 0 and shape[at] == rows else None
+
+
+def _aligned(case: Case) -> Split | None:
+    """Element by element, with operands broadcast from the right."""
+    ends = {len(case.shape(v)) - case.dims[v] for v in case.node.inputs if v in case.dims}
+    dim = len(case.made) - next(iter(ends))
+    return Split((dim,), broadcast=True) if len(ends) == 1 and case.made[dim] == case.rows else None
+
+
+def _same(*whole: str) -> Rule:
+    """Rows are where they are in the first operand, which the op does not mix; other arguments have none."""
+
+    def rule(case: Case) -> Split | None:
+        first = case.node.inputs[0]
+        dim = case.dim(first)
+        return Split((dim,) * len(case.node.outputs)) if dim is not None and case.others_are_whole(*whole) else None
+
+    return rule
+
+
+def _product(left: str, right: str, *added: str) -> Rule:
+    """A matrix product, or a linear layer, with rows on the left that the product does not sum over."""
+
+    def rule(case: Case) -> Split | None:
+        dim = case.dim(case.given[left])
+        whole = case.others_are_whole(right, *added)
+        if dim is None or not whole or dim == len(case.shape(case.given[left])) - 1:
+            return None
+        if right != "weight" and len(case.shape(case.given[right])) > 2 and dim != len(case.made) - 2:
+            return None  # the right side has a matrix for each of the rows
+        return Split((dim,)) if len(case.made) == len(case.shape(case.given[left])) else None
+
+    return rule
+
+
+def _normalised(case: Case) -> Split | None:
+    dim = case.dim(case.given["input"])
+    if dim is None or not case.others_are_whole("weight", "bias"):
+        return None
+    kept = len(case.shape(case.given["input"])) - len(case.given["normalized_shape"])
+    return Split((dim,) * len(case.node.outputs)) if dim < kept else None
+
+
+def _reduced(case: Case) -> Split | None:
+    """Sums and the like over other dimensions than that of the rows."""
+    value = case.node.inputs[0]
+    dim, count, over = case.dim(value), len(case.shape(value)), case.given.get("dim")
+    if dim is None or over is None:
+        return None
+    gone = {d % count for d in (over if isinstance(over, Sequence) else [over])}
+    if dim in gone or not gone:
+        return None
+    return Split((dim if case.given.get("keepdim") else dim - sum(d < dim for d in gone),))
+
+
+def _within(case: Case) -> Split | None:
+    """Along one dimension, which is not that of the rows, and the result has the same shape: softmax, sums so far."""
+    value = case.node.inputs[0]
+    dim = case.dim(value)
+    return Split((dim,)) if dim is not None and case.given["dim"] % len(case.shape(value)) != dim else None
+
+
+def _reshaped(case: Case) -> Split | None:
+    """Rows stay a dimension of their own, with as many elements before them as there were."""
+    value = case.node.inputs[0]
+    before = math.prod(case.shape(value)[: case.dims[value]])
+    for dim, size in enumerate(case.made):
+        if size == case.rows and math.prod(case.made[:dim]) == before:
+            return Split((dim,), "size" if "size" in case.given else "shape")
+    return None
+
+
+def _expanded(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    return Split((case.dims[value] + len(case.made) - len(case.shape(value)),), "size")
+
+
+def _swapped(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    count, dim = len(case.shape(value)), case.dims[value]
+    pair = [case.given[name] % count for name in ("dim0", "dim1")]
+    return Split((pair[1 - pair.index(dim)] if dim in pair else dim,))
+
+
+def _permuted(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    return Split(([d % len(case.made) for d in case.given["dims"]].index(case.dims[value]),))
+
+
+def _transposed(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    return Split((1 - case.dims[value],)) if len(case.made) == 2 else None
+
+
+def _unsqueezed(case: Case) -> Split | None:
+    dim = case.dims[case.node.inputs[0]]
+    return Split((dim + (case.given["dim"] % len(case.made) <= dim),))
+
+
+def _squeezed(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    dim, shape, over = case.dims[value], case.shape(value), case.given.get("dim")
+    asked = range(len(shape)) if over is None else over if isinstance(over, Sequence) else [over]
+    gone = {d % len(shape) for d in asked if shape[d] == 1}
+    return Split((dim - sum(d < dim for d in gone),))
+
+
+def _sliced(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    dim = case.dims[value]
+    whole = case.made[dim] == case.rows and len(case.made) == len(case.shape(value))
+    return Split((dim,)) if case.given["dim"] % len(case.made) != dim and whole else None
+
+
+def _selected(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    dim, at = case.dims[value], case.given["dim"] % len(case.shape(value))
+    return Split((dim - (at < dim),)) if at != dim else None
+
+
+def _parted(case: Case) -> Split | None:
+    value = case.node.inputs[0]
+    dim = case.dims[value]
+    if case.given["dim"] % len(case.shape(value)) == dim:
+        return None
+    lost = len(case.shape(value)) - len(case.made)
+    return Split((dim - (lost and case.given["dim"] % len(case.shape(value)) < dim),) * len(case.node.outputs))
+
+
+def _joined(case: Case) -> Split | None:
+    """Side by side; or one after the other with nothing before it: a cache that was empty."""
+    along = case.given["dim"] % len(case.made)
+    dims = {case.dims[v] for v in case.node.inputs if v in case.dims}
+    whole = [v for v in case.node.inputs if v not in case.dims]
+    if len(dims) != 1:
+        return None
+    dim = next(iter(dims))
+    if dim == along:
+        alone = sum(v in case.dims for v in case.node.inputs) == 1
+        return Split((dim,), passes=True) if alone and all(case.graph.meta(v).numel == 0 for v in whole) else None
+    return Split((dim,), broadcast=True) if all(len(case.shape(v)) == len(case.made) for v in whole) else None
+
+
+def _looked_up(case: Case) -> Split | None:
+    dim = case.dim(case.given["indices"])
+    return Split((dim,)) if dim is not None and case.others_are_whole("weight") else None
+
+
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("clone", "_to_copy", "contiguous", "alias", "detach", "dropout"), _same()),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "_reshape_alias"), _reshaped),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "prod", "var", "std", "norm", "linalg_vector_norm"), _reduced),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum"), _within),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"), _normalised),
+    **dict.fromkeys(("transpose", "swapaxes"), _swapped),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _parted),
+    "linear": _product("input", "weight", "bias"),
+    "matmul": _product("self", "other"),
+    "mm": _product("self", "mat2"),
+    "bmm": _product("self", "mat2"),
+    "addmm": _product("mat1", "mat2", "self"),
+    "embedding": _looked_up,
+    "expand": _expanded,
+    "permute": _permuted,
+    "t": _transposed,
+    "unsqueeze": _unsqueezed,
+    "squeeze": _squeezed,
+    "slice": _sliced,
+    "select": _selected,
+    "cat": _joined,
+}
