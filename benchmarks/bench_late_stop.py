@@ -1,4 +1,4 @@
-"""`generate()` over a slow link, with each stop check waited for and with late ones (`plugins/interceptors/late_stop`).
+"""`generate()` over a slow link, with each stop check waited for and with late ones (`plugins/interception/late_stop`).
 
     python benchmarks/bench_late_stop.py [--json] [--quick] [--case late_30_ms]
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from djinn_core.plugins.kinds import EVERY_KIND
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))
 
@@ -28,6 +30,7 @@ class TestPackage:
         ((name, target),) = table["entry-points"]["djinn"].items()
         assert name == package.name
         assert target.split(":")[0].split(".")[0] == f"djinn_{package.name}"
+        assert package.parent.name in EVERY_KIND
 
     def test_needs_this_djinn(self, package):
         table = project(package)
