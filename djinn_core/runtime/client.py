@@ -193,7 +193,12 @@ def _open() -> Session | PoolSession:
     if _state.session is not None:
         _end_session()
     opened = _connect()
-    session = _new_session(opened)
+    try:
+        session = _new_session(opened)
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
     _state.opened, _state.session = opened, session
     if isinstance(session, PoolSession):
         port.whole_programs += 1  # where a program runs is decided over all of it

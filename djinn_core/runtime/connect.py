@@ -58,6 +58,12 @@ class Opened:
     executor: ExecutorProcess | None = None
     addresses: tuple[str, ...] = ()
 
+    def close(self) -> None:
+        """End the connection, and the process that was started for it."""
+        self.connection.close()
+        if self.executor is not None:
+            self.executor.close(0.0)
+
 
 @attrs.frozen
 class Servers:

@@ -64,7 +64,8 @@ def _check_memory(context: SchedulingContext, schedule: ExecutionSchedule) -> No
     for device, peak in memory_peaks(context, schedule.steps).items():
         limit = context.memory_limits.get(device, peak)
         if peak > limit:
-            raise _Broken(f"{device} holds {peak:,} bytes at once, and its limit is {limit:,}")
+            beside = "the setting memory_limits, less what is there already"
+            raise _Broken(f"{device} holds {peak:,} bytes at once, and its limit is {limit:,} ({beside})")
 
 
 @attrs.define

@@ -79,6 +79,7 @@ def build_plan(planned: Planned, residency: Residency, random: int | None) -> Po
         equal_slots=planned.schedule.equal_slots if remade is None else (),
         made=tuple((positions[v], e) for v, e in ledger.made.items()),
         sizes=tuple(_nbytes(graph, v) for v in ledger.made),
+        leaves=_left_behind(planned, ledger, residency),
         moved=tuple((positions[v], e) for v, e in ledger.moved.items()),
         copied=tuple((positions[v], e) for v, e in sorted(ledger.copied)),
         dropped=tuple((positions[v], e) for v, e in sorted(ledger.dropped)),
@@ -92,6 +93,19 @@ def build_plan(planned: Planned, residency: Residency, random: int | None) -> Po
 def _nbytes(graph: Graph, value: int) -> int:
     meta = graph.meta(value)
     return meta.extent * meta.dtype.itemsize
+
+
+def _left_behind(planned: Planned, ledger: _Ledger, residency: Residency) -> dict[int, int]:
+    """By executor the bytes of memory that is there when the program has run, and was nowhere before."""
+    sizes: dict[int, tuple[int, int]] = {}
+    for value, executor in ledger.made.items():
+        storage = storage_of(planned.names.get(value, value))
+        if storage not in residency.homes:
+            sizes[storage] = executor, max(_nbytes(planned.graph, value), sizes.get(storage, (0, 0))[1])
+    found: dict[int, int] = defaultdict(int)
+    for executor, nbytes in sizes.values():
+        found[executor] += nbytes
+    return dict(found)
 
 
 class _Writer:

@@ -66,7 +66,8 @@ def open_pool(
     pool_planner = PoolPlanner(
         lambda graph, where: plan(graph, where, links.topology), devices, stats, residency, planner.exact
     )
-    uploads = HeldUploads(members, _memory_free(capabilities, limits), residency)
+    pool_planner.memory = _memory_free(capabilities, limits)
+    uploads = HeldUploads(members, pool_planner.memory, residency)
     return PoolSession(members, pool_planner, residency, routes, uploads, links)
 
 

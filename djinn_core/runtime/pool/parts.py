@@ -71,6 +71,7 @@ class PooledPlan:
         random: where random ops run; None where there are none. drew_from: where the random state was before.
         equal_slots: pairs of slots that have to be equal.
         made: new values that outlive the program, and where; sizes: their bytes, when it was planned.
+        leaves: by executor the bytes that it has more afterwards; crowded: whether it had no room for them all the same.
         moved: values whose memory is elsewhere now, and where.
         copied: values of which there are copies, and where. dropped: copies that are gone.
         written: values whose memory is written. dead: inputs that nobody holds afterwards.
@@ -87,6 +88,7 @@ class PooledPlan:
     equal_slots: tuple[tuple[int, int], ...]
     made: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...]
+    leaves: Mapping[int, int]
     moved: tuple[tuple[int, int], ...]
     copied: tuple[tuple[int, int], ...]
     dropped: tuple[tuple[int, int], ...]
@@ -96,6 +98,7 @@ class PooledPlan:
     own: Own = ()
     turn: int | None = None
     link_changes: int = 0
+    crowded: bool = False
     last_runs: Mapping[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

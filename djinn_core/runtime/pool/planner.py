@@ -43,6 +43,7 @@ class PoolPlanner:
     """From programs to parts. Not thread-safe: the recorders' lock is held around it."""
 
     derived: PooledDerivedValues
+    memory: Sequence[int] = ()  # bytes that may be on each executor; 0 where that is not known
 
     def __init__(
         self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency, exact: bool = False
@@ -77,6 +78,8 @@ class PoolPlanner:
         for plan in reversed(alike.plans):
             if plan.turn != turn or plan.link_changes != self.link_changes:
                 continue
+            if not (plan.crowded or self._has_room(plan)):
+                continue
             if plan.remade is not None and not plan.remade.holds_for(program):
                 continue
             extended = self.derived.extended(plan, values)
@@ -110,11 +113,17 @@ class PoolPlanner:
         planned = Planned(result.graph, placed, executors, result.schedule, graph, called)
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
+        plan.crowded = not self._has_room(plan)  # and no plan would have
         if turn is not None:
             follows = result.plan is not None and FOLLOW in result.plan.hints
             alike.planned(plan, turn, follows)
             plan.turn = turn if follows else None
         return plan
+
+    def _has_room(self, plan: PooledPlan) -> bool:
+        """Whether what a plan leaves on each executor fits there, beside what has come since it was made."""
+        memory, held = self.memory, self._residency.held
+        return not any(memory[e] and held[e] + more > memory[e] for e, more in plan.leaves.items()) if memory else True
 
     def _occupied(self, graph: ProgramGraph) -> dict[str, Occupied]:
         """By device what is there, and what of it the program does not use."""

@@ -1,0 +1,304 @@
+"""The devices of one server: as one, some of them, or each by its index."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.runtime import client
+from djinn_core.server.offering import offered
+
+SECONDS = 60.0
+ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
+module = torch.get_device_module("remote_accelerator")
+
+
+@pytest.fixture(scope="module")
+def serving_two(plain_environment, tmp_path_factory):
+    """The connection file of a server with two devices, both the CPU."""
+    folder = tmp_path_factory.mktemp("two")
+    file, log = folder / "connection.json", folder / "log"
+    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--store-gib", "0"]
+    command += ["--device", "cpu", "--device", "cpu", "--threads", "1", "--drain-seconds", "1"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
+    deadline = time.monotonic() + SECONDS
+    while not file.exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    yield file
+    process.terminate()
+    assert process.wait(SECONDS) == 0, log.read_text()
+
+
+@pytest.fixture(scope="module")
+def over(serving_two):
+    """A context in which the device is that server's, with settings."""
+
+    @contextlib.contextmanager
+    def configure(**settings):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("DJINN_")]:
+                patch.delenv(name)
+            patch.setenv("DJINN_CONFIG", os.devnull)
+            try:
+                djinn.configure(connection_file=serving_two, **settings)
+                djinn.init()
+                yield client._state.session
+            finally:
+                djinn.configure()
+                torch.set_num_threads(threads)
+
+    return configure
+
+
+@pytest.fixture(scope="module")
+def both(over):
+    """Both devices, and programs of index 0 spread over them in turn."""
+    with over(placement_policy="round_robin") as session:
+        yield session
+
+
+def bytes_held(session):
+    djinn.synchronize()
+    return [member.figures()["memory"] for member in session.members]
+
+
+# --- indexes --------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_an_index_for_all_and_one_for_each(both):
+    assert module.device_count() == torch.accelerator.device_count() == 3
+    with pytest.raises(RuntimeError, match=r"no remote_accelerator:3.*device_count\(\) is 3"):
+        torch.zeros(1, device="remote_accelerator:3")
+
+
+def test_what_is_made_at_an_index_stays_there(both):
+    before = bytes_held(both)
+    given = torch.ones(500, 500)
+    first, second = given.to(FIRST), torch.ones(500, 500, device=SECOND)
+    products = first @ first + 1, (second @ second).relu()
+    assert [t.device for t in (first, second, *products)] == [torch.device(d) for d in (FIRST, SECOND) * 2]
+    held = [after - there for there, after in zip(before, bytes_held(both), strict=True)]
+    assert held == [2 * given.nbytes] * 2
+    assert torch.equal(products[0].cpu(), given @ given + 1)
+    assert module.memory_allocated(1) + module.memory_allocated(2) == module.memory_allocated(0)
+    assert module.get_device_properties(2).kind == "cpu"
+
+
+def test_indexes_do_not_mix(both):
+    first, second = torch.ones(2, 2, device=FIRST), torch.ones(2, 2, device=SECOND)
+    message = "Expected all tensors to be on the same device, but found at least two devices"
+    for mix in (torch.add, torch.mm, lambda a, b: torch.cat([a, b]), lambda a, b: a.index_add_(0, b[0].long(), b)):
+        for one, other in ((first, second), (second, first), (first, torch.ones(2, 2, device=ANY))):
+            with pytest.raises(RuntimeError, match=f"{message}, {one.device} and {other.device}!"):
+                mix(one, other)
+    assert torch.equal((first + 1).cpu(), torch.full((2, 2), 2.0)), "what was refused has left nothing behind"
+
+
+def test_the_same_op_on_each_index_returns_its_own(both):
+    for device in (ANY, FIRST, SECOND, FIRST):  # signatures and examples are shared
+        for size in (3, 4, 5):
+            made = torch.nn.functional.gelu(torch.ones(1, size, 2, device=device))
+            assert torch.cat([made, made], 1).device == made.device == torch.device(device)
+        assert torch.nonzero(torch.ones(2, device=device)).device == torch.device(device)
+        assert torch.ones(4, device=device)[torch.tensor([1, 0])].device == torch.device(device)
+        assert torch.eye(3, device=device).inverse().device == torch.device(device)
+
+
+def test_copies_between_indexes_go_from_one_executor_to_the_other(both):
+    given = torch.randn(300, 300)
+    first = given.to(FIRST)
+    djinn.synchronize()
+    djinn.reset_stats()
+    second = first.to(SECOND)
+    third = torch.empty(300, 300, device=ANY).copy_(second)
+    into = torch.zeros(300, 300, device=FIRST)
+    into.copy_(second)
+    djinn.synchronize()
+    assert djinn.stats()["bytes_sent"] < given.nbytes / 10, "no bytes of it came through this process"
+    assert djinn.stats()["bytes_received"] < given.nbytes / 10
+    second.zero_()
+    assert all(torch.equal(t.cpu(), given) for t in (first, third, into))
+
+
+def test_the_current_device(both):
+    with module.device(2):
+        assert torch.zeros(1, device="remote_accelerator").device == torch.device(SECOND)
+    like = torch.ones(1, device=FIRST)
+    for index in (2, 0):
+        with module.device(index):
+            made = torch.ones_like(like, device="remote_accelerator")
+            assert made.device == torch.device("remote_accelerator", index)
+
+
+def train(device):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    torch.manual_seed(5)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.linspace(0, 1, 48, device=device).view(6, 8)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_training_at_an_index(both):
+    assert train(SECOND) == train(FIRST) == train(ANY) == train("cpu")
+
+
+def test_a_model_over_indexes_by_hand(both):
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    ours = copy.deepcopy(theirs)
+    ours[:2].to(FIRST)
+    ours[2].to(SECOND)
+    given = torch.randn(5, 6)
+    for model, hop in ((theirs, lambda t: t), (ours, lambda t: t.to(SECOND))):
+        start = given.to(next(model.parameters()).device)
+        model[2](hop(model[:2](start))).square().sum().backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert mine.grad.device == mine.device
+        assert torch.equal(mine.grad.cpu(), other.grad)
+    copied = copy.deepcopy(ours[2])
+    assert copied.weight.device == torch.device(SECOND)
+    assert torch.equal(copied.to(FIRST).weight.cpu(), theirs[2].weight)
+
+
+def test_each_index_has_its_random_state(both):
+    def draw(device):
+        return torch.randn(4, device=device).cpu()
+
+    torch.manual_seed(7)
+    alone = [torch.randn(4) for _ in range(2)]
+    torch.manual_seed(7)
+    turns = [draw(device) for device in (ANY, FIRST, SECOND, FIRST, ANY, SECOND)]
+    for number, drawn in zip((0, 0, 0, 1, 1, 1), turns, strict=True):
+        assert torch.equal(drawn, alone[number])
+    state = module.get_rng_state(2)
+    kept = draw(SECOND)
+    module.set_rng_state(state, 2)
+    assert torch.equal(draw(SECOND), kept)
+    generator = torch.Generator(device=FIRST).manual_seed(7)
+    assert torch.equal(torch.randn(4, device=FIRST, generator=generator).cpu(), alone[0])
+    with pytest.raises(RuntimeError, match=r"accelerator:2.*accelerator:1|accelerator:1.*accelerator:2"):
+        torch.randn(4, device=SECOND, generator=generator)
+
+
+def test_events_are_of_an_index(both):
+    start, end = (torch.Event(device=SECOND, enable_timing=True) for _ in range(2))
+    start.record()
+    torch.ones(100, 100, device=SECOND) @ torch.ones(100, 100, device=SECOND)
+    end.record()
+    assert start.elapsed_time(end) > 0
+    other = torch.Event(device=FIRST, enable_timing=True)
+    other.record()
+    with pytest.raises(ValueError, match="of one device"):
+        start.elapsed_time(other)
+
+
+def test_what_was_saved_at_an_index_comes_back_there(both, tmp_path):
+    torch.save(torch.arange(5.0, device=SECOND), tmp_path / "there.pt")
+    assert torch.load(tmp_path / "there.pt").device == torch.device(SECOND)
+    moved = torch.load(tmp_path / "there.pt", map_location=FIRST)
+    assert moved.device == torch.device(FIRST)
+    assert moved.tolist() == [0, 1, 2, 3, 4]
+
+
+# --- which of a server's devices ---------------------------------------------------------------------------------------
+
+
+def test_some_devices_of_a_server(over):
+    with over(server_devices=["1"]):
+        assert len(client._state.opened) == 1
+        assert module.device_count() == 1
+        assert (torch.ones(2, device=ANY) + 1).tolist() == [2, 2]
+    with over(server_devices="1,cpu"):  # the others follow in the server's order
+        processes = [one.attached.process for one in client._state.opened]
+    with over(device="cpu:0"):
+        assert [one.attached.process for one in client._state.opened] == processes[::-1]
+    with pytest.raises(djinn.AccessRefused, match=r"no device '7', it offers cpu:0, cpu:0"), over(server_devices=["7"]):
+        pass
+
+
+def test_indexes_are_known_once_servers_have_answered(serving_two, plain_environment):
+    script = "import torch, djinn; print(torch.ones(2).to('remote_accelerator:2').add(1).tolist())"
+    environment = plain_environment | {"DJINN_CONNECTION_FILE": str(serving_two)}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("[2.0, 2.0]\n", "")
+
+
+def test_all_devices_that_there_are():
+    assert offered(["cpu", "all"], None, (), SECONDS) == ["cpu", "cpu:0"]
+    assert offered(["cuda:1"], None, (), SECONDS) == ["cuda:1"]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def generated(model, device):
+    prompt = torch.arange(9)[None].to(device)
+    return model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0).cpu()
+
+
+def test_a_model_larger_than_a_device(over):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 5, "vocab_size": 300}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
+    expected = generated(model, "cpu")
+    size = sum(p.nbytes for p in model.parameters())
+    limit = size * 7 // 10
+    with over(memory_limits={"0": limit, "1": limit}) as session:
+        assert torch.equal(generated(model.to(ANY), ANY), expected)
+        peaks = [member.figures()["memory_peak"] for member in session.members]
+        assert all(size / 5 < peak <= limit for peak in peaks)
+        assert bytes_held(session) == [session._residency.held[e] for e in range(2)]
+
+
+def test_what_is_there_counts_for_the_next_program(over):
+    tables = [torch.ones(100, 1000) for _ in range(4)]
+    with over(memory_limits="1400 kB") as session:
+        kept = []
+        for table in tables:  # 400 kB each, and while one is made, its source is there as well
+            kept.append(table.to(ANY) + 0)
+            kept[-1].sum().item()
+        assert bytes_held(session) == [2 * tables[0].nbytes] * 2
+
+
+def test_a_limit_that_nothing_keeps_to_is_an_error(over):
+    with over(memory_limits="100 kB"), pytest.raises(djinn.InvalidStage, match="less than the 400,000 bytes"):
+        (torch.ones(100, 1000).to(ANY) + 1).sum().item()
+    with (
+        pytest.raises(djinn.ConfigurationError, match="memory_limits names the device '5'"),
+        over(memory_limits="5=1GB"),
+    ):
+        pass
+
+
+def test_the_policy_that_nobody_named(over):
+    with over(), client.record_plans() as plans:
+        (torch.ones(3, device=ANY) + 1).tolist()
+    with over(placement_policy="single"), client.record_plans() as named:
+        (torch.ones(3, device=ANY) + 1).tolist()
+    assert [plan.placement.policy for plan in (*plans, *named)] == ["cost_based", "single"]
