@@ -74,6 +74,18 @@ _PORT = click.IntRange(0, 65535)
     help="How long a session waits for a client whose connection broke; 0: it ends at once.",
 )
 @click.option(
+    "--journal",
+    type=click.Path(path_type=Path),
+    help="Directory for what sessions take, so that they outlive their executor. Default: djinn/journals in your cache directory.",
+)
+@click.option(
+    "--journal-gib",
+    type=click.FloatRange(0),
+    default=8.0,
+    show_default=True,
+    help="How much of a session is kept there; one with more, or with 0 all, is lost with its executor.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0),
     default=30.0,
@@ -98,6 +110,8 @@ def command(
     store_gib: float,
     warm: tuple[Path, ...],
     lease_seconds: float,
+    journal: Path | None,
+    journal_gib: float,
     drain_seconds: float,
 ) -> None:
     """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
@@ -115,13 +129,15 @@ def command(
         threads=threads,
         memory=int((memory_gib or 0) * 2**30),
         compilers=compilers,
-        store=(store or _default_store()) if store_gib else None,
+        store=(store or _cache("weights")) if store_gib else None,
         store_bytes=int(store_gib * 2**30),
         warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,
         tls=tls.options(host),
         pinned=tls.self_signed,
         lease_seconds=lease_seconds,
+        journals=_private(journal or _cache("journals")) if journal_gib and lease_seconds else None,
+        journal_bytes=int(journal_gib * 2**30),
         drain_seconds=drain_seconds,
     )
     _serve(options)
@@ -137,8 +153,18 @@ def _weight_files(given: tuple[Path, ...], store_gib: float) -> tuple[Path, ...]
     return tuple(file.resolve() for files in found for file in files)
 
 
-def _default_store() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn" / "weights"
+def _cache(name: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn" / name
+
+
+def _private(directory: Path) -> Path | None:
+    """A directory for this user alone; None where there cannot be one."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        click.echo(f"Sessions will not outlive their executors: {error}", err=True)
+        return None
+    return directory
 
 
 def _serve(options: GatewayOptions) -> None:

@@ -86,6 +86,8 @@ class LastingConnection(abc.ABC):
             inner = self._inner
             with self._keeping:
                 number = self._outbox.put(frame)
+            if self._outbox.repeats:
+                return
             error = self._put_on_wire(inner, number, frame)
         if error is not None:
             self._restore(inner, error)
@@ -186,6 +188,9 @@ class LastingConnection(abc.ABC):
             with self._keeping:
                 self._outbox.acknowledge(prefix.taken)
             judged = self._inbox.judge(prefix.number) if head else None
+            if judged is Numbered.NEXT:
+                self._took(Frame(head, frame.body))
+                self._inbox.take()
         if judged is None:
             self._heed(prefix, inner)
         elif judged is Numbered.AHEAD:
@@ -195,6 +200,9 @@ class LastingConnection(abc.ABC):
             self._count(frame)
             return Frame(head, frame.body)
         return None
+
+    def _took(self, frame: Frame) -> None:
+        """A frame is taken: what has to be done before the other end may hear of it."""
 
     def _count(self, frame: Frame) -> None:
         nbytes = sum(len(memoryview(buffer)) for buffer in frame.body) if frame.body else 0

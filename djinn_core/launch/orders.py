@@ -31,6 +31,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         tls_certificate, tls_key, tls_authority: PEM files; it listens for the network under TLS where there are some, and asks
             clients for a certificate of that authority.
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
+        journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
+            dies, and how many bytes each may have; empty: nowhere.
     """
 
     directory: str
@@ -50,6 +52,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     tls_key: str = ""
     tls_authority: str = ""
     lease_seconds: float = 0.0
+    journals: str = ""
+    journal_bytes: Count = 0
 
     def __repr__(self) -> str:
         """Without the key."""

@@ -60,6 +60,8 @@ class ExecutorOptions:
         memory: bytes that its sessions may hold; 0: as much as the device has.
         tls: the certificate to show where it listens for the network, and whose certificates clients must show; None: no TLS.
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
+        journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
+            dies, and how many bytes each may have; None: nowhere.
         module: what to run; only tests change it.
     """
 
@@ -77,6 +79,8 @@ class ExecutorOptions:
     memory: int = 0
     tls: TlsOptions | None = None
     lease_seconds: float = 0.0
+    journals: Path | None = None
+    journal_bytes: int = 0
     module: str = EXECUTOR_MODULE
 
 
@@ -245,6 +249,8 @@ class ExecutorProcess:
             memory=options.memory,
             **_tls_files(options.tls),
             lease_seconds=options.lease_seconds,
+            journals=str(options.journals or ""),
+            journal_bytes=options.journal_bytes,
         )
 
     def _order(self, order: Order) -> None:

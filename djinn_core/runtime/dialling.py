@@ -101,7 +101,7 @@ def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: f
     """
     fallbacks = list(gateway.fallbacks)
     ticket = gateway.welcome.ticket
-    for url, transport in _direct_ways(gateway, tuple(transports)):
+    for url, transport in direct_ways(gateway, tuple(transports)):
         try:
             connection = transport.connect(url, Limits(), min(timeout, DIRECT_SECONDS))
             attached = attach(connection, ticket, timeout, url)
@@ -109,7 +109,10 @@ def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: f
             fallbacks.append(given_up(url, error))
             continue
         return Dialled(connection, attached, url, tuple(fallbacks))
-    attached = attach(gateway.connection, ticket, timeout, gateway.url)
+    try:
+        attached = attach(gateway.connection, ticket, timeout, gateway.url)
+    except AccessRefused as error:  # an executor that was reached before may have said why
+        raise AccessRefused("; ".join([str(error), *fallbacks])) from error
     return Dialled(gateway.connection, attached, gateway.url, tuple(fallbacks), relayed=True)
 
 
@@ -157,7 +160,7 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
     try:
         answer = decode(_answer_to(connection, question, timeout).head)
         if isinstance(answer, Refused):
-            raise AccessRefused(f"{url} refused: {answer.reason}")
+            raise (TransportError if answer.again else AccessRefused)(f"{url} refused: {answer.reason}")
         if not isinstance(answer, kind):
             detail = getattr(answer, "reason", type(answer).__name__)
             raise TransportError(f"{url} answered with something else than {kind.__name__}: {detail}")
@@ -196,7 +199,7 @@ def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> li
     return sorted(urls, key=lambda url: slowness(url, transports))
 
 
-def _direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
+def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
     """The executor's addresses that this client can try, fastest first.
 
     None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to a stranger.

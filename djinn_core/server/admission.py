@@ -164,7 +164,7 @@ class Admission:
             inner = transport_for(url, self.transports).connect(url, Limits(), HELLO_SECONDS)
         except DjinnError as error:
             _log.error("cannot reach an executor", executor=executor.process_id, error=str(error))
-            refuse(connection, "the executor cannot be reached: connect again")
+            refuse(connection, "the executor cannot be reached: connect again", again=True)
             return
         connection.limits = Limits()
         self.counts.relayed += 1

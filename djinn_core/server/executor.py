@@ -23,7 +23,7 @@ import torch
 from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.lasting import expire
-from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, TransportError
+from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location, transport_for
@@ -39,13 +39,15 @@ from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, limited, open_device
 from djinn_core.server.exchange import Guest, Harbour
 from djinn_core.server.greetings import complain, refuse, send_message
-from djinn_core.server.leases import LeasedConnection, Leases
+from djinn_core.server.journal import Owner, remove_stale
+from djinn_core.server.leases import Leases
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession, compile_on
 from djinn_core.server.store import WeightStore
 from djinn_core.server.tenancy import Tenancy
+from djinn_core.wire.message import Message
 from djinn_core.wire.messages import Attached
-from djinn_core.wire.resume_messages import Resume
+from djinn_core.wire.resume_messages import Resume, Resumed
 
 SessionFactory = Callable[[DeviceRuntime, WeightStore | None, Harbour], Session]
 _log = logs.get_logger("djinn.server")
@@ -61,18 +63,17 @@ class Executor:
         tickets: TicketChecker,
         new: SessionFactory,
         store: WeightStore | None = None,
-        lease_seconds: float = 0.0,
+        leases: Leases | None = None,
         tls: TlsOptions | None = None,
     ) -> None:
-        """`lease_seconds`: how long a session waits for a client whose connection broke. `tls`: for the network, if any."""
+        """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network, if any."""
         self._device = device
         self._tenancy = Tenancy(store)
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
         self._roster = Roster()
-        self._lease_seconds = lease_seconds
-        self._leases = Leases()
+        self._leases = leases or Leases(0.0)
         self._network = registry.transports if tls is None else under_tls(registry.transports, tls)
         self._harbour = Harbour(registry.transports, tls)
         self._listeners: list[Listener] = []
@@ -103,7 +104,7 @@ class Executor:
             _serve_guest(admitted, connection)
             return
         if isinstance(admitted, Resume):
-            self._leases.serve(connection, admitted)
+            self._resume(connection, admitted)
             return
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
@@ -116,26 +117,51 @@ class Executor:
 
     def _begin(self, connection: Connection, admitted: Admitted) -> None:
         """A session from its beginning to its end."""
-        name = secrets.token_urlsafe(16)
-        leased = self._leases.lease(name, connection, self._lease_seconds) if self._lease_seconds else None
-        talk = leased or connection
-        session = self._new_session(self._device.runtime, self._tenancy.store, self._harbour)
-        client, key = admitted.grant.client, admitted.grant.badge.token
+        grant = admitted.grant
+        owner = Owner(secrets.token_urlsafe(16), grant.client, secrets.token_urlsafe(32), grant.badge)
+        leased = self._leases.lease(owner, connection) if self._leases.seconds else None
+        self._converse(owner, leased or connection, connection, self._attached(owner, admitted))
+
+    def _resume(self, connection: Connection, asked: Resume) -> None:
+        """Let a client go on with a session that is here, or that an executor before this one has left."""
         try:
-            with self._roster.enter(Entry(name, client, session, key, talk)), _log_session(talk, name, client):
-                send_message(connection, self._attached(name, admitted, leased))
+            found = self._leases.recover(connection, asked)
+        except (SessionLost, OSError) as error:
+            _log.error("a session cannot be recovered", session=asked.session, error=str(error))
+            refuse(connection, f"the session cannot be recovered: {error}")
+            return
+        if found is None:
+            self._leases.serve(connection, asked)
+            return
+        owner, leased, taken = found
+        reason = self._tenancy.refusal(owner.badge, 0)  # this executor is its tenant's from now on
+        if reason:
+            refuse(connection, reason)
+            self._leases.end(owner.session)
+            return
+        _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
+        self._converse(owner, leased, connection, Resumed(taken))
+
+    def _converse(self, owner: Owner, talk: Connection, connection: Connection, greeting: Message) -> None:
+        name, client = owner.session, owner.client
+        session = self._new_session(self._device.runtime, self._tenancy.store, self._harbour)
+        try:
+            with (
+                self._roster.enter(Entry(name, client, session, owner.badge.token, talk)),
+                _log_session(talk, name, client),
+            ):
+                send_message(connection, greeting)
                 session.serve(talk)
         finally:
             self._leases.end(name)
             session.close()
 
-    def _attached(self, name: str, admitted: Admitted, leased: LeasedConnection | None) -> Attached:
-        said = attached(
-            name, os.getpid(), self._device.info(), admitted.operators, recalls=self._tenancy.store is not None
-        )
-        if leased is None:
+    def _attached(self, owner: Owner, admitted: Admitted) -> Attached:
+        recalls, leases = self._tenancy.store is not None, self._leases
+        said = attached(owner.session, os.getpid(), self._device.info(), admitted.operators, recalls=recalls)
+        if not leases.seconds:
             return said
-        return msgspec.structs.replace(said, lease=self._lease_seconds, secret=leased.secret)
+        return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recovers=leases.recovers)
 
     def sessions(self, number: int) -> Sessions:
         """What runs now."""
@@ -253,9 +279,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     opened = limited(open_device(registry.devices, device), start.memory)
     begin_compiling(opened, registry, start.compilers)
-    return Executor(
-        opened, registry, TicketChecker(start.key), new, _open_store(start), start.lease_seconds, _tls(start)
-    )
+    return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start), _leases(start), _tls(start))
 
 
 def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]) -> None:
@@ -266,6 +290,12 @@ def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]
     """
     if names:
         compile_on(device.runtime, Compiling(chosen(registry.compilers, names), device.runtime))
+
+
+def _leases(start: Start) -> Leases:
+    if start.journals:
+        remove_stale(Path(start.journals))
+    return Leases(start.lease_seconds, Path(start.journals) if start.journals else None, start.journal_bytes)
 
 
 def _open_store(start: Start) -> WeightStore | None:

@@ -33,10 +33,10 @@ def receive_message(connection: Connection, timeout: float | None) -> AnyMessage
     return decode(connection.receive(timeout).head)
 
 
-def refuse(connection: Connection, reason: str) -> None:
-    """Say no, and why. The other end may be gone already."""
+def refuse(connection: Connection, reason: str, *, again: bool = False) -> None:
+    """Say no, and why. The other end may be gone already. `again`: it makes sense to ask once more."""
     with contextlib.suppress(TransportError):
-        send_message(connection, Refused(reason))
+        send_message(connection, Refused(reason, again))
 
 
 def complain(connection: Connection, reason: str) -> None:

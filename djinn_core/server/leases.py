@@ -3,29 +3,85 @@
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import threading
 import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from djinn_core.delivery.lasting import LastingConnection
-from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.errors import ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import refuse, send_message
-from djinn_core.wire.messages import Resume, Resumed
+from djinn_core.server.journal import Journal, Owner, Past, journal_path
+from djinn_core.server.meter import METER
+from djinn_core.wire.frames import flatten
+from djinn_core.wire.resume_messages import Resume, Resumed
 
+CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
 _log = get_logger("djinn.server")
 
 
 class LeasedConnection(LastingConnection):
     """A connection to a client that may come back over another one, with a secret that it was told at the beginning."""
 
-    def __init__(self, inner: Connection, seconds: float) -> None:
-        """`seconds`: how long the client may stay away."""
+    def __init__(self, inner: Connection, seconds: float, secret: str = "", journal: Journal | None = None) -> None:
+        """`seconds`: how long the client may stay away. `journal`: where to write what the session takes, if anywhere."""
         super().__init__(inner)
-        self.secret = secrets.token_urlsafe(32)
+        self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
+        self._journal = journal
+        self._past: Past | None = None
+
+    def repeat(self, past: Past, taken: int) -> None:
+        """Begin with what another process took, of whose answers the client has taken so many."""
+        self._past = past
+        self._inbox.take(past.taken)
+        self._outbox.repeat(taken)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`: what another process took comes first."""
+        if self._past is not None and not self._past.over:
+            return self._past.next_frame()
+        return super().receive(timeout)
+
+    def send(self, frame: Frame) -> None:
+        """As `LastingConnection.send`. What was fetched before must be what is fetched now.
+
+        Raises:
+            SessionLost: it is not.
+        """
+        if frame.body and self._journal is not None:
+            self.decide(lambda _: b"%d" % zlib.crc32(flatten(frame.body[0])[:CHECKED_BYTES]))
+        super().send(frame)
+
+    def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
+        """What `decision` decides, which is told what it decided in another process, if it did.
+
+        Raises:
+            SessionLost: it decides otherwise now.
+        """
+        before = self._past.next_note() if self._past is not None else None
+        now = decision(before)
+        if before is None and self._journal is not None:
+            self._journal.note(now)
+        elif before is not None and now != before:
+            raise SessionLost("what the executor computed before it died comes out differently now")
+        return now
+
+    def _took(self, frame: Frame) -> None:
+        if self._journal is not None:
+            self._journal.frame(frame)
+
+    def forget(self, reason: str) -> None:
+        """The session does something that another process could not repeat."""
+        if self._journal is not None:
+            self._journal.give_up(reason)
 
     @property
     def _probes(self) -> bool:
@@ -54,6 +110,7 @@ class LeasedConnection(LastingConnection):
             TransportError: the connection broke at once.
         """
         self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine)))
+        METER.count("sessions_resumed")
         with self._changed:
             self._changed.notify_all()
             while self._inner is inner and not self._closed:
@@ -68,6 +125,10 @@ class LeasedConnection(LastingConnection):
     def close(self) -> None:
         """As `LastingConnection.close`."""
         super().close()
+        if self._journal is not None:
+            self._journal.end()
+        if self._past is not None:
+            self._past.close()
         with self._changed:
             self._changed.notify_all()
 
@@ -75,16 +136,56 @@ class LeasedConnection(LastingConnection):
 class Leases:
     """The sessions that their clients may come back to, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float, journals: Path | None = None, journal_bytes: int = 0) -> None:
+        """`journals`: where to write what sessions take, so that another process can go on with them; None: nowhere."""
+        self.seconds = seconds
+        self._journals = journals
+        self._journal_bytes = journal_bytes
         self._leased: dict[str, LeasedConnection] = {}
         self._lock = threading.Lock()
 
-    def lease(self, session: str, connection: Connection, seconds: float) -> LeasedConnection:
-        """From now on the client of a session may come back within `seconds`; what the session talks over."""
-        leased = LeasedConnection(connection, seconds)
+    @property
+    def recovers(self) -> bool:
+        """Whether sessions outlive the process."""
+        return self._journals is not None
+
+    def lease(self, owner: Owner, connection: Connection) -> LeasedConnection:
+        """From now on the client of a session may come back; what the session talks over."""
+        journal = None
+        path = journal_path(self._journals, owner.session) if self._journals is not None else None
+        if path is not None:
+            try:
+                journal = Journal.begin(path, owner, self._journal_bytes)
+            except OSError as error:
+                _log.warning("a session will not outlive its executor: no journal", error=str(error))
+        leased = LeasedConnection(connection, self.seconds, owner.secret, journal)
         with self._lock:
-            self._leased[session] = leased
+            self._leased[owner.session] = leased
         return leased
+
+    def recover(self, connection: Connection, asked: Resume) -> tuple[Owner, LeasedConnection, int] | None:
+        """Go on with what an executor that died has left, and how many frames it had taken.
+
+        None where it has left nothing, or the secret is wrong.
+
+        Raises:
+            SessionLost: what it has left cannot be read.
+            OSError: the same.
+        """
+        path = journal_path(self._journals, asked.session) if self._journals is not None else None
+        with self._lock:
+            if path is None or asked.session in self._leased or not path.exists():
+                return None
+            past = Past(path)
+            if not hmac.compare_digest(past.owner.secret, asked.secret):
+                past.close()
+                return None
+            os.truncate(path, past.end)
+            connection.limits = Limits()
+            leased = LeasedConnection(connection, self.seconds, past.owner.secret, Journal(path, self._journal_bytes))
+            leased.repeat(past, asked.taken)
+            self._leased[asked.session] = leased
+        return past.owner, leased, past.taken
 
     def end(self, session: str) -> None:
         """A session has ended; its connection is closed."""
@@ -117,3 +218,14 @@ class Leases:
             leased = list(self._leased.values())
         for connection in leased:
             connection.expire()
+
+
+def decided(connection: Connection, decision: Callable[[bytes | None], bytes]) -> bytes:
+    """As `LeasedConnection.decide`; on other connections nothing was decided before."""
+    return connection.decide(decision) if isinstance(connection, LeasedConnection) else decision(None)
+
+
+def forget(connection: Connection, reason: str) -> None:
+    """As `LeasedConnection.forget`; the sessions of other connections cannot be recovered anyway."""
+    if isinstance(connection, LeasedConnection):
+        connection.forget(reason)

@@ -21,6 +21,7 @@ from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.compiling.heat import HotTemplate
 from djinn_core.server.exchange import Exchange, Harbour, frames_of
 from djinn_core.server.figures import device_figures, reset_device_peak
+from djinn_core.server.leases import decided, forget
 from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.meter import METER
@@ -43,6 +44,7 @@ from djinn_core.wire.messages import (
     Figures,
     First,
     Goodbye,
+    Had,
     Have,
     NeedTemplate,
     Offer,
@@ -61,6 +63,7 @@ from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 Body = list[memoryview]
+YES, NO = b"\1", b"\0"
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
 # Answers that nobody asked for must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
@@ -149,10 +152,11 @@ class ExecutorSession:
         elif isinstance(message, Upload):
             self._uploads.take(message, frame.body)
         elif isinstance(message, Offer):
-            recalled = self._uploads.consider(message)
+            recalled = decided(connection, lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((Recalled if recalled else Want)(message.handle))))
         elif isinstance(message, Have):
-            connection.send(Frame(encode(self._uploads.hold(message))))
+            found = decided(connection, lambda before: self._hold(message, before))
+            connection.send(Frame(encode(Had(tuple([bool(one) for one in found])))))
         elif isinstance(message, Query):
             figures = self.figures()
             if message.reset_peak:
@@ -167,8 +171,18 @@ class ExecutorSession:
             self._exchange_values(message, connection)
         return True
 
+    def _hold(self, have: Have, before: bytes | None) -> bytes:
+        """Which of these bytes are here, of those that were here before."""
+        found = self._uploads.hold(have).found
+        return bytes(found if before is None else [now and then for now, then in zip(found, before, strict=True)])
+
+    def _consider(self, offer: Offer, before: bytes | None) -> bytes:
+        """Whether what is offered is here; where it was not before, it comes, whatever is here meanwhile."""
+        return YES if self._uploads.consider(offer, look=before != NO) else NO
+
     def _exchange_values(self, message: AnyMessage, connection: Connection) -> None:
         """What concerns other executors."""
+        forget(connection, "it exchanges values with other executors")
         if isinstance(message, Ship):
             self._await_uploads(connection)
             self._ship(message, connection)

@@ -61,15 +61,17 @@ class Uploads:
             return held
         return self._store.find(offer.digest, offer.size) if self._store is not None else None
 
-    def consider(self, offer: Offer) -> bool:
+    def consider(self, offer: Offer, look: bool = True) -> bool:
         """Make a value of what was offered, if its bytes are here; whether they are. Otherwise they are wanted.
+
+        Without a `look` they are.
 
         Raises:
             ProtocolError: nothing like it can be uploaded.
         """
         header = Upload(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
         self._check_new(header)
-        data = self._find(offer)
+        data = self._find(offer) if look else None
         if data is None:
             self.wanted[offer.handle] = offer.digest
             return False

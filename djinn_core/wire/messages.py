@@ -52,9 +52,9 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     memory_free: Count = 0
     threads: Count = 0
     torch: Name = ""
-
-
     spill: Count = 0
+
+
 class Hello(Message, frozen=True):
     """First message to a gateway: who asks. An empty `device` asks for the gateway's default.
 
@@ -90,9 +90,10 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """No, and why. The connection is closed after it."""
+    """No, and why. The connection is closed after it. `again`: not now, so that asking again makes sense."""
 
     reason: str
+    again: bool = False
 
 
 class Attach(Message, frozen=True):
@@ -107,7 +108,8 @@ class Attached(Message, frozen=True):
 
     `recalls` says whether it keeps weights, so that offering them makes sense, `codings` in which forms it can read uploads
     beside the plain one, `instance` tells executor processes apart, on whatever machine they are. Where `lease` is more than
-    0, frames are numbered from now on and a client that shows `secret` may come back for so many seconds.
+    0, frames are numbered from now on and a client that shows `secret` may come back for so many seconds; where it `recovers`,
+    also when the executor has died, to the one that takes its place.
     """
 
     session: Name
@@ -120,6 +122,7 @@ class Attached(Message, frozen=True):
     instance: Name = ""
     lease: float = 0.0
     secret: Secret = ""
+    recovers: bool = False
 
 
 # --- work -----------------------------------------------------------------------------------------------------

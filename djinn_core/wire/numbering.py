@@ -100,6 +100,7 @@ class Outbox:
         self._kept: deque[_Kept] = deque()
         self._sent = 0
         self._borrows = False
+        self._ahead: int | None = None  # how many the other end has taken of what an earlier process sent
 
     @property
     def sent(self) -> int:
@@ -108,14 +109,26 @@ class Outbox:
 
     def put(self, frame: Frame) -> int:
         """Keep a frame; its number. Its body is borrowed until `own`, unless it is small."""
+        self._sent += 1
+        if self._ahead is not None and (self._ahead - self._sent) & _MASK < _HALF:
+            return self.sent
+        self._ahead = None
         nbytes = _size(frame)
         borrowed = nbytes > COPIED_AT_ONCE
         if nbytes and not borrowed:
             frame = _copied(frame)
         self._kept.append(_Kept(frame, nbytes, borrowed))
         self._borrows |= borrowed
-        self._sent += 1
         return self.sent
+
+    def repeat(self, taken: int) -> None:
+        """What is put from the first frame on was put before by another process, and so many frames were taken then."""
+        self._ahead = taken
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the last frame that was put had been taken before."""
+        return self._ahead is not None
 
     def acknowledge(self, taken: int) -> None:
         """The other end has taken so many frames: they need not be kept.
@@ -123,6 +136,9 @@ class Outbox:
         Raises:
             ProtocolError: it cannot have taken that many.
         """
+        if self._ahead is not None:
+            self._ahead = taken
+            return
         waiting = (self.sent - taken) & _MASK
         if waiting > len(self._kept):
             if waiting < _HALF:
@@ -177,12 +193,15 @@ class Inbox:
         return self._taken & _MASK
 
     def judge(self, number: int) -> Numbered:
-        """What a frame of this number is; the next one counts as taken."""
+        """What a frame of this number is."""
         ahead = (number - self._taken - 1) & _MASK
         if not ahead:
-            self._taken += 1
             return Numbered.NEXT
         return Numbered.AHEAD if ahead < _HALF else Numbered.REPEATED
+
+    def take(self, frames: int = 1) -> None:
+        """So many more were taken."""
+        self._taken += frames
 
     def misses(self, sent: int) -> bool:
         """Whether the other end, which has sent so many frames by now, has sent some that were not taken."""

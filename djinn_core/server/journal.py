@@ -1,0 +1,232 @@
+"""What a session took and decided, in a file: another executor process reads it and comes to the same state.
+
+A session is a deterministic machine: frames go in, and nothing else decides what it becomes, except what is noted beside
+them. So the frames in order are its state, as in the log of a database. A record is written before anything comes of it, by one
+`write` to the page cache: it survives the process, not the machine. The last record may be torn; then it was not taken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from djinn_core.errors import ProtocolError, SessionLost
+from djinn_core.launch.tickets import Badge
+from djinn_core.logs import get_logger
+from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
+
+_MAGIC: Final = b"DJNJ1\n"
+_RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
+_LENGTH: Final = struct.Struct("<I")  # number of buffers
+_HEADER, _FRAME, _NOTE = b"H", b"F", b"N"
+STALE_SECONDS: Final = 600.0
+_AT_ONCE: Final = 512  # buffers that one system call writes
+_log = get_logger("djinn.server")
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose session a journal is: what the client calls itself, what let it in, what it has to show when it comes back."""
+
+    session: str
+    client: str
+    secret: str
+    badge: Badge
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"Owner(session={self.session!r}, client={self.client!r})"
+
+
+class Journal:
+    """The open journal of a session. Used by one thread at a time."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more.
+
+        Raises:
+            OSError: it cannot be written, or another process has it.
+        """
+        self.path = path
+        self._limit = limit
+        self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+        self._size = os.fstat(self._file).st_size
+
+    @classmethod
+    def begin(cls, path: Path, owner: Owner, limit: int) -> Journal:
+        """A new one."""
+        journal = cls(path, limit)
+        os.write(journal._file, _MAGIC)
+        journal._append(_HEADER, msgspec.msgpack.encode(owner), ())
+        return journal
+
+    @property
+    def open(self) -> bool:
+        """Whether it is still written."""
+        return self._file >= 0
+
+    def frame(self, frame: Frame) -> None:
+        """A frame is taken."""
+        self._append(_FRAME, frame.head, frame.body)
+
+    def note(self, decided: bytes) -> None:
+        """Something was decided that the frames do not say."""
+        self._append(_NOTE, decided, ())
+
+    def give_up(self, reason: str) -> None:
+        """The session cannot be recovered from now on."""
+        if self.open:
+            _log.warning("a session will not outlive its executor", reason=reason)
+            self.end()
+
+    def end(self) -> None:
+        """The session has ended, or nobody will recover it."""
+        if self.open:
+            os.close(self._file)
+            self._file = -1
+            self.path.unlink(missing_ok=True)
+
+    def _append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
+        if not self.open:
+            return
+        parts = [flatten(buffer) for buffer in body]
+        lengths = struct.pack(f"<{len(parts)}Q", *[len(part) for part in parts])
+        prefix = _RECORD.pack(kind, len(head), sum(len(part) for part in parts)) + _LENGTH.pack(len(parts))
+        try:
+            self._write([prefix + lengths + head, *parts])
+        except OSError as error:
+            self.give_up(f"its journal cannot be written: {error}")
+        if self._size > self._limit:
+            self.give_up(f"its journal has more than {self._limit:,} bytes")
+
+    def _write(self, parts: list[Buffer]) -> None:
+        for start in range(0, len(parts), _AT_ONCE):
+            waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
+            while waiting:
+                count = os.writev(self._file, waiting)
+                self._size += count
+                while waiting and count >= len(waiting[0]):
+                    count -= len(waiting.pop(0))
+                if waiting:
+                    waiting[0] = waiting[0][count:]
+
+
+class Past:
+    """What a journal says, for the one who goes on with it.
+
+    Attributes:
+        owner: whose session it is.
+        taken: how many frames were taken.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads where everything is; frames are read when they are asked for.
+
+        Raises:
+            SessionLost: there is no journal, or it is none.
+        """
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise SessionLost(f"the session left no journal: {error}") from None
+        self._frames: deque[int] = deque()
+        self._notes: deque[bytes] = deque()
+        self.owner, self.end = self._scan(path)
+        self.taken = len(self._frames)
+
+    def _scan(self, path: Path) -> tuple[Owner, int]:
+        size = path.stat().st_size
+        if self._file.read(len(_MAGIC)) != _MAGIC:
+            raise SessionLost(f"{path} is no journal of a session")
+        owner, end = None, len(_MAGIC)
+        for start, kind, head, whole in self._records(size):
+            end = start + whole
+            if kind == _FRAME:
+                self._frames.append(start)
+            else:
+                self._file.seek(start + whole - head)
+                data = self._file.read(head)
+                if kind == _HEADER:
+                    owner = msgspec.msgpack.decode(data, type=Owner)
+                else:
+                    self._notes.append(data)
+        if owner is None:
+            raise SessionLost(f"{path} does not say whose session it was")
+        return owner, end
+
+    def _records(self, size: int) -> Iterator[tuple[int, bytes, int, int]]:
+        """Where each whole record starts, its kind, the length of its head and of all of it."""
+        start = len(_MAGIC)
+        while start + _RECORD.size + _LENGTH.size <= size:
+            self._file.seek(start)
+            kind, head, body, buffers = self._prefix()
+            whole = _RECORD.size + _LENGTH.size + 8 * buffers + head + body
+            if start + whole > size:
+                return
+            yield start, kind, head, whole
+            start += whole
+
+    def _prefix(self) -> tuple[bytes, int, int, int]:
+        kind, head, body = _RECORD.unpack(self._file.read(_RECORD.size))
+        (buffers,) = _LENGTH.unpack(self._file.read(_LENGTH.size))
+        return kind, head, body, buffers
+
+    @property
+    def over(self) -> bool:
+        """Whether all frames were read: what comes now is the present."""
+        return not self._frames
+
+    def next_frame(self) -> Frame:
+        """The next frame that was taken."""
+        self._file.seek(self._frames.popleft())
+        _, head, _, buffers = self._prefix()
+        lengths = struct.unpack(f"<{buffers}Q", self._file.read(8 * buffers))
+        return Frame(self._file.read(head), [_read(self._file, length) for length in lengths])
+
+    def next_note(self) -> bytes | None:
+        """What was decided then; None where the process ended before it was."""
+        return self._notes.popleft() if self._notes else None
+
+    def close(self) -> None:
+        """Read no more."""
+        self._file.close()
+
+
+def _read(file: BufferedReader, length: int) -> memoryview:
+    view = allocate(length)
+    done = 0
+    while done < length:
+        count = file.readinto(view[done:])
+        if not count:
+            raise ProtocolError("a journal ends in the middle of a frame")
+        done += count
+    return view
+
+
+def remove_stale(directory: Path) -> None:
+    """Remove journals that no process writes and no client has come back for in `STALE_SECONDS`."""
+    for path in directory.glob("*.journal"):
+        try:
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                Journal(path, 0).end()
+        except OSError as error:
+            _log.debug("a journal stays", path=str(path), reason=str(error))
+
+
+def journal_path(directory: Path, session: str) -> Path | None:
+    """Where the journal of a session is; None where that is not the name of one."""
+    plain = session.replace("-", "").replace("_", "")
+    return directory / f"{session}.journal" if plain.isascii() and plain.isalnum() and len(session) <= 64 else None

@@ -1,0 +1,145 @@
+"""An executor that is killed takes nothing with it: the next one does again what it did. Real server, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.launch.connection_file import read_connection_file
+from djinn_core.runtime import client
+from djinn_core.runtime.status import ask_servers
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module")
+def journals(tmp_path_factory):
+    """Where the server keeps what sessions take."""
+    return tmp_path_factory.mktemp("recovery") / "journals"
+
+
+@pytest.fixture(scope="module")
+def server(plain_environment, journals):
+    """A server of its own, whose executors are killed."""
+    folder = journals.parent
+    file = folder / "connection.json"
+    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
+    command += ["--threads", "1", "--drain-seconds", "1", "--journal", str(journals), "--store", str(folder)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=plain_environment)
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield read_connection_file(file)
+    process.terminate()
+    process.wait(30)
+    assert not list(journals.iterdir())  # sessions that ended left none
+
+
+@pytest.fixture
+def remote(server, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("DJINN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    djinn.configure(servers=[u for u in server.urls if u.startswith("tcp")], token=server.token, disable=("local",))
+    djinn.init()
+    yield REMOTE
+    djinn.configure()
+    torch.set_num_threads(threads)
+
+
+def executor_process():
+    """The process of the executor that has the session."""
+    (status,) = ask_servers(client.settings()).values()
+    assert not isinstance(status, Exception), status
+    return next(executor.process for executor in status.executors if executor.state == "ready")
+
+
+class Killer(threading.Thread):
+    """Kills an executor after some seconds, from beside the program."""
+
+    def __init__(self, after):
+        super().__init__(daemon=True)
+        self.after, self.process = after, executor_process()
+        self.start()
+
+    def run(self):
+        time.sleep(self.after)
+        os.kill(self.process, signal.SIGKILL)
+
+
+def trained(device, killed_after=None):
+    """Losses of a few steps with dropout and AdamW."""
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 4)]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    x, y = torch.randn(64, 32).to(device), torch.randint(0, 4, (64,)).to(device)
+    torch.manual_seed(6)
+    losses = []
+    for step in range(40):
+        if step == 12 and killed_after is not None:
+            Killer(killed_after)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step == 20 and killed_after is not None:
+            time.sleep(killed_after)  # so that it has been killed by now
+    return losses
+
+
+@pytest.mark.parametrize("after", [0.0, 0.03])
+def test_training_goes_on_as_if_nothing_had_happened(remote, after):
+    expected = trained(remote)
+    assert trained(remote, after) == expected
+
+
+def test_updates_in_place_are_done_once(remote):
+    total, one = torch.zeros(1000, device=remote), torch.ones(1000).to(remote)
+    killer = None
+    for i in range(400):
+        total.add_(one)
+        if i == 150:
+            assert total[0].item() == 151
+            killer = Killer(0.0)
+        if i == 250:
+            killer.join()
+            djinn.synchronize()
+    assert total.tolist() == [400.0] * 1000
+
+
+def test_what_was_uploaded_comes_back(remote):
+    large, small = torch.randn(1 << 20), torch.randn(10)
+    held, other = large.to(remote), small.to(remote)
+    held += 1
+    djinn.synchronize()
+    Killer(0.0).join()
+    assert torch.equal(held.cpu(), large + 1)
+    assert torch.equal((other * 2).cpu(), small * 2)
+    Killer(0.0).join()  # and once more
+    assert torch.equal(held.cpu(), large + 1)
+
+
+def test_values_of_a_session_that_left_nothing_are_gone_and_say_so(journals, remote):
+    value = torch.ones(3, device=remote)
+    djinn.synchronize()
+    process = executor_process()
+    for journal in journals.iterdir():
+        journal.unlink()
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(djinn.SessionLost, match="no such session"):
+        value.cpu()
