@@ -8,7 +8,6 @@ from typing import Final
 import torch
 
 from djinn.hooks import (
-    ExecutionPhase,
     Node,
     OptimizationContext,
     OptimizationResult,
@@ -41,8 +40,6 @@ class DivideSequences:
         """One substitution for all layers; or why not."""
         if len(context.topology.devices) < 2:
             return OptimizationResult(self.name, applied=False, reason="there is one device")
-        if ExecutionPhase.LLM_PREFILL not in context.profile.phases:
-            return OptimizationResult(self.name, applied=False, reason="it is not the prefill of a language model")
         try:
             rows = rows_of(context)
             choice = choose(context, rows)
