@@ -16,6 +16,7 @@ from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
+from djinn_core.ir.composing import composed, groups_after
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.placement import Placement
@@ -223,15 +224,29 @@ def _plan_rewritten(
             continue
         homes = [resident[v] for v in recipe.sources if v in resident]
         resident |= dict.fromkeys(recipe.makes, homes[0]) if homes else {}
-    hints = {**request.hints, "groups": rewritten.groups} if rewritten.groups else request.hints
-    result = plan(
-        ProgramGraph(rewritten.program), rest, attrs.evolve(request, resident=resident, copies=copies, hints=hints)
-    )
+    groups = groups_after(rewritten, request.hints.get("groups", ()))
+    hints = {**request.hints, "groups": groups} if groups else request.hints
+    again = attrs.evolve(request, resident=resident, copies=copies, hints=hints)
+    result, rewritten = _planned_again(rewritten, rest, again)
     if result.plan is not None:
         result = attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*results, *result.plan.results)))
     if result.schedule is not None:
         result = attrs.evolve(result, schedule=attrs.evolve(result.schedule, rewritten=rewritten))
     return result
+
+
+def _planned_again(rewritten: Rewritten, plugins: Fewer, request: Request) -> tuple[PipelineResult, Rewritten]:
+    """The plan of a rewritten program, which may have been rewritten once more; and how it came of the first one."""
+    result = plan(ProgramGraph(rewritten.program), plugins, request)
+    more = result.schedule.rewritten if result.schedule is not None else None
+    if more is None:
+        return result, rewritten
+    if (both := composed(rewritten, more)) is not None:
+        return result, both
+    known = result.plan.results if result.plan is not None else ()
+    done = {r.optimization for r in known if r.rewrite.substitutions}
+    fewer = attrs.evolve(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
+    return _planned_again(rewritten, fewer, request)
 
 
 @attrs.frozen
