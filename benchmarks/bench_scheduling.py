@@ -21,6 +21,10 @@ from bench_placing import CASES as PLACING
 from links import CLIENT, Conditions, namespace, permitted
 from links import SERVER as FAR
 from measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
+from scheduling_cnn import CNN
+from scheduling_predicted import CASES as PREDICTING
+from scheduling_prefill import CASES as PREFILL
+from scheduling_recompute import CASES as RECOMPUTING
 from serving import server, url_of
 
 import djinn
@@ -29,7 +33,6 @@ from djinn_core.runtime import client
 REMOTE = "remote_accelerator:0"
 GIGABIT = 1e9
 TOKENS = 12
-BATCHES = 12
 Run = Callable[[], object]
 
 
@@ -171,40 +174,12 @@ def multimodal(effort: Effort) -> Outcome:
     return Outcome(two / one, {"one ms": one * 1e3, "two ms": two * 1e3, "multimodal_latency_ratio": two / one})
 
 
-# --- a stream of pictures ---------------------------------------------------------------------------------------
-
-
 def convolutions(effort: Effort) -> torch.nn.Module:
     width, layers = (8, 4) if effort.small else (64, 12)
     stages: list[torch.nn.Module] = [torch.nn.Conv2d(3, width, 3, padding=1)]
     for _ in range(layers):
         stages += [torch.nn.Conv2d(width, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()]
     return torch.nn.Sequential(*stages, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 10))
-
-
-@torch.no_grad()
-def cnn(effort: Effort) -> Outcome:
-    """Throughput of one executor over that of two, for a stream of batches that nobody waits for one by one."""
-    torch.manual_seed(0)
-    model = convolutions(effort).eval()
-    batches = [torch.randn(4, 3, 64, 64) for _ in range(BATCHES)]
-    expected = [model(batch) for batch in batches]
-    seconds: dict[int, list[float]] = {1: [], 2: []}
-
-    def stream(ours: torch.nn.Module) -> list[torch.Tensor]:
-        made = [ours(batch.to(REMOTE)).to("cpu", non_blocking=True) for batch in batches]
-        return [m + 0 for m in made]
-
-    for _ in range(effort.rounds):
-        for count in (1, 2):
-            with executors(count, "cost_based" if count > 1 else "single", effort.threads):
-                ours = model.to(REMOTE)
-                for mine, other in zip(stream(ours), expected, strict=True):
-                    torch.testing.assert_close(mine, other)
-                seconds[count].append(timed(partial(stream, ours), 2, effort.times(4)))
-                model = ours.to("cpu")
-    one, two = (statistics.median(seconds[count]) for count in (1, 2))
-    return Outcome(two / one, {"one ms": one * 1e3, "two ms": two * 1e3, "cnn_pipeline_speedup": one / two})
 
 
 # --- other computation ------------------------------------------------------------------------------------------
@@ -238,9 +213,12 @@ CASES = (
         keys=("kv_bytes_ours", "kv_bytes_blind", "kv_time_ratio"),
     ),
     Case("multimodal", 0.6, multimodal, keys=("multimodal_latency_ratio",)),
-    Case("cnn", 1 / 1.8, cnn, keys=("cnn_pipeline_speedup",)),
+    CNN,
+    *PREFILL,
+    *RECOMPUTING,
     Case("fold_batch_norms", 1.0, fusion, keys=("fusion_time_ratio",)),
     *PLACING,
+    *PREDICTING,
 )
 
 if __name__ == "__main__":
