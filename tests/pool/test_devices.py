@@ -7,6 +7,7 @@ import copy
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 import djinn
 from djinn_core.runtime import client
+from djinn_core.runtime.pool import held_uploads
 from djinn_core.server.offering import offered
 
 SECONDS = 60.0
@@ -23,11 +25,11 @@ module = torch.get_device_module("remote_accelerator")
 
 @pytest.fixture(scope="module")
 def serving_two(plain_environment, tmp_path_factory):
-    """The connection file of a server with two devices, both the CPU."""
+    """The connection file of a server with two devices, both the CPU: what is named, and all that there is."""
     folder = tmp_path_factory.mktemp("two")
     file, log = folder / "connection.json", folder / "log"
     command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--store-gib", "0"]
-    command += ["--device", "cpu", "--device", "cpu", "--threads", "1", "--drain-seconds", "1"]
+    command += ["--device", "cpu", "--device", "all", "--threads", "1", "--drain-seconds", "1"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
     deadline = time.monotonic() + SECONDS
@@ -45,7 +47,7 @@ def over(serving_two):
     """A context in which the device is that server's, with settings."""
 
     @contextlib.contextmanager
-    def configure(**settings):
+    def configure(at_once=True, **settings):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +56,8 @@ def over(serving_two):
             patch.setenv("DJINN_CONFIG", os.devnull)
             try:
                 djinn.configure(connection_file=serving_two, **settings)
-                djinn.init()
+                if at_once:
+                    djinn.init()
                 yield client._state.session
             finally:
                 djinn.configure()
@@ -238,18 +241,15 @@ def test_some_devices_of_a_server(over):
         pass
 
 
-def test_indexes_are_known_once_servers_have_answered(serving_two, plain_environment):
-    script = "import torch, djinn; print(torch.ones(2).to('remote_accelerator:2').add(1).tolist())"
-    environment = plain_environment | {"DJINN_CONNECTION_FILE": str(serving_two)}
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert (ran.stdout, ran.stderr) == ("[2.0, 2.0]\n", "")
+def test_indexes_are_known_once_servers_have_answered(over):
+    with over(at_once=False):
+        assert module.device_count() == 1
+        assert torch.ones(2).to(SECOND).add(1).tolist() == [2, 2]
+        assert module.device_count() == 3
 
 
-def test_all_devices_that_there_are():
-    assert offered(["cpu", "all"], None, (), SECONDS) == ["cpu", "cpu:0"]
-    assert offered(["cuda:1"], None, (), SECONDS) == ["cuda:1"]
+def test_devices_that_are_named_need_not_be_asked_for():
+    assert offered(["cuda:1", "cpu"], None, (), SECONDS) == ["cuda:1", "cpu"]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -274,6 +274,34 @@ def test_a_model_larger_than_a_device(over):
         peaks = [member.figures()["memory_peak"] for member in session.members]
         assert all(size / 5 < peak <= limit for peak in peaks)
         assert bytes_held(session) == [session._residency.held[e] for e in range(2)]
+
+
+def test_threads_that_upload_beside_programs(over, monkeypatch):
+    monkeypatch.setattr(held_uploads, "HELD_LIMIT", 2000)  # so that uploads are given away all the time
+    wrong = []
+
+    def work(number):
+        try:
+            for turn in range(25):
+                given = [torch.full((50,), float(number + turn + i)).to(ANY) for i in range(6)]
+                total = float(sum(given[::2]).sum())
+                if total != 50 * 3 * (number + turn + 2):
+                    wrong.append((number, turn, total))
+        except Exception as error:
+            wrong.append(error)
+
+    before = sys.getswitchinterval()
+    with over(placement_policy="round_robin"):
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(before)
+    assert wrong == []
 
 
 def test_what_is_there_counts_for_the_next_program(over):

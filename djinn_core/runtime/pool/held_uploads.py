@@ -14,7 +14,7 @@ _FILL = 0.8  # of an executor's free memory, after which the next one is filled
 
 
 class HeldUploads:
-    """Copies of tensors that programs have not used yet, by handle."""
+    """Copies of tensors that programs have not used yet, by handle. Not thread-safe."""
 
     def __init__(self, members: Sequence[Session], memory_free: Sequence[int], residency: Residency) -> None:
         """`memory_free`: bytes that each executor had at the beginning; 0 where that is not known."""
@@ -27,9 +27,8 @@ class HeldUploads:
     def __contains__(self, handle: int) -> bool:
         return handle in self._held
 
-    def hold(self, handle: int, source: torch.Tensor) -> list[int]:
-        """Keep a copy of `source`; the handles that have waited longest and cannot wait any more."""
-        copy = source.detach().clone()
+    def hold(self, handle: int, copy: torch.Tensor) -> list[int]:
+        """Keep `copy`, which nobody else has; the handles that have waited longest and cannot wait any more."""
         self._held[handle] = copy
         self._bytes += copy.nbytes
         over: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -88,6 +89,7 @@ class PoolSession:
         self._uploads = uploads
         self._links = links
         self._numbers = itertools.count(1)
+        self._tables = threading.RLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
         self._turns = Turns(self.members)
         planner.derive_by(self._carry_out)
@@ -112,6 +114,10 @@ class PoolSession:
         """
         if self.lost:
             raise SessionLost(self.lost)
+        with self._tables:
+            return self._submit(submission)
+
+    def _submit(self, submission: Submission) -> int:
         number, questions = next(self._numbers), []
         alike: Alike | None = None
         if submission.program.calls:
@@ -253,11 +259,14 @@ class PoolSession:
             raise SessionLost(self.lost)
         if device:
             self.members[device - 1].upload(handle, source)
-            self._residency.add(handle, device - 1, source.nbytes)
-            self._residency.given.add(storage_of(handle))
+            with self._tables:
+                self._residency.add(handle, device - 1, source.nbytes)
+                self._residency.given.add(storage_of(handle))
             return
-        for waiting in self._uploads.hold(handle, source):
-            self._place(waiting)
+        copy = source.detach().clone()
+        with self._tables:
+            for waiting in self._uploads.hold(handle, copy):
+                self._place(waiting)
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`. Uploads are copied as they come, so that nothing is gained by knowing of them."""
