@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
@@ -97,46 +98,57 @@ def make_template(
     came of another one, where it did; what is prepared is good for that one then.
     """
     builder = _Builder(program, replace, program.dead if dead is None else dead)
-    instructions = list(program.instructions())
+    instructions, starts = _laid_out(program)
     for index in nodes:
         builder.add(instructions[index])
-    slots = _slot_positions(instructions, nodes)
+    slots = _slot_positions(instructions, starts, nodes)
     if rewritten is None:
         return builder.finish(tuple(nodes), slots, equal_slots, dict.fromkeys(program.operands))
     prepared = builder.finish(tuple(nodes), slots, (), rewritten.values)
     return _for_origin(prepared, rewritten, equal_slots)
 
 
-def _slot_positions(instructions: Sequence[Instruction], nodes: Sequence[int]) -> tuple[int, ...] | None:
-    if list(nodes) == list(range(len(instructions))):
+@functools.lru_cache(maxsize=2)  # several parts are prepared of one program
+def _laid_out(program: Program) -> tuple[list[Instruction], list[int]]:
+    """The instructions, and the position of the first slot of each in the program's."""
+    instructions = list(program.instructions())
+    return instructions, list(itertools.accumulate((len(i.slots) for i in instructions), initial=0))
+
+
+def _slot_positions(
+    instructions: Sequence[Instruction], starts: Sequence[int], nodes: Sequence[int]
+) -> tuple[int, ...] | None:
+    if len(nodes) == len(instructions) and list(nodes) == list(range(len(instructions))):
         return None
-    starts: list[int] = []
-    total = 0
-    for instruction in instructions:
-        starts.append(total)
-        total += len(instruction.slots)
     return tuple(starts[n] + i for n in nodes for i in range(len(instructions[n].slots)))
 
 
 def _for_origin(prepared: Prepared, rewritten: Rewritten, equal_slots: tuple[tuple[int, int], ...]) -> Prepared:
     """What is prepared for a rewritten program, for the program that it came of."""
-    origin = list(rewritten.origin.instructions())
     taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots
     constants = [rewritten.program.slots[i] for i in taken if rewritten.slots[i] < 0]
     left = iter(range(-len(constants), 0))
     slots = tuple(rewritten.slots[i] if rewritten.slots[i] >= 0 else next(left) for i in taken)
-    starts = list(itertools.accumulate((len(i.slots) for i in origin), initial=0))
-    compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
-    compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))
-    positions = {value: i for i, value in enumerate(rewritten.values)}
     remade = Remade(
         rewritten,
         {i: rewritten.program.calls[n] for i, n in enumerate(prepared.nodes) if n in rewritten.own},
         tuple(constants),
-        tuple((p, rewritten.origin.slots[p]) for p in sorted(compared)),
-        tuple((r, r.identity, tuple(positions[v] for v in r.sources)) for r in rewritten.recipes),
+        *_conditions(rewritten, equal_slots),
     )
     return attrs.evolve(prepared, nodes=tuple(rewritten.nodes[n] for n in prepared.nodes), slots=slots, remade=remade)
+
+
+@functools.lru_cache(maxsize=2)
+def _conditions(
+    rewritten: Rewritten, equal_slots: tuple[tuple[int, int], ...]
+) -> tuple[tuple[tuple[int, Slot], ...], tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]]:
+    """The slots of the original that have to be what they were; and the recipes, each with its identity and its sources."""
+    _, starts = _laid_out(rewritten.origin)
+    compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
+    compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))
+    positions = {value: i for i, value in enumerate(rewritten.values)}
+    recipes = ((r, r.identity, tuple(positions[v] for v in r.sources)) for r in rewritten.recipes)
+    return tuple((p, rewritten.origin.slots[p]) for p in sorted(compared)), tuple(recipes)
 
 
 class _Builder:

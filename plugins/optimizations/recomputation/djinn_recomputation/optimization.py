@@ -43,6 +43,8 @@ class Recomputation:
             return self._not("nothing is sent before it is known where things are")
         if len(placement.devices) == 1:
             return self._not("everything runs on one device")
+        if context.plan.hints.get("groups"):
+            return self._not("what runs beside each other was divided with what is sent in mind")
         if not hasattr(context.graph, "program") or any(n.op == _MARK for n in context.graph.nodes):
             return self._not("the program records events, or none was recorded: it runs as it was written")
         found = cones(context, placement)
