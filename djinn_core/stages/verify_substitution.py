@@ -62,13 +62,10 @@ def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator
 
 
 def _memory(graph: Graph, given: Substitution) -> Iterator[str]:
-    """Outputs have memory of their own, which nobody writes."""
+    """Outputs have memory of their own."""
     own = {storage_of(v) for v in given.outputs}
     if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "it makes a view of memory that was there before"
-    written = {s for node in graph.nodes if node.id not in given.nodes for s in storages_written(node)}
-    if own & written:
-        yield "what it makes is written later"
 
 
 def _written(graph: Graph, given: Substitution) -> Iterator[str]:

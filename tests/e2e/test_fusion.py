@@ -38,7 +38,7 @@ class Convolutions(torch.nn.Module):
         self.norms = torch.nn.ModuleList([torch.nn.BatchNorm2d(8), torch.nn.BatchNorm2d(4)])
 
     def forward(self, pictures):
-        return self.norms[1](self.second(self.norms[0](self.first(pictures)).relu()))
+        return self.norms[1](self.second(self.norms[0](self.first(pictures)).relu_()))
 
 
 def applied(run):

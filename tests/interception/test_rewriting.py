@@ -75,3 +75,30 @@ def test_substitutions_are_told_apart_by_what_they_take():
     one, same, other = (Substitution(frozenset({n}), (1,), (2,), compute) for n in (3, 3, 4))
     assert one == same
     assert one != other
+
+
+class Writing(torch.nn.Module):
+    """Writes later into what an op makes of a weight."""
+
+    def forward(self, weight):
+        made = weight.sigmoid()
+        made.add_(1)
+        return made * 2
+
+
+@pytest.mark.parametrize("compute", [lambda given: [given[0].view(3, 2).view(2, 3)], lambda given: [given[0].tanh()]])
+def test_what_is_written_later_has_memory_of_its_own_and_is_made_each_time(compute):
+    weight = torch.zeros(2, 3, device="remote_accelerator:0")
+    with djinn.capture() as captured:
+        made = Writing()(weight)
+    del made
+    graph = captured.graph
+    node = graph.nodes[graph.by_op["sigmoid"][0]]
+    substitution = Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)
+    rewritten = rewrite(graph.program, [substitution], frozenset(node.inputs))
+    assert not rewritten.recipes or not {storage_of(v) for r in rewritten.recipes for v in r.makes} & {
+        storage_of(v) for n in ProgramGraph(rewritten.program).nodes for v in n.writes
+    }
+    written = [v for n in ProgramGraph(rewritten.program).nodes for v in n.writes]
+    assert written == list(node.outputs)
+    assert storage_of(written[0]) != storage_of(node.inputs[0])

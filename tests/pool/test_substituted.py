@@ -67,3 +67,27 @@ def test_derived_values_go_with_their_weights(inexact):
     left = {v >> 32 for made in derived._made.values() for v in made}
     assert not (storages - left) & inexact._residency.homes.keys()
     assert storages - left
+
+
+@torch.no_grad()
+def test_batch_norms_are_folded_and_then_the_batch_is_done_in_parts(inexact):
+    layers = [
+        torch.nn.Conv2d(3, 24, 3),
+        torch.nn.BatchNorm2d(24),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Conv2d(24, 24, 3),
+    ]
+    theirs = torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(24, 5)
+    ).eval()
+    ours = copy.deepcopy(theirs).to(REMOTE)
+    with client.record_plans() as plans:
+        for _ in range(3):
+            batch = torch.randn(8, 3, 64, 64)
+            torch.testing.assert_close(ours(batch.to(REMOTE)).cpu(), theirs(batch))
+    (last,) = {frozenset(r.optimization for r in p.plan.results if r.applied) for p in plans[-1:]}
+    assert {"fold_batch_norms", "split_batches"} <= last
+    assert len(plans[-1].placement.devices) == 2
+    for net in (ours, theirs):
+        net[3].weight.mul_(2)
+    torch.testing.assert_close(ours(batch.to(REMOTE)).cpu(), theirs(batch))

@@ -100,6 +100,8 @@ class _Rewriting:
         self.first = {min(s.nodes): s for s in substitutions}
         self.gone = frozenset().union(*(s.nodes for s in substitutions))
         self.relied = self.gone.union(*(s.relies for s in substitutions))
+        kept = (i for i in program.instructions() if i.index not in self.gone)
+        self.written = {storage_of(v) for instruction in kept for v in instruction.writes}
         self.tensors: dict[int, LazyTensor] = {}
         self.storages: dict[int, Storage] = {}
         self.names: dict[int, int] = {}
@@ -164,9 +166,8 @@ class _Rewriting:
     def _substitute(self, substitution: Substitution) -> None:
         before = len(self.recorder.entries)
         made = self._computed(substitution)
-        self._name(
-            substitution.outputs, [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
-        )
+        made = [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
+        self._name(substitution.outputs, self._apart_from_others(substitution.outputs, made))
         entries = self.recorder.entries[before:]
         if random := next((entry[0].op for entry in entries if entry[0].random), ""):
             raise InvalidStage(
@@ -200,6 +201,17 @@ class _Rewriting:
         laid.copy_(tensor)
         assert isinstance(laid, LazyTensor)
         return laid
+
+    def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
+        """The results; those that are written later have memory of their own."""
+        taken = {id(storage) for storage in self.storages.values()}
+        found: list[torch.Tensor] = []
+        for value, tensor in zip(values, tensors, strict=True):
+            memory = id(tensor.remote.storage)
+            shared = memory in taken and storage_of(value) in self.written
+            taken.add(memory)
+            found.append(tensor.clone() if shared else tensor)
+        return found
 
     def _name(self, values: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         for value, tensor in zip(values, tensors, strict=True):
@@ -286,17 +298,24 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
 def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made], list[_Made]]:
     """What is new and depends on weights alone, and the rest."""
     constant = set(weights)
+    written = {storage_of(handle) for one in made for handle in _writes(one.entry)}
     before: list[_Made] = []
     rest: list[_Made] = []
     for one in made:
         call, handles = one.entry[0], one.entry[1]
         inputs, outputs = handles[: call.operand_count], handles[call.operand_count :]
-        if one.own and inputs and constant.issuperset(inputs) and not (call.writes or call.random):
+        stays = not (call.writes or call.random) and written.isdisjoint(map(storage_of, outputs))
+        if one.own and inputs and constant.issuperset(inputs) and stays:
             before.append(one)
             constant.update(outputs)
         else:
             rest.append(one)
     return before, rest
+
+
+def _writes(entry: Entry) -> list[int]:
+    """What an instruction writes into."""
+    return [entry[1][position] for position in entry[0].writes]
 
 
 def _independent(before: Sequence[_Made]) -> list[list[_Made]]:
