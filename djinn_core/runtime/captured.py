@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from djinn_core.errors import DjinnError
+from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.interception.recording.capture import Capturing, capturing
 from djinn_core.interception.recording.reissue import reissue
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult, Stage, shown_until
+from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.runtime import client
@@ -109,7 +109,13 @@ def get_graph() -> ProgramGraph:
 
 
 def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") -> PipelineResult:
-    """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one)."""
+    """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one).
+
+    Raises:
+        ConfigurationError: there is no such stage.
+    """
+    if until not in STAGES:
+        raise ConfigurationError(f"there is no stage {until!r}; they are {', '.join(STAGES)}")
     if isinstance(program, Captured):
         program = program.graph
     out, place = client.switched_off(program), (client.registry(), client.settings(), client.device() or NOWHERE)
@@ -149,7 +155,8 @@ def execute(
             are not given are those of the capture, which must still be alive.
 
     Raises:
-        DjinnError: an input has other metadata than the one that it stands for, or there are too many or too few.
+        DjinnError: an input has other metadata than the one that it stands for, or there are too many or too few, or one is
+            given for a value that is no input.
     """
     graph = ProgramGraph(schedule.program)
     nodes = [
@@ -165,6 +172,9 @@ def _by_value(
     if inputs is None:
         return {}
     if isinstance(inputs, Mapping):
+        strangers = sorted(inputs.keys() - set(graph.inputs))
+        if strangers:
+            raise DjinnError(f"no inputs of the graph: {strangers}; they are {list(graph.inputs)} (graph.inputs)")
         return inputs
     if len(inputs) != len(graph.inputs):
         raise DjinnError(

@@ -32,7 +32,7 @@ class Poison:
 def no_such_value(sequence: int, handle: int) -> Failure:
     """What submission `sequence` gets for a value that is not there."""
     reason = (
-        f"this session has no value {handle}: its tensor was made in a session that has ended. Make or load it again"
+        f"this session has no value {handle}: its tensor is gone, or was made in a session that has ended. Make or load it again"
     )
     return Failure(sequence, -1, "", "SessionLost", reason)
 

@@ -66,12 +66,16 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         djinn.execute(schedule, inputs=[torch.ones(3, device=DEVICE)])
     with pytest.raises(djinn.DjinnError, match="2 inputs were given for a graph with 1"):
         djinn.execute(schedule, inputs=[remote, remote])
+    with pytest.raises(djinn.DjinnError, match=r"no inputs of the graph: \[7\]; they are \["):
+        djinn.execute(schedule, inputs={7: remote})
     assert kept.tolist() == [2.0] * 4
 
 
 def test_plans_stop_where_they_are_told() -> None:
     with djinn.capture() as captured:
         torch.ones(3) * 2
+    with pytest.raises(djinn.ConfigurationError, match="no stage 'estimates'; they are annotate, estimate"):
+        djinn.plan(captured, until="estimates")
     result = djinn.plan(captured, until="estimate")
     assert result.costs is not None
     assert result.plan is None
