@@ -217,8 +217,8 @@ def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["--host", "0.0.0.0"], ["0.0.0.0", "--token-file", "ssh -L", "--insecure-plaintext-on-network"]),
-        (["--tls-cert", "cert.pem"], ["no TLS", "ssh -L"]),
+        (["--host", "0.0.0.0"], ["0.0.0.0", "--token-file", "--tls-cert", "ssh -L", "--insecure-plaintext-on-network"]),
+        (["--tls-cert", "cert.pem"], ["cert.pem", "PEM"]),
         (["--token-file", "no/such/file"], ["no/such/file"]),
     ],
     ids=["network", "tls", "token"],

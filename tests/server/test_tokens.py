@@ -57,21 +57,22 @@ def test_any_name_of_a_client_fits_into_a_message_and_on_a_terminal(character):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_nothing(host):
-    check_exposure(host, find_token(None, {}), plaintext_accepted=False)
+    check_exposure(host, supplied=False, protected=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu-box", ""])
 def test_the_network_needs_a_token_and_a_word(host):
-    check_exposure(host, SUPPLIED, plaintext_accepted=True)
+    check_exposure(host, supplied=True, protected=True)
     with pytest.raises(ConfigurationError, match="token of your own"):
-        check_exposure(host, find_token(None, {}), plaintext_accepted=True)
-    with pytest.raises(ConfigurationError, match="--insecure-plaintext-on-network"):
-        check_exposure(host, SUPPLIED, plaintext_accepted=False)
+        check_exposure(host, supplied=False, protected=True)
+    with pytest.raises(ConfigurationError, match=r"--tls-cert.*--insecure-plaintext-on-network"):
+        check_exposure(host, supplied=True, protected=False)
 
 
 def test_where_the_token_comes_from(tmp_path):
     file = tmp_path / "token"
     file.write_text("f" * 32 + "\n")
+    file.chmod(0o600)
     environ = {"DJINN_TOKEN": "e" * 32}
     assert find_token(file, environ).value == "f" * 32
     assert find_token(None, environ).value == "e" * 32
