@@ -20,6 +20,7 @@ from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, Plu
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
+from djinn_core.runtime.aims import SEVERAL, policy_for
 from djinn_core.runtime.connect import find_servers
 from djinn_core.runtime.dialling import ask_status
 from djinn_core.torch_private import missing
@@ -81,8 +82,19 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
-    return Diagnosis(
-        versions(), registry.rows, resolved.rows(), str(resolved.file or ""), tuple(servers), tuple(findings)
+    rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows())
+    return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings))
+
+
+def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:
+    """Where nobody named a placement policy, which ones are used, and why."""
+    if row.name != "placement_policy" or settings.placement_policy:
+        return row
+    one, several = (policy_for(settings, registry.placement_policies, devices) for devices in (1, 2))
+    if one == several:
+        return SettingRow(row.name, one, f"{row.origin}: {SEVERAL} is not installed or not in use")
+    return SettingRow(
+        row.name, f"{several} over several executors, {one} on one", f"{row.origin}: {several} is installed"
     )
 
 

@@ -93,6 +93,11 @@ def yes(*_: Any, **__: Any) -> bool:
     return True
 
 
+def one() -> int:
+    """`torch.cuda.device_count`: all executors as one device, so that no script divides its work over indexes of a pool."""
+    return 1
+
+
 def call_now(callable: Callable[[], Any], **_: Any) -> None:  # noqa: A002 - PyTorch names it so
     """`torch.cuda._lazy_call`: the device needs no initialisation that a call could wait for."""
     callable()
@@ -145,6 +150,7 @@ OWN: dict[str, Any] = {
     "caching_allocator_enable": nothing,
     "check_error": nothing,
     "cudart": lambda: _runtime,
+    "device_count": one,
     "get_allocator_backend": lambda: "native",
     "get_device_properties": get_device_properties,
     "get_per_process_memory_fraction": memory_fraction,

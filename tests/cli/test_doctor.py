@@ -27,6 +27,9 @@ def test_a_sound_installation_is_well(environ):
     assert (done.exit_code, found["well"]) == (0, True)
     assert found["versions"]["djinn"].startswith("26.")
     assert {"name": "scheduler", "value": "sequential", "origin": "default"} in found["settings"]
+    policy = next(row for row in found["settings"] if row["name"] == "placement_policy")
+    assert policy["value"] == "cost_based over several executors, single on one"
+    assert policy["origin"] == "default: cost_based is installed"
     assert {"cpu", "local"} <= {row["name"] for row in found["plugins"] if row["status"] == "active"}
 
 
