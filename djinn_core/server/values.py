@@ -87,10 +87,17 @@ class ValueTable:
             held = self._storages[storage] = _Held()
         if handle not in self._values:
             held.values += 1
+        self._values[handle] = value
+        self._count(held, nbytes)
+
+    def count(self, handle: int, nbytes: int) -> None:
+        """The storage of a value has so many bytes, which lie elsewhere now."""
+        self._count(self._storages[storage_of(handle)], nbytes)
+
+    def _count(self, held: _Held, nbytes: int) -> None:
         if nbytes > held.nbytes:
             self._held += nbytes - held.nbytes
             held.nbytes = nbytes
-        self._values[handle] = value
 
     def free(self, handles: Iterable[int]) -> None:
         """Forget values; handles that are not there are ignored."""

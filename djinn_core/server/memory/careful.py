@@ -18,6 +18,8 @@ from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.run import Run, Stopped, fulfil
 from djinn_core.wire.messages import Claim
 
+MEASURED = 64  # the process is looked at when the limit by this was made
+LARGE = 256 << 10  # bytes; before so much is allocated the process is looked at as well
 _ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, in a plain RuntimeError
 
 
@@ -36,7 +38,13 @@ class CarefulRun:
         self._at: dict[int, Holding] = {}
         self._resident = 0
         self._step = -1
+        self._peak = 0
+        self._unmeasured = 0  # bytes that were made since the process was looked at
         self._remaking = Remaking(template, outlook) if ledger.device.type == "cpu" else None
+
+    def end(self) -> None:
+        """The run is over."""
+        self._ledger.end_run(self._peak)
 
     def advance(
         self, steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
@@ -95,11 +103,15 @@ class CarefulRun:
                 storage = value.untyped_storage()
                 holding = holdings[key] = Holding(key, storage, storage.nbytes(), made_by=again, seconds=seconds)
                 self._resident += holding.nbytes
+                self._unmeasured += holding.nbytes
             holding.places.add(place)
             at[place] = holding
         for place in step.writes:
             self._count_again(place)
-        self._ledger.note(self._resident)
+        self._note()
+        if self._unmeasured > self._ledger.limit // MEASURED:
+            self._ledger.measure(self._resident)
+            self._unmeasured = 0
         for place in step.release:
             env[place] = None
             self._let_go(place)
@@ -149,6 +161,8 @@ class CarefulRun:
             self._room(wanted, operands)
             if self._resident + wanted > self._ledger.limit and index not in self._outlook.guessed:
                 raise torch.OutOfMemoryError(self._ledger.refusal(wanted, self._resident))
+        if wanted >= LARGE:
+            self._ledger.expect(wanted)
         for place in step.writes:
             if place in at:
                 self._ledger.written(at[place].key)
@@ -173,11 +187,17 @@ class CarefulRun:
         self._room(holding.nbytes, keep)
         if self._resident + holding.nbytes > self._ledger.limit:
             raise torch.OutOfMemoryError(self._ledger.refusal(holding.nbytes, self._resident))
+        if holding.nbytes >= LARGE:
+            self._ledger.expect(holding.nbytes)
         if holding.dropped and self._remaking is not None:
             self._remake(self._remaking, holding, keep)
         else:
             self._ledger.restore(holding)
         self._resident += holding.nbytes
+        self._note()
+
+    def _note(self) -> None:
+        self._peak = max(self._peak, self._resident)
         self._ledger.note(self._resident)
 
     def _remake(self, remaking: Remaking, holding: Holding, keep: Collection[Holding]) -> None:

@@ -13,6 +13,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.logs import get_logger
 from djinn_core.server.memory.holding import Copy, Holding, has_memory
+from djinn_core.server.memory.process import process_memory
 from djinn_core.server.memory.spill import SpillSpace
 from djinn_core.torch_objects import StorageWeakRef
 
@@ -23,7 +24,10 @@ Holdings = dict[int, Holding]
 Order = Callable[[Holding], Any]  # what is greater goes first
 Evict = Callable[[Holding], None]
 BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
-RESERVE: Final = 32  # the limit by this is left to what ops need beside their results
+STEPS: Final = 64  # in steps of the limit by this what is left grows and shrinks
+RESERVE: Final = 6  # the limit by this is left to what ops need beside their results, until it is known
+COMFORT: Final = 0.75  # of what tensors may take
+FULL: Final = 0.95  # of the limit; a process that takes more leaves too little to what ops need
 _log = get_logger("djinn.server")
 
 
@@ -53,6 +57,7 @@ class Ledger:
         self.counts = Counts()
         self.peak = 0
         self.reserve = limit // RESERVE
+        self.process = process_memory(device.type)
         self._copies: dict[int, Copy] = {}
         self._away = 0  # bytes of storages whose memory was taken
 
@@ -62,6 +67,11 @@ class Ledger:
     def budget(self) -> int:
         """Bytes that tensors may take: the limit without what is left to what ops need beside them."""
         return self.limit - self.reserve
+
+    @property
+    def comfort(self) -> int:
+        """Bytes up to which programs run as they are: the allocator keeps some of what is freed."""
+        return int(COMFORT * self.budget)
 
     def resident(self) -> int:
         """Bytes that the values of all sessions have in memory."""
@@ -117,6 +127,7 @@ class Ledger:
             "memory_limit": self.limit,
             "memory_reserve": self.reserve,
             "memory_run_peak": self.peak,
+            "process_peak": self.process.peak if self.process is not None else 0,
             "memory_away": self._away,
             "spill_bytes": self.space.used,
             "evictions": self.counts.evictions,
@@ -125,6 +136,41 @@ class Ledger:
             "remade": self.counts.remade,
             "refused": self.counts.refused,
         }
+
+    def expect(self, nbytes: int) -> None:
+        """So many bytes more will be taken: what the allocator keeps must not come on top of them."""
+        if self.process is not None and self.process.beyond() + nbytes > self.limit - self.reserve // 2:
+            self.process.trim()
+
+    def measure(self, resident: int) -> None:
+        """Tensors take `resident` bytes: whatever the process takes beyond them has to be left to it."""
+        process = self.process
+        if process is None:
+            return
+        process.begin(resident)
+        if process.beyond() <= FULL * self.limit:
+            return
+        process.trim()
+        self._leave(process.beyond() - resident)
+
+    def begin_run(self) -> None:
+        """A run begins that is watched."""
+        if self.process is not None:
+            self.process.restart_peak()
+
+    def end_run(self, peak: int) -> None:
+        """It has ended; its tensors took at most `peak` bytes. What ops took beside them decides what is left to the next."""
+        found = self.process.peak_beyond() if self.process is not None else None
+        if found is None:
+            return
+        if found > FULL * self.limit:
+            self._leave(self.reserve + found - int(FULL * self.limit))
+        elif peak > FULL * self.budget and found < FULL**2 * self.limit:
+            self.reserve = max(self.reserve - self.limit // STEPS, self.limit // STEPS)
+
+    def _leave(self, beside: int) -> None:
+        """Leave at least so many bytes, and some, to what ops take beside their results."""
+        self.reserve = min(max(self.reserve, beside + self.limit // STEPS), self.limit // 2)
 
     # --- what goes, and comes back ------------------------------------------------------------------------------
 
@@ -229,6 +275,7 @@ class Ledger:
         if resident + nbytes > self.limit:
             self.counts.refused += 1
             raise torch.OutOfMemoryError(self.refusal(nbytes, resident))
+        self.expect(nbytes)
         self.note(resident + nbytes)
 
     def bring(self, tensor: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.spill import spill_space
+from djinn_core.torch_private import load_early
 
 
 class LimitedRuntime:
@@ -19,6 +21,8 @@ class LimitedRuntime:
         self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device))
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
+        # What programs are looked at with takes a second to load, and memory that is nobody's.
+        threading.Thread(target=load_early, name="djinn-early", daemon=True).start()
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
         """As `DeviceRuntime.receive`, in memory that can be taken away: what came over the wire cannot.

@@ -53,17 +53,25 @@ class SessionMemory:
             self._used = time.monotonic()
             outlook = self._outlook(digest, template, work, slots)
             self.foresight.begin(digest, outlook.lifetimes, work.inputs)
-            inputs = self._inputs(work)
-            if self._fits(inputs, outlook):
-                self._bring(inputs, outlook)
-                ledger.note(ledger.resident() + outlook.peak)
+            if self._settle(self._inputs(work), outlook):
                 run = plain(template, work, slots, self.values)
             else:
                 guard = CarefulRun(ledger, template, outlook, self._order())
+                ledger.begin_run()
                 run = run_template(template, work, slots, self.values, guard=guard)
+                guard.end()
+                self._count_away(work.outputs)
+            ledger.measure(ledger.resident())
             self.foresight.end(digest, work.outputs, self.values.__contains__)
             self._used = time.monotonic()
             return run
+
+    def _count_away(self, outputs: Sequence[int]) -> None:
+        """Some of what was made has had to make room already."""
+        for handle in outputs:
+            value = self.values[handle]
+            if has_memory(value) and self._ledger.away(value):
+                self.values.count(handle, self._ledger.look({}, value).nbytes)
 
     def _outlook(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any]) -> Outlook:
         known = self._outlooks.pop(digest, None)
@@ -86,16 +94,25 @@ class SessionMemory:
                 self._ledger.look(found, value).places.add(number)
         return found
 
-    def _fits(self, inputs: Holdings, outlook: Outlook) -> bool:
-        """Whether the run needs nothing done, once its inputs are in memory; values of idle sessions make room for it."""
+    def _settle(self, inputs: Holdings, outlook: Outlook) -> bool:
+        """Whether the run needs nothing done, since it is far from the limit; its inputs are in memory then.
+
+        Values of idle sessions make room for it.
+        """
         ledger = self._ledger
         wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + outlook.peak
         resident = ledger.resident()
-        if resident + wanted <= ledger.budget:
-            return True
-        holdings, order = ledger.survey(), self._order()
-        idle = [h for key, h in holdings.items() if key not in inputs and order(h)[0]]
-        return bool(idle) and resident - ledger.make_room(wanted, resident, idle, order) + wanted <= ledger.budget
+        if resident + wanted > ledger.comfort:
+            holdings, order = ledger.survey(), self._order()
+            idle = [h for key, h in holdings.items() if key not in inputs and order(h)[0]]
+            if idle:
+                resident -= ledger.make_room(ledger.budget - ledger.comfort + wanted, resident, idle, order)
+            if resident + wanted > ledger.comfort:
+                return False
+        ledger.expect(wanted)
+        self._bring(inputs, outlook)
+        ledger.note(resident + wanted)
+        return True
 
     def _bring(self, inputs: Holdings, outlook: Outlook) -> None:
         first = outlook.lifetimes.first_input

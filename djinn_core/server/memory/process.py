@@ -1,0 +1,90 @@
+"""What this process takes of the host's memory, as the kernel sees it, and giving back what the allocator keeps for later."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from djinn_core.logs import get_logger
+
+_STATM = Path("/proc/self/statm")
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+_log = get_logger("djinn.server")
+
+
+class ProcessMemory:
+    """Resident bytes beyond what the process had when its first program had run: libraries load with that."""
+
+    def __init__(self) -> None:
+        """Raises `OSError` where the kernel does not tell."""
+        self._file = os.open(_STATM, os.O_RDONLY)
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._base: int | None = None
+        self._trim = _trimmer()
+        self._resettable = _STATUS.exists() and _CLEAR.exists()
+        self.peak = 0
+
+    def resident(self) -> int:
+        """Resident bytes."""
+        return int(os.pread(self._file, 128, 0).split()[1]) * self._page
+
+    def begin(self, held: int) -> None:
+        """Tensors take `held` bytes, and what else there is now is not theirs. Once."""
+        if self._base is None:
+            self._base = self.resident() - held
+
+    def beyond(self) -> int:
+        """Bytes that tensors and ops take: resident ones without those of the process itself."""
+        return max(0, self.resident() - self._base) if self._base is not None else 0
+
+    def restart_peak(self) -> None:
+        """Count the peak anew."""
+        if self._resettable:
+            try:
+                _CLEAR.write_text(_RESET_PEAK)
+            except OSError as error:
+                self._resettable = False
+                _log.info("what ops take beside their results is not known", error=str(error))
+
+    def peak_beyond(self) -> int | None:
+        """As `beyond`, the most since the peak was last counted anew; None where that cannot be known."""
+        if not self._resettable or self._base is None:
+            return None
+        lines = _STATUS.read_text().splitlines()
+        peak = max(0, next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 - self._base)
+        self.peak = max(self.peak, peak)
+        return peak
+
+    def trim(self) -> None:
+        """Give freed memory back that the allocator kept."""
+        self._trim()
+
+    def close(self) -> None:
+        """Ask no more."""
+        os.close(self._file)
+
+
+def _trimmer() -> Callable[[], None]:
+    try:
+        function = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError) as error:
+        _log.warning(
+            "this C library does not give freed memory back: a limit is kept for tensors alone", error=str(error)
+        )
+        return lambda: None
+    return lambda: function(0)
+
+
+def process_memory(kind: str) -> ProcessMemory | None:
+    """For executors whose device is the host; None elsewhere, and where the kernel does not tell."""
+    if kind != "cpu":
+        return None
+    try:
+        return ProcessMemory()
+    except OSError as error:
+        _log.warning("a limit is kept for tensors alone: what the process takes is not known", error=str(error))
+        return None
