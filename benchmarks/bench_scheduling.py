@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 from bench_placing import CASES as PLACING
-from links import CLIENT, Conditions, namespace, permitted
+from links import CLIENT, Conditions, hidden_from, namespace, permitted
 from links import SERVER as FAR
 from measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
 from scheduling_cnn import CNN
@@ -56,7 +56,7 @@ def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Ite
     network = ["--store-gib", "0", "--insecure-plaintext-on-network", "--host"]
     with ExitStack() as stack:
         inside = stack.enter_context(namespace(conditions))
-        near = stack.enter_context(server(*network, CLIENT, threads=threads, environment=token))
+        near = stack.enter_context(server(*network, CLIENT, threads=threads, environment=token | hidden_from(inside)))
         far = stack.enter_context(server(*network, FAR, threads=threads, environment=token, prefix=inside))
         djinn.configure(
             servers=[url_of(near), url_of(far)], token=near.token, disable=("local",), placement_policy=policy

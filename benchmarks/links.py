@@ -21,6 +21,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -38,6 +39,8 @@ MTU = 9000
 BURST_BYTES = 256 << 10
 PINGS = 20
 START_SECONDS = 30.0
+# Sockets in the file system lead past every network: those of either end are made where the other does not see them.
+_WITH_FILES_OF_ITS_OWN = 'mount -t tmpfs tmpfs "$0" && TMPDIR="$0" exec "$@"'
 # linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _TUN_WITHOUT_HEADER = 0x1001
@@ -138,6 +141,7 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
     """What to put before a command so that it runs at `SERVER`, while this process is at `CLIENT`."""
     holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
     bridge = None
+    elsewhere = tempfile.mkdtemp(prefix="djinn-elsewhere-")
     names = [f"djc{os.getpid()}", f"djs{os.getpid()}"]
     inside = ["nsenter", "-t", str(holder.pid), "-n"]
     try:
@@ -150,11 +154,23 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
         _do(*inside, "ip", "link", "set", "lo", "up")
         _raise(names[0], CLIENT, conditions, [])
         _raise(names[1], SERVER, conditions, inside)
-        yield inside
+        yield [*inside, "unshare", "-m", "sh", "-c", _WITH_FILES_OF_ITS_OWN, elsewhere]
     finally:
         for process in filter(None, (bridge, holder)):
             _end(process)
         subprocess.run(["ip", "link", "del", names[0]], capture_output=True, check=False)
+        shutil.rmtree(elsewhere)
+
+
+def hidden_from(there: list[str]) -> dict[str, str]:
+    """The environment of a server at this end whose sockets the other end of `namespace`, which gave `there`, cannot see."""
+    return {"TMPDIR": there[-1]}
+
+
+def change(bits_per_second: float, there: list[str]) -> None:
+    """The link of `namespace`, which gave `there`, has another bandwidth from now on; it had a limit before."""
+    for name, prefix in ((f"djc{os.getpid()}", []), (f"djs{os.getpid()}", there)):
+        _do(*prefix, "tc", "qdisc", "change", "dev", name, "root", "tbf", *_limit(bits_per_second))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -177,8 +193,11 @@ def _raise(name: str, address: str, conditions: Conditions, inside: list[str]) -
     _do(*inside, "ip", "addr", "add", f"{address}/24", "dev", name)
     _do(*inside, "ip", "link", "set", name, "mtu", str(MTU), "up")
     if conditions.bits_per_second is not None:
-        rate = ("rate", f"{conditions.bits_per_second:.0f}bit", "burst", str(BURST_BYTES), "latency", "50ms")
-        _do(*inside, "tc", "qdisc", "add", "dev", name, "root", "tbf", *rate)
+        _do(*inside, "tc", "qdisc", "add", "dev", name, "root", "tbf", *_limit(conditions.bits_per_second))
+
+
+def _limit(bits_per_second: float) -> tuple[str, ...]:
+    return ("rate", f"{bits_per_second:.0f}bit", "burst", str(BURST_BYTES), "latency", "50ms")
 
 
 def _do(*command: str) -> None:
