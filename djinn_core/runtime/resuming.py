@@ -15,6 +15,7 @@ from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
+_IN_VAIN: Final = 10
 _log = get_logger("djinn.session")
 
 # Told how many frames this end has taken and how many seconds there are, gives a connection and how many the other end has.
@@ -30,6 +31,8 @@ class ResumingConnection(LastingConnection):
         self._lease = lease_seconds
         self._server = server
         self._mending = threading.Lock()
+        self._progress = (0, 0)  # frames taken at both ends when it broke last
+        self._in_vain = 0
         self.resumed = 0
 
     @property
@@ -44,10 +47,19 @@ class ResumingConnection(LastingConnection):
             if self._expired:
                 raise error
             taken = self._retire()
+            self._notice_vanity(taken, error)
             _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
             started = time.monotonic()
             self._dial_until(started + self._lease, taken, error)
             _log.warning("connected again", server=self._server, seconds=round(time.monotonic() - started, 3))
+
+    def _notice_vanity(self, taken: int, error: TransportError) -> None:
+        """Give up where connections break again and again before anything is taken: it is what is sent that breaks them."""
+        progress = taken, self._outbox.taken
+        self._in_vain = self._in_vain + 1 if progress == self._progress else 0
+        self._progress = progress
+        if self._in_vain > _IN_VAIN:
+            self._give_up(f"{error}; {_IN_VAIN} connections broke before anything was taken over them")
 
     def _take_last_words(self) -> None:
         """Take in what came before the connection broke: the other end may have said why."""

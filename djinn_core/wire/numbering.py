@@ -162,6 +162,11 @@ class Outbox:
         return [((first + i) & _MASK, kept.frame) for i, kept in enumerate(self._kept)]
 
     @property
+    def taken(self) -> int:
+        """How many frames the other end has taken, as far as it said so, modulo 2^32."""
+        return (self._sent - len(self._kept)) & _MASK
+
+    @property
     def empty(self) -> bool:
         """Whether everything was taken."""
         return not self._kept

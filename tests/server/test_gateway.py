@@ -172,7 +172,7 @@ def test_status_for_people(server, healthy):
 
 
 def test_an_executor_that_dies_is_replaced(own_server, registry, wait_for, exists):
-    server = own_server()
+    server = own_server("--journal-gib", "0")
     (opened,) = open_connections(server.settings(), registry)
     os.kill(opened.attached.process, signal.SIGKILL)
     with pytest.raises(TransportError):
