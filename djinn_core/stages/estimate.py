@@ -19,14 +19,14 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
     """Ask the models for every node on every device: those that name its op first, then the general ones, in order.
 
     A model that raises or answers nonsense is not asked again for this graph, with a warning that names it. What no
-    model knows costs nothing. Models are asked once for devices that differ in nothing but their names, how full they are
-    and where they stand.
+    model knows costs nothing. Models are asked once for devices that differ in nothing but their names, what they
+    hold and where they stand.
     """
     panel = _Panel(tuple(models))
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
     by_device: dict[str, tuple[CostEstimate, ...]] = {}
     for device in topology.devices:
-        make = attrs.evolve(device, id="", memory_free=0, group="", queue=0.0)
+        make = attrs.evolve(device, id="", memory=0, memory_free=0, group="", queue=0.0)
         if make not in rows:
             rows[make] = tuple(panel.ask(graph, node, device) for node in graph.nodes)
         by_device[device.id] = rows[make]

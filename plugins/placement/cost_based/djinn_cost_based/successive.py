@@ -29,7 +29,7 @@ def for_successive(options: Options) -> Option | None:
     wanted = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
     if min(wanted, len(options.devices)) < LEAST:
         return None
-    alone = min((math.fsum(u.seconds[row] for u in options.work.units) for row in _rows(options)), default=0.0)
+    alone = min(_whole(options).values())
     offered = [rate for rate in (_in_turns(options, wanted), _in_stages(options, wanted)) if rate is not None]
     if not offered:
         return None
@@ -46,27 +46,28 @@ def _named(rate: Rate) -> str:
     return f"in {len(rate.option.listed.devices)} stages" if len(rate.option.listed.devices) > 1 else "in turns"
 
 
-def _rows(options: Options) -> set[int]:
-    return {options.hardware.row_of[device.id] for device in options.devices}
-
-
 def _in_turns(options: Options, wanted: int) -> Rate | None:
-    """All of it on the device whose turn it is; among devices of the make of the one that has the weights."""
-    turn = options.context.stream.turn
-    row_of, work = options.hardware.row_of, options.work
-    main = options.main()
-    if turn not in row_of or row_of[turn] != row_of[main]:
+    """All of it on the device whose turn it is; among those that are about as quick as the one that has the weights."""
+    turn, took = options.context.stream.turn, _whole(options)
+    if turn not in took:
         return None
-    alike = [d.id for d in options.devices if row_of[d.id] == row_of[main]]
+    alike = [device for device in took if took[device] * PAYS <= took[options.main()] <= took[device] / PAYS]
     count = min(wanted, len(alike))
-    listed = options.listed(lambda *_: [turn])
-    if count < LEAST or listed is None or listed.devices != (turn,):
+    if turn not in alike or count < LEAST:
         return None
-    took = math.fsum(unit.seconds[row_of[turn]] for unit in work.units)
-    if _copying(options, dict.fromkeys(alike, work.weights)) / RUNS > took * (1 - 1 / count):
+    listed = options.listed(lambda *_: [turn])
+    if listed is None or listed.devices != (turn,):
+        return None
+    if _copying(options, dict.fromkeys(alike, options.work.weights)) / RUNS > took[turn] * (1 - 1 / count):
         return None
     why = f"the turn of this device: each of {count} takes a whole input, with weights of its own"
-    return Rate(Option(listed, lambda _: why), took / count)
+    return Rate(Option(listed, lambda _: why), took[turn] / count)
+
+
+def _whole(options: Options) -> dict[str, float]:
+    """Seconds by device, if it did everything."""
+    rows = {row: math.fsum(u.seconds[row] for u in options.work.units) for row in set(options.hardware.row_of.values())}
+    return {device.id: rows[options.hardware.row_of[device.id]] for device in options.devices}
 
 
 def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
