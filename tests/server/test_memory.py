@@ -1,0 +1,171 @@
+"""An executor keeps to its limit: nothing is lost, nothing changes, and what cannot be had is an error of one op."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+import torch
+from torch import nn
+
+import djinn
+from djinn_core.runtime import client
+from djinn_core.server.memory.spill import FileSpill, Gaps
+
+REMOTE = "remote_accelerator:0"
+MIB = 1 << 20
+LIMIT = 64 * MIB
+
+
+@pytest.fixture(scope="module")
+def limited():
+    """The device, on an executor of this program's own that may hold 64 MiB."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("DJINN_")]:
+            patch.delenv(name)
+        patch.setenv("DJINN_CONFIG", os.devnull)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        djinn.configure(threads=1, memory_gib=LIMIT / 2**30)
+        djinn.init()
+        yield REMOTE
+        djinn.configure()
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def done(limited):
+    """What was done to keep the limit since the test began, by name."""
+    djinn.synchronize()
+    before = client._state.session.figures()
+
+    def since(name):
+        return client._state.session.figures()[name] - before[name]
+
+    return since
+
+
+def peak():
+    return client._state.session.figures()["memory_run_peak"]
+
+
+def test_a_training_that_does_not_fit_is_the_same_bit_by_bit(limited, done):
+    def trained(device):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(6))).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3, foreach=False)
+        data = torch.randn(256, 768, generator=torch.Generator().manual_seed(1)).to(device)
+        losses = []
+        for _ in range(3):
+            loss = model(data).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, [parameter.detach().cpu() for parameter in model.parameters()]
+
+    losses, parameters = trained("cpu")
+    found, there = trained(limited)
+    assert found == losses
+    assert all(torch.equal(a, b) for a, b in zip(parameters, there, strict=True))
+    assert done("evictions") > 0
+    assert done("restored_bytes") > 0
+    assert peak() <= LIMIT
+
+
+def test_what_shares_memory_shares_it_when_it_is_back(limited, done):
+    squares = [torch.full((MIB,), float(i), device=limited) for i in range(24)]
+    columns = [square.view(1024, 1024)[:, :512] for square in squares]
+    for column in columns:
+        column.add_(0.5)
+    for i, square in enumerate(squares):
+        there = square.cpu().view(1024, 1024)
+        assert there[:, :512].eq(i + 0.5).all()
+        assert there[:, 512:].eq(i).all()
+    assert done("evictions") >= 8
+
+
+def test_what_was_not_written_into_is_spilled_once(limited, done):
+    weights = [torch.randn(MIB).to(limited) for _ in range(20)]
+
+    def total():
+        return sum(weight.sum() for weight in weights).item()
+
+    first = total()
+    written = done("spilled_bytes")
+    for _ in range(3):
+        assert total() == first
+    assert done("restored_bytes") > 0
+    assert done("spilled_bytes") <= max(written, 20 * 4 * MIB)
+
+
+def test_an_allocation_that_cannot_be_met_is_the_error_of_that_op(limited):
+    kept = torch.ones(1000, device=limited)
+    huge = torch.zeros(LIMIT, device=limited)  # four times as many bytes
+    other = kept + 1
+    with pytest.raises(torch.OutOfMemoryError, match=r"268,435,456 bytes do not fit.*67,108,864.*memory_gib"):
+        huge.sum().item()
+    assert other.sum().item() == 2000
+    assert torch.full((MIB,), 3.0, device=limited).sum().item() == 3 * MIB
+
+
+def test_an_upload_that_cannot_be_met_is_the_error_of_what_uses_it(limited):
+    with pytest.raises(torch.OutOfMemoryError, match="no room for an upload"):
+        torch.zeros(2 * LIMIT, dtype=torch.uint8).to(limited).sum().item()
+    assert torch.ones(10).to(limited).sum().item() == 10
+
+
+def test_an_op_that_fails_while_memory_is_short_poisons_what_depends_on_it(limited, done):
+    parts = [torch.full((MIB,), float(i), device=limited) for i in range(20)]
+    bad = torch.zeros(3, device=limited)[torch.tensor([7]).to(limited)]
+    sums = torch.stack([part.sum() for part in parts])
+    with pytest.raises(IndexError):
+        (bad + 1).sum().item()
+    assert sums.tolist() == [float(i) * MIB for i in range(20)]
+    assert done("evictions") > 0
+
+
+def test_random_numbers_are_drawn_once(limited, done):
+    torch.manual_seed(3)
+    noise = [torch.randn(MIB, device=limited) for _ in range(20)]
+    again = [n * 2 for n in noise]
+    torch.manual_seed(3)
+    for n, twice in zip(noise, again, strict=True):
+        assert torch.equal(n.cpu() * 2, twice.cpu())
+    assert done("evictions") > 0
+
+
+def test_what_the_executor_says_of_its_memory(limited):
+    figures = client._state.session.figures()
+    assert figures["memory_limit"] == LIMIT
+    assert figures["device_total"] == LIMIT
+    assert client._state.opened[0].attached.device.memory == LIMIT
+    assert client._state.opened[0].attached.device.spill > 0
+
+
+def test_the_spill_file_is_nobody_elses(tmp_path):
+    space = FileSpill(tmp_path)
+    storages = [torch.full((5000,), i, dtype=torch.uint8).untyped_storage() for i in range(3)]
+    slots = [space.write(storage) for storage in storages]
+    assert not list(tmp_path.iterdir())
+    assert stat.S_IMODE(os.fstat(space._descriptor()).st_mode) == 0o600
+    assert space.used == 15_000
+    for i, slot in enumerate(slots):
+        back = torch.UntypedStorage(5000)
+        space.read(slot, back)
+        assert set(back.tolist()) == {i}
+    space.free(slots[1])
+    assert space.used == 10_000
+    assert space.write(storages[0]).start == slots[1].start
+    space.close()
+    assert space.used == 0
+
+
+def test_stretches_of_the_file_are_used_again():
+    gaps = Gaps()
+    large = gaps.take(40_000)
+    gaps.give(large)
+    small, rest = gaps.take(4096), gaps.take(30_000)
+    assert (small.start, rest.start) == (large.start, large.start + 4096)
+    assert gaps.end == 40_960
