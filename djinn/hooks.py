@@ -18,7 +18,7 @@ from djinn_core.errors import (
 from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
-from djinn_core.hookspecs.devices import Device, DeviceRuntime
+from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, Trial
@@ -31,6 +31,8 @@ from djinn_core.hookspecs.transports import (
     Frame,
     Limits,
     Listener,
+    SecurableTransport,
+    TlsOptions,
     Transport,
     TransportCapabilities,
 )
@@ -130,6 +132,7 @@ __all__ = [
     "SchedulingContext",
     "SchedulingGroup",
     "SchedulingStrategy",
+    "SecurableTransport",
     "SemanticMetadata",
     "Send",
     "SessionLost",
@@ -139,6 +142,8 @@ __all__ = [
     "Substitution",
     "TensorMeta",
     "Tier",
+    "Timekeeper",
+    "TlsOptions",
     "Transport",
     "TransportCapabilities",
     "TransportError",
