@@ -21,7 +21,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance semantics zoo curves clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos zoo curves clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -53,11 +53,19 @@ bench: $(READY) ## run the benchmarks, print their results and draw them into do
 conformance: $(READY) ## PyTorch's own databases of ops, modules and optimizers, called in every way; ARGS="--json FILE"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py $(ARGS)
 
+conformance-pool: $(READY) ## the same over two executors as one, blindly, and on one of them by its index; ARGS="--only forward"
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py --executors 2 --policy round_robin \
+		--samples 4 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/conformance/run_databases.py --executors 2 --index 2 --samples 4 $(ARGS)
+
 bench-scheduling: $(READY) ## what knowing programs is worth on several executors; ARGS="--quick --only multimodal"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/bench_scheduling.py --json $(ARGS)
 
 semantics: $(READY) ## how right the semantic layer is; ARGS="--part development --misses --no-timing"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py $(ARGS)
+
+chaos: $(READY) ## kill executors at random moments of generation and training; ARGS="--kills 10"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/chaos/run_chaos.py --json $(ARGS)
 
 zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--json FILE" writes the results
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_zoo.py $(ARGS)
