@@ -45,6 +45,8 @@ _SECRET_TEXT = (
     re.compile(r"(?P<keep>://)[^/@\s]+(?=@)"),
 )
 
+in_context = structlog.contextvars.bound_contextvars  # a block in which all messages of this thread have further facts
+
 Event = MutableMapping[str, Any]
 
 
@@ -54,7 +56,7 @@ def get_logger(name: str) -> Any:
         logging.getLogger(name),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
-        processors=[structlog.stdlib.filter_by_level, redact, _to_record],
+        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, redact, _to_record],
     )
 
 

@@ -218,7 +218,8 @@ def _log_session(connection: Connection, name: str, client: str) -> Iterator[Non
     log = _log.bind(session=name)
     log.info("session began", client=client)
     try:
-        yield
+        with logs.in_context(session=name):
+            yield
     except ProtocolError as error:
         log.warning("session broken off: the client does not follow the protocol", error=str(error))
         _part(connection, str(error))
