@@ -213,7 +213,7 @@ CASES = (
         keys=("kv_bytes_ours", "kv_bytes_blind", "kv_time_ratio"),
     ),
     Case("multimodal", 0.6, multimodal, keys=("multimodal_latency_ratio",)),
-    CNN,
+    *CNN,
     *PREFILL,
     *RECOMPUTING,
     Case("fold_batch_norms", 1.0, fusion, keys=("fusion_time_ratio",)),

@@ -95,4 +95,14 @@ def cnn(effort: Effort) -> Outcome:
     return Outcome(took["two"] / took["one"], figures | {"cnn_pipeline_speedup": took["one"] / took["two"]})
 
 
-CNN = Case("cnn", 1 / 1.8, cnn, keys=("cnn_pipeline_speedup",))
+def large_batch(effort: Effort) -> Outcome:
+    """One batch on two executors over one: each does a part of it. Batch norms are folded on both sides."""
+    took = timed(("one", "two"), at_once, 4, effort, exact=False)
+    figures = {f"{way} ms": seconds * 1e3 for way, seconds in took.items()}
+    return Outcome(took["two"] / took["one"], figures | {"cnn_large_batch_ratio": took["two"] / took["one"]})
+
+
+CNN = (
+    Case("cnn", 1 / 1.8, cnn, keys=("cnn_pipeline_speedup",)),
+    Case("cnn_large_batch", 0.6, large_batch, keys=("cnn_large_batch_ratio",)),
+)
