@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from djinn_core.errors import InvalidStage
@@ -45,7 +46,7 @@ def _problems(graph: Graph, plan: OptimizationPlan, given: Substitution, kept: f
         if value in kept or any(user.id not in given.nodes for user in graph.consumers(value)):
             yield f"value {value} is used by others and would be gone"
     yield from _inputs(graph, given, made)
-    yield from _memory(graph, given)
+    yield from _memory(graph, given, kept)
     yield from _written(graph, given)
 
 
@@ -61,11 +62,14 @@ def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator
             yield f"{node.op} (node {node.id}) writes one of its inputs meanwhile"
 
 
-def _memory(graph: Graph, given: Substitution) -> Iterator[str]:
-    """Outputs have memory of their own."""
+def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator[str]:
+    """Outputs have memory of their own, each its own where somebody might write into it later."""
     own = {storage_of(v) for v in given.outputs}
     if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "it makes a view of memory that was there before"
+    shared = Counter(storage_of(v) for v in given.outputs)
+    if any(shared[storage_of(v)] > 1 for v in kept.intersection(given.outputs)):
+        yield "what is kept of what it makes shares memory with something else that it makes"
 
 
 def _written(graph: Graph, given: Substitution) -> Iterator[str]:

@@ -197,7 +197,11 @@ class _Rewriting:
         meta = self.metas[value]
         if value in self.program.dead or tensor.remote.meta is meta:
             return tensor
-        laid = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=tensor.device)
+        if meta.offset:
+            memory = torch.empty(meta.extent, dtype=meta.dtype, device=tensor.device)
+            laid = memory.as_strided(meta.shape, meta.stride, meta.offset)
+        else:
+            laid = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=tensor.device)
         laid.copy_(tensor)
         assert isinstance(laid, LazyTensor)
         return laid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Final
 
@@ -12,6 +13,8 @@ from djinn_prefill.rows import Refused, Rows
 
 PAYS: Final = 0.9  # of the time on one device: predictions are not exact
 PART: Final = 4e-4  # seconds for each time that something is sent and awaited
+PLANNING: Final = 1e-4  # seconds for an op and a chunk, when prompts of a length come for the first time
+RUNS: Final = 8  # prompts of that length that share it
 STEP: Final = 8  # chunks are so many rows, or several times as many
 FULL: Final = 0.9  # of a device's free memory that weights may fill
 
@@ -26,20 +29,21 @@ class Choice:
 
 @attrs.frozen
 class _Times:
-    """Seconds on the quickest device: linear and quadratic in the number of rows, and what cannot be divided."""
+    """Seconds on the quickest device: of what each row takes by itself, of attention, and of what cannot be divided."""
 
     linear: float
-    quadratic: float
+    attention: float
     whole: float
 
-    def until(self, share: float) -> float:
-        """Of the divided part for the first rows of a prompt."""
-        return self.linear * share + self.quadratic * share * share
+    def between(self, start: float, end: float) -> float:
+        """Of a chunk of the rows (shares of all); with a mask, attention computes what it does not use as well."""
+        seen = end * end if not start else 2 * end * (end - start)
+        return self.linear * (end - start) + self.attention * seen
 
     @property
     def alone(self) -> float:
         """On one device."""
-        return self.until(1.0) + self.whole
+        return self.between(0.0, 1.0) + self.whole
 
 
 def choose(context: OptimizationContext, rows: Rows) -> Choice:
@@ -58,7 +62,8 @@ def choose(context: OptimizationContext, rows: Rows) -> Choice:
         raise Refused(f"{rows.rows} rows are too few to divide, or weights too large to copy")
     seconds, ends = min(offered)
     alone = times.alone
-    if seconds > PAYS * alone:
+    planning = PLANNING * len(context.graph.nodes) * len(ends) / RUNS
+    if seconds + planning > PAYS * alone:
         raise Refused(
             f"divided, {rows.rows} rows would take {seconds * 1e3:.3g} ms; on one device {alone * 1e3:.3g} ms"
         )
@@ -86,9 +91,8 @@ def _divided(
     if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
         return None
     ends = _ends(rows.rows, times, count)
-    last = times.until(1.0) - times.until(ends[-2] / rows.rows)
-    masked = times.quadratic * (1 - ends[-2] / rows.rows) ** 2  # computed, and not used
-    busiest = max(times.until(ends[0] / rows.rows), last + masked)
+    shares = [0.0, *(end / rows.rows for end in ends)]
+    busiest = max(times.between(start, end) for start, end in itertools.pairwise(shares))
     sent = _bytes_of_keys_and_values(rows) * ends[-2] / rows.rows
     bandwidth, latency = _slowest(context)
     layers = max(1, len(rows.attention))
@@ -100,15 +104,28 @@ def _divided(
 
 def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
     """Ends of chunks that take about the same time, each with all before it to look at."""
-    total, ends = times.until(1.0), []
-    for number in range(1, count):
-        wanted = total * number / count
-        low, high = 0.0, 1.0
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (middle, high) if times.until(middle) < wanted else (low, middle)
-        ends.append(max(STEP * number, min(rows - STEP * (count - number), round(low * rows / STEP) * STEP)))
-    return (*ends, rows)
+    low, high = 0.0, times.between(0.0, 1.0)
+    for _ in range(30):  # the least time for each in which all of them reach the end
+        middle = (low + high) / 2
+        low, high = (low, middle) if _reached(times, count, middle)[-1] >= 1.0 else (middle, high)
+    ends = [round(share * rows / STEP) * STEP for share in _reached(times, count, high)[:-1]]
+    return (*(max(STEP * n, min(end, rows - STEP * (count - n))) for n, end in enumerate(ends, 1)), rows)
+
+
+def _reached(times: _Times, count: int, seconds: float) -> list[float]:
+    """How far chunks come that take so many seconds each."""
+    ends, start = [], 0.0
+    for _ in range(count):
+        low, high = start, 1.0
+        if times.between(start, 1.0) > seconds:
+            for _ in range(30):
+                middle = (low + high) / 2
+                low, high = (middle, high) if times.between(start, middle) <= seconds else (low, middle)
+        else:
+            low = 1.0
+        start = low
+        ends.append(start)
+    return ends
 
 
 def _bytes_of_keys_and_values(rows: Rows) -> int:

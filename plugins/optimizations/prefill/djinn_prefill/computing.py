@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.hooks import Node, arguments
+from djinn.hooks import Node
 from djinn.recording import call_again, group
-from djinn_prefill.rows import Attention, Rows
+from djinn_prefill.rows import Attention, Rows, first_row
 from djinn_prefill.rules import aligned_dim
 
 
@@ -37,12 +37,14 @@ class Computing:
     """One run of the code.
 
     Attributes:
+        cut: nodes that take rows of the last chunk alone.
         whole: tensors by value, those of a sequence with all of its rows.
         parts: by value its chunks.
     """
 
     rows: Rows
     chunks: Chunks
+    cut: frozenset[int]
     whole: dict[int, torch.Tensor]
     parts: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
     masks: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
@@ -54,7 +56,9 @@ class Computing:
                 self._attend(node, self.rows.attention[node.id])
             elif node.id in self.rows.splits:
                 self._divide(node)
-            elif not self._cut_out(node):
+            elif node.id in self.cut:
+                self.whole[node.outputs[0]] = self._cut_out(node)
+            else:
                 made = call_again(node, [self.all_of(v) for v in node.inputs], {})
                 self.whole.update(zip(node.outputs, made, strict=True))
 
@@ -135,18 +139,10 @@ class Computing:
             self.masks[key] = never.triu(self.chunks.start(chunk) + 1)
         return self.masks[key]
 
-    def _cut_out(self, node: Node) -> bool:
-        """Take a stretch of rows that lies in the last chunk from there; whether that was possible."""
-        value = node.inputs[0] if node.inputs else -1
-        if node.operation != "slice" or value not in self.rows.dims:
-            return False
-        given, dim, last = arguments(node), self.rows.dims[value], len(self.chunks) - 1
-        start = given.get("start") or 0
-        start += self.rows.rows if start < 0 else 0
+    def _cut_out(self, node: Node) -> torch.Tensor:
+        """Rows that lie in the last chunk, from there."""
+        value, last = node.inputs[0], len(self.chunks) - 1
+        dim = self.rows.dims[value]
         length = self.rows.graph.meta(node.outputs[0]).shape[dim]
-        inside = start - self.chunks.start(last)
-        if given.get("step", 1) != 1 or inside < 0 or given["dim"] % len(self.rows.graph.meta(value).shape) != dim:
-            return False
         with group(last):
-            self.whole[node.outputs[0]] = self.part(value, last).narrow(dim, inside, length)
-        return True
+            return self.part(value, last).narrow(dim, first_row(self.rows, node) - self.chunks.start(last), length)

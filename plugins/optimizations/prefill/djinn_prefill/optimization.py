@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -13,13 +14,15 @@ from djinn.hooks import (
     OptimizationResult,
     Rewrite,
     Substitution,
+    arguments,
     storage_of,
 )
 from djinn_prefill.choosing import Choice, choose
 from djinn_prefill.computing import Chunks, Computing
-from djinn_prefill.rows import Refused, Rows, rows_of
+from djinn_prefill.rows import Refused, Rows, first_row, rows_of
 
 NAME: Final = "prefill"
+Chooser = Callable[[OptimizationContext, Rows], Choice]
 
 
 class DivideSequences:
@@ -36,13 +39,17 @@ class DivideSequences:
     after_placement = False
     exact = False
 
+    def __init__(self, chooser: Chooser = choose) -> None:
+        """`chooser`: says how many chunks, and how long."""
+        self._choose = chooser
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """One substitution for all layers; or why not."""
         if len(context.topology.devices) < 2:
             return OptimizationResult(self.name, applied=False, reason="there is one device")
         try:
             rows = rows_of(context)
-            choice = choose(context, rows)
+            choice = self._choose(context, rows)
             substitution = _substitution(context, rows, choice)
         except Refused as refused:
             return OptimizationResult(self.name, applied=False, reason=str(refused))
@@ -52,40 +59,67 @@ class DivideSequences:
 
 
 def _substitution(context: OptimizationContext, rows: Rows, choice: Choice) -> Substitution:
-    graph, first = context.graph, rows.nodes[0]
-    run = _with_what_they_need(rows, first)
-    gone = _not_wanted_elsewhere(context, run, frozenset(rows.nodes))
+    graph, chunks = context.graph, Chunks(choice.ends)
+    cut = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
+    run = _with_what_they_need(rows, cut)
+    gone = _not_wanted_elsewhere(context, run, _from_rows(rows, run))
     outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_wanted(context, v, gone))
+    _check_memory(context, outputs)
     made = frozenset(v for node in run for v in node.outputs)
     inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in made))
-    if {storage_of(v) for v in outputs} & {storage_of(v) for v in graph.inputs}:
-        raise Refused("what it makes looks into what was there before")
-    chunks = Chunks(choice.ends)
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        computing = Computing(rows, chunks, dict(zip(inputs, tensors, strict=True)))
+        computing = Computing(rows, chunks, cut, dict(zip(inputs, tensors, strict=True)))
         computing.run(run)
         return [computing.all_of(value) for value in outputs]
 
     return Substitution(gone, inputs, outputs, compute, frozenset(node.id for node in run) - gone)
 
 
-def _with_what_they_need(rows: Rows, first: int) -> list[Node]:
-    """The divided nodes, and those between them that they need: all inputs have to be there before the first."""
-    graph = rows.graph
-    needed = set(rows.nodes)
+def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
+    """Whether a node takes rows of the last chunk alone, such as the last token's, and nobody keeps a view of the others."""
+    if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
+        return False
+    value, given = node.inputs[0], arguments(node)
+    along = given["dim"] % len(context.graph.meta(value).shape) == rows.dims[value]
+    return along and given["step"] == 1 and first_row(rows, node) >= chunks.start(len(chunks) - 1)
+
+
+def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
+    """Somebody might write later into what he keeps: what shares its memory would have to show that."""
+    before = {storage_of(v) for v in context.graph.inputs}
+    several = Counter(map(storage_of, outputs))
+    for value in outputs:
+        if storage_of(value) in before:
+            raise Refused("what it makes looks into what was there before")
+        if several[storage_of(value)] > 1 and value in context.kept:
+            raise Refused("several tensors that are kept look into the same memory")
+
+
+def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
+    """The divided nodes, and those after the first that they need: all inputs have to be there before it."""
+    graph, first = rows.graph, rows.nodes[0]
+    needed = {*rows.nodes, *cut}
     for node in reversed(graph.nodes[first:]):
-        if node.id not in needed:
-            continue
-        for value in node.inputs:
-            maker = graph.producer(value)
-            if maker is not None and maker.id > first:
-                needed.add(maker.id)
+        if node.id in needed:
+            makers = [graph.producer(value) for value in node.inputs]
+            needed.update(maker.id for maker in makers if maker is not None and maker.id > first)
     run = [graph.nodes[n] for n in sorted(needed)]
     for node in run:
         if node.writes or node.random:
             raise Refused(f"{node.op} writes or draws random numbers meanwhile")
     return run
+
+
+def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
+    """The nodes that depend on what is divided."""
+    divided, values = frozenset(rows.nodes), set(rows.dims)
+    found = set()
+    for node in run:
+        if node.id in divided or any(v in values for v in node.inputs):
+            found.add(node.id)
+            values.update(node.outputs)
+    return frozenset(found)
 
 
 def _not_wanted_elsewhere(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:

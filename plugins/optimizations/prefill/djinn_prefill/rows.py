@@ -73,8 +73,8 @@ class Rows:
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """What is divided, in order, with what has to be whole in between."""
-        return tuple(sorted((*self.splits, *self.attention, *self.whole)))
+        """What is divided, in order."""
+        return tuple(sorted((*self.splits, *self.attention)))
 
 
 def rows_of(context: OptimizationContext) -> Rows:
@@ -122,3 +122,9 @@ def _has_effects(node: Node) -> bool:
 def inside(node: Node) -> str:
     """Where in a model a node is, for reasons."""
     return f" in {node.module}" if node.module else ""
+
+
+def first_row(rows: Rows, node: Node) -> int:
+    """The first row that a slice of rows takes."""
+    start = arguments(node).get("start") or 0
+    return int(start + rows.rows if start < 0 else start)
