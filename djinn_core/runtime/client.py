@@ -35,6 +35,7 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connect import Opened, find_servers, open_connections, start_executors
 from djinn_core.runtime.earlier import EarlierPrograms
+from djinn_core.runtime.meaning import tell_meaning
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import NOTHING_LEFT_OUT, NOWHERE, load_plugins, plan_for_pool, plan_program
@@ -361,7 +362,10 @@ def _planner() -> Planner:
 def _planned(prepared: Prepared, program: Program) -> None:
     _state.wholes.named(prepared)
     _state.earlier.planned(prepared, program)
+    profile = _state.earlier.latest
 
+    if profile is not None and isinstance(_state.session, Session) and _state.opened[0].attached.device.spill:
+        tell_meaning(_state.session, prepared, program, profile)
 
 def last_profile() -> WorkloadProfile | None:
     """What the program is about that was sent last, as a whole; None where nothing was sent in this session.

@@ -45,6 +45,11 @@ class EarlierPrograms:
         self._carried: OrderedDict[int, _Carried] = OrderedDict()
         self._latest: WorkloadProfile | None = None
 
+    @property
+    def latest(self) -> WorkloadProfile | None:
+        """What the program is about that is being planned; None once it is."""
+        return self._latest
+
     def about(self, profile: WorkloadProfile) -> None:
         """What the program is about that is being planned."""
         self._latest = profile

@@ -47,6 +47,7 @@ from djinn_core.wire.messages import (
     Had,
     Have,
     NeedTemplate,
+    Meaning,
     Offer,
     Query,
     Recalled,
@@ -157,6 +158,9 @@ class ExecutorSession:
         elif isinstance(message, Have):
             found = decided(connection, lambda before: self._hold(message, before))
             connection.send(Frame(encode(Had(tuple([bool(one) for one in found])))))
+        elif isinstance(message, Meaning):
+            if self._memory is not None:
+                self._memory.learn(message)
         elif isinstance(message, Query):
             figures = self.figures()
             if message.reset_peak:

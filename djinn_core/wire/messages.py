@@ -306,6 +306,19 @@ class Completed(Message, frozen=True):
 class NeedTemplate(Message, frozen=True):
     """The executor has no template of that digest; it waits for `Define`."""
 
+class Meaning(Message, frozen=True):
+    """What the values of a template are, for an executor that has to choose what makes room; no result depends on it.
+
+    `phase` is the program's. `inputs` and `outputs` have a letter a value: `w` weight, `k` KV cache, `g` gradient, `o` state of
+    an optimizer, `i` input, `a` activation. Sent before the template's first run, to executors with a limit alone.
+    """
+
+    digest: bytes
+    phase: Name
+    inputs: bytes
+    outputs: bytes
+
+
     sequence: Count
     digest: bytes
 
@@ -397,6 +410,7 @@ AnyMessage = (
     | NeedTemplate
     | Define
     | Broken
+    | Meaning
     | Query
     | Figures
     | Goodbye

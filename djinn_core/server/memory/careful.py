@@ -10,8 +10,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.server.memory.holding import Holding, has_memory
-from djinn_core.server.memory.ledger import FAR, Ledger, Order
+from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
+from djinn_core.server.memory.order import FAR, USUAL, Order
 from djinn_core.server.memory.outlook import Outlook
 from djinn_core.server.memory.remaking import Remaking
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
@@ -27,7 +28,7 @@ class CarefulRun:
     """One run of a template, as `Guard`. What is used furthest from now makes room first."""
 
     def __init__(self, ledger: Ledger, template: CompiledTemplate, outlook: Outlook, outside: Order) -> None:
-        """`outside` says of what lives on after the run which goes first; its second number counts steps from the end."""
+        """`outside`: the order of what outlives the run, in which the second place counts steps from its end."""
         self._ledger = ledger
         self._template = template
         self._outlook = outlook
@@ -227,12 +228,12 @@ class CarefulRun:
     def _order(self, holding: Holding) -> Any:
         lifetimes, step = self._lifetimes, self._step
         nearest = min((lifetimes.next_use(place, step) for place in holding.places), default=NEVER)
-        if nearest < NEVER:
-            return (False, nearest, 0)
         if not holding.handles:
-            return (False, lifetimes.steps + FAR, 0)
-        idle, after, number = self._outside(holding)
-        return (idle, lifetimes.steps + after, number)
+            return (USUAL, min(nearest, lifetimes.steps + FAR))
+        level, after, *rest = self._outside(holding)
+        if nearest < NEVER:
+            return (min(level, USUAL), nearest, *rest)
+        return (level, lifetimes.steps + after, *rest)
 
 
 def _no_memory(error: Exception) -> bool:

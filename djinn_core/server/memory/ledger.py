@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import torch
 
 from djinn_core import torch_private
 from djinn_core.logs import get_logger
+from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.holding import Copy, Holding, has_memory
+from djinn_core.server.memory.order import Order, between_programs
 from djinn_core.server.memory.process import process_memory
 from djinn_core.server.memory.spill import SpillSpace
 from djinn_core.torch_objects import StorageWeakRef
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from djinn_core.server.memory.session import SessionMemory
 
 Holdings = dict[int, Holding]
-Order = Callable[[Holding], Any]  # what is greater goes first
 Evict = Callable[[Holding], None]
 BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
 STEPS: Final = 64  # in steps of the limit by this what is left grows and shrinks
@@ -55,6 +56,7 @@ class Ledger:
         self.lock = threading.RLock()
         self.sessions: list[SessionMemory] = []
         self.counts = Counts()
+        self.budgets = Budgets()
         self.peak = 0
         self.reserve = limit // RESERVE
         self.process = process_memory(device.type)
@@ -224,6 +226,10 @@ class Ledger:
         """Whether its bytes lie elsewhere already, so that nothing need be written."""
         return holding.key in self._copies
 
+    def order(self, holdings: Holdings) -> Order:
+        """Who goes first among what outlives the program that runs, if one does."""
+        return between_programs(self.sessions, holdings.values(), time.monotonic(), self.budgets, self.budget)
+
     def make_room(
         self, wanted: int, resident: int, holdings: Iterable[Holding], order: Order, evict: Evict | None = None
     ) -> int:
@@ -268,8 +274,8 @@ class Ledger:
         """
         resident = self.resident()
         if resident + nbytes > self.budget:
-            holdings, now = self.survey(), time.monotonic()
-            order = between_programs(self.sessions, now)
+            holdings = self.survey()
+            order = self.order(holdings)
             resident = sum(h.nbytes for h in holdings.values() if h.resident)
             resident -= self.make_room(nbytes, resident, holdings.values(), order)
         if resident + nbytes > self.limit:
@@ -299,21 +305,3 @@ class Ledger:
             "Free tensors, use smaller batches, or start the executor with a higher limit (memory_gib, or "
             "`djinn serve --memory-gib`)"
         )
-
-
-def between_programs(sessions: Collection[SessionMemory], now: float) -> Order:
-    """What goes first while no program runs: what idle sessions have, then what is used again last."""
-    distances = {id(session): session.foresight.distances() for session in sessions}
-
-    def order(holding: Holding) -> Any:
-        session = holding.owner
-        if session is None:
-            return (False, 0, 0)
-        ahead = distances[id(session)]
-        nearest = min((ahead.get(session.foresight.role(h), FAR) for h in holding.handles), default=FAR)
-        return (session.idle(now), nearest, max(holding.handles, default=0))
-
-    return order
-
-
-FAR: Final = 1 << 40  # used again after everything that can be foreseen, if at all

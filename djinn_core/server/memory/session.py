@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from djinn_core.server.memory.budgets import ACTIVATION, KINDS, kind_of
 from djinn_core.server.memory.careful import CarefulRun
 from djinn_core.server.memory.foresight import Foresight
 from djinn_core.server.memory.holding import has_memory
-from djinn_core.server.memory.ledger import Holdings, Ledger, Order, between_programs
+from djinn_core.server.memory.ledger import Holdings, Ledger
+from djinn_core.server.memory.order import RESTING
 from djinn_core.server.memory.outlook import Outlook, look_ahead
 from djinn_core.server.replay import CompiledTemplate
 from djinn_core.server.run import Run, environment_of, run_template
 from djinn_core.server.values import ValueTable
 from djinn_core.server.work import Work
+from djinn_core.wire.messages import Meaning
 
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
 OUTLOOKS_LIMIT = 512
@@ -31,12 +35,36 @@ class SessionMemory:
         self._ledger = ledger
         self._outlooks: dict[bytes, Outlook] = {}
         self._used = time.monotonic()
+        self.phase = ""
+        self._meanings: dict[bytes, Meaning] = {}
+        self._kinds: dict[int, str] = {}
         with ledger.lock:
             ledger.sessions.append(self)
 
     def idle(self, now: float) -> bool:
         """Whether it has done nothing for a while."""
         return now - self._used > IDLE_SECONDS
+
+    def learn(self, meaning: Meaning) -> None:
+        """The client says what the values of a template are."""
+        self._meanings[meaning.digest] = meaning
+        while len(self._meanings) > OUTLOOKS_LIMIT:
+            del self._meanings[next(iter(self._meanings))]
+
+    def kind(self, handles: Iterable[int]) -> str:
+        """What values are that share memory, as the client said; the one that is kept longest counts."""
+        found = [self._kinds.get(handle, ACTIVATION) for handle in handles]
+        return max(found, key=KINDS.index, default=ACTIVATION)
+
+    def _note_kinds(self, digest: bytes, work: Work) -> None:
+        meaning = self._meanings.get(digest)
+        if meaning is None:
+            return
+        self.phase = meaning.phase
+        for handles, letters in ((work.inputs, meaning.inputs), (work.outputs, meaning.outputs)):
+            self._kinds.update((h, kind_of(chr(letter))) for h, letter in zip(handles, letters, strict=False))
+        if len(self._kinds) > 2 * OUTLOOKS_LIMIT + 4 * len(self.values):
+            self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
 
     def close(self) -> None:
         """It ends, and holds nothing any more."""
@@ -53,18 +81,27 @@ class SessionMemory:
             self._used = time.monotonic()
             outlook = self._outlook(digest, template, work, slots)
             self.foresight.begin(digest, outlook.lifetimes, work.inputs)
+            self._note_kinds(digest, work)
             if self._settle(self._inputs(work), outlook):
                 run = plain(template, work, slots, self.values)
             else:
-                guard = CarefulRun(ledger, template, outlook, self._order())
+                guard = CarefulRun(ledger, template, outlook, ledger.order(ledger.survey()))
                 ledger.begin_run()
                 run = run_template(template, work, slots, self.values, guard=guard)
                 guard.end()
                 self._count_away(work.outputs)
+            self._observe(work, outlook)
             ledger.measure(ledger.resident())
             self.foresight.end(digest, work.outputs, self.values.__contains__)
             self._used = time.monotonic()
             return run
+
+    def _observe(self, work: Work, outlook: Outlook) -> None:
+        """What a run of this phase uses, for the budgets."""
+        used: Counter[str] = Counter({ACTIVATION: outlook.peak})
+        for holding in self._inputs(work).values():
+            used[self.kind(work.inputs[number] for number in holding.places)] += holding.nbytes
+        self._ledger.budgets.observe(self.phase, used)
 
     def _count_away(self, outputs: Sequence[int]) -> None:
         """Some of what was made has had to make room already."""
@@ -103,8 +140,9 @@ class SessionMemory:
         wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + outlook.peak
         resident = ledger.resident()
         if resident + wanted > ledger.comfort:
-            holdings, order = ledger.survey(), self._order()
-            idle = [h for key, h in holdings.items() if key not in inputs and order(h)[0]]
+            holdings = ledger.survey()
+            order = ledger.order(holdings)
+            idle = [h for key, h in holdings.items() if key not in inputs and order(h)[0] >= RESTING]
             if idle:
                 resident -= ledger.make_room(ledger.budget - ledger.comfort + wanted, resident, idle, order)
             if resident + wanted > ledger.comfort:
@@ -122,7 +160,3 @@ class SessionMemory:
                 self._ledger.restore(holding)
             if not written.isdisjoint(holding.places):
                 self._ledger.written(holding.key)
-
-    def _order(self) -> Order:
-        """What goes first of what outlives the program that runs."""
-        return between_programs(self._ledger.sessions, self._used)

@@ -1,0 +1,57 @@
+"""Which kinds of values may have how much of the memory in which phase, by what runs were seen to use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+WEIGHT, CACHE, ACTIVATION, STATE = "wkao"
+KINDS: Final = (ACTIVATION, STATE, WEIGHT, CACHE)  # in the order in which they make room, all else being equal
+# Others that clients tell apart, and what they count as: gradients and inputs come and go with a step.
+_COUNTED: Final = MappingProxyType({"g": ACTIVATION, "i": ACTIVATION})
+_TRAINING: Final = "training"
+# Shares of the memory until runs were seen.
+_ASSUMED: Final = MappingProxyType({
+    "llm_prefill": {WEIGHT: 0.5, CACHE: 0.2, ACTIVATION: 0.3, STATE: 0.0},
+    "llm_decode": {WEIGHT: 0.5, CACHE: 0.45, ACTIVATION: 0.05, STATE: 0.0},
+    _TRAINING: {WEIGHT: 0.2, CACHE: 0.0, ACTIVATION: 0.5, STATE: 0.3},
+    "": {WEIGHT: 0.5, CACHE: 0.2, ACTIVATION: 0.3, STATE: 0.0},
+})  # fmt: skip
+_KEPT: Final = 0.75  # of the shares that were known, when another run is seen
+
+
+def kind_of(letter: str) -> str:
+    """What a value counts as, by the letter that the client gave it."""
+    return letter if letter in KINDS else _COUNTED.get(letter, ACTIVATION)
+
+
+class Budgets:
+    """Shares by phase, which follow what runs use."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, dict[str, float]] = {}
+
+    def shares(self, phase: str) -> Mapping[str, float]:
+        """Of the memory, by kind; together 1."""
+        key = _key(phase)
+        return self._shares.get(key) or _ASSUMED.get(key) or _ASSUMED[""]
+
+    def observe(self, phase: str, used: Mapping[str, int]) -> None:
+        """A run of that phase used so many bytes of each kind."""
+        total = sum(used.values())
+        if total:
+            known = self.shares(phase)
+            self._shares[_key(phase)] = {
+                kind: _KEPT * known[kind] + (1 - _KEPT) * used.get(kind, 0) / total for kind in KINDS
+            }
+
+    def over(self, phase: str, held: Counter[str], budget: int) -> frozenset[str]:
+        """The kinds that hold more than their share."""
+        shares = self.shares(phase)
+        return frozenset(kind for kind in KINDS if held[kind] > shares[kind] * budget)
+
+
+def _key(phase: str) -> str:
+    return _TRAINING if phase.startswith(_TRAINING) else phase
