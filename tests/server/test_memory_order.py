@@ -1,0 +1,196 @@
+"""Who makes room first, and what is made again: sessions on one device with a limit, without a process around them."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import pytest
+import torch
+
+from djinn_core.ir.form import Form, Operand
+from djinn_core.ir.values import make_handle
+from djinn_core.server.memory.budgets import Budgets
+from djinn_core.server.memory.ledger import Ledger
+from djinn_core.server.memory.session import SessionMemory
+from djinn_core.server.memory.spill import FileSpill
+from djinn_core.server.replay import compile_template
+from djinn_core.server.run import run_template
+from djinn_core.server.values import ValueTable
+from djinn_core.server.work import Work
+from djinn_core.wire.messages import Meaning, Template
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+RELU, NEG, ABS, EXP = (
+    Form(f"aten::{name}", (Operand(),), (), ("new",), False) for name in ("relu", "neg", "abs", "exp")
+)
+ADD = Form("aten::add.Tensor", (Operand(), Operand()), (), ("new",), False)
+CLEAR = Form("aten::zero_", (Operand(),), (), (), False)
+
+
+class Told(FileSpill):
+    """A spill file that is as fast as it was told to be."""
+
+    write_speed = read_speed = property(lambda self: self.speed, lambda self, _: None)
+
+    def __init__(self, speed):
+        self.speed = speed
+        super().__init__()
+
+
+@attrs.define
+class Program:
+    """Steps over numbered values; `inputs` come first."""
+
+    inputs: int
+    steps: list
+
+    def template(self):
+        forms = tuple(dict.fromkeys(form for form, *_ in self.steps))
+        code = tuple(forms.index(form) for form, *_ in self.steps)
+        references = tuple(itertools.chain.from_iterable(places for _, *places in self.steps))
+        return Template(forms, code, references, tuple(range(self.inputs)), (references[-1],))
+
+
+class Session:
+    """A client's, with values of a megabyte each."""
+
+    def __init__(self, ledger, number):
+        self.values = ValueTable()
+        self.memory = SessionMemory(ledger, self.values)
+        self.handles = (make_handle(number * 1000 + n, 1) for n in itertools.count())
+        self.ledger = ledger
+
+    def give(self, value):
+        self.ledger.admit(MIB)
+        handle = next(self.handles)
+        with torch.inference_mode():
+            self.values[handle] = torch.full((MIB // 4,), float(value))
+        return handle
+
+    def run(self, program, inputs, name=b"p"):
+        output = next(self.handles)
+        work = Work(1, [output], [], [], [], (), False, list(inputs))
+        template = compile_template(program.template(), CPU, {})
+        run = self.memory.run(name, template, work, [], run_template)
+        assert not run.failures, run.failures
+        return output
+
+    def is_here(self, handle):
+        return not self.ledger.away(self.values[handle])
+
+    def read(self, handle):
+        self.ledger.bring(self.values[handle])
+        return self.values[handle][0].item()
+
+
+@pytest.fixture
+def ledger():
+    """Of a device that may hold 16 MiB, of which 2 are left to ops."""
+    made = Ledger(16 * MIB, CPU, Told(1e30))
+    made.process, made.reserve = None, 2 * MIB
+    yield made
+    made.space.close()
+
+
+def one_after_the_other(count):
+    """Adds up its inputs, the first first."""
+    steps, total = [], 0
+    for n in range(1, count):
+        steps.append((ADD, total, n, count + n))
+        total = count + n
+    return Program(count, steps)
+
+
+def test_what_is_used_last_makes_room_first(ledger):
+    session = Session(ledger, 1)
+    given = [session.give(n) for n in range(20)]
+    program = one_after_the_other(20)
+    for _ in range(3):
+        assert session.read(session.run(program, given)) == sum(range(20))
+    # The next run begins with the first ones again: what was used last is furthest from being used.
+    here = [session.is_here(handle) for handle in given]
+    assert sum(here[:10]) > sum(here[10:])
+    # Half of what does not fit has to be fetched once a run, as little as can be.
+    before = ledger.counts.restored
+    session.run(program, given)
+    assert ledger.counts.restored - before <= 12 * MIB
+
+
+def test_a_session_at_rest_makes_room_first_and_comes_back_untouched(ledger):
+    rests, works = Session(ledger, 1), Session(ledger, 2)
+    resting = [rests.give(n) for n in range(8)]
+    rests.memory.learn(Meaning(b"decode", "llm_decode", b"wwwwkkkk", b"a"))
+    rests.run(one_after_the_other(8), resting, b"decode")
+    rests.memory._used -= 3600
+    given = [works.give(n) for n in range(9)]
+    works.run(one_after_the_other(9), given)
+    assert [rests.is_here(handle) for handle in resting[4:]] == [False] * 4, "caches at rest go first"
+    assert all(works.is_here(handle) for handle in given)
+    assert [rests.read(handle) for handle in resting] == list(range(8))
+
+
+def test_a_cache_in_use_makes_room_last(ledger):
+    session = Session(ledger, 1)
+    given = [session.give(n) for n in range(12)]
+    session.memory.learn(Meaning(b"decode", "llm_decode", b"k" * 4 + b"w" * 8, b"a"))
+    program = one_after_the_other(12)
+    session.run(program, given, b"decode")
+    for n in range(8):
+        session.give(n)
+    assert all(session.is_here(handle) for handle in given[:4])
+    assert session.read(session.run(program, given, b"decode")) == sum(range(12))
+
+
+def fan(width, between=()):
+    """Makes `width` values of one, then adds them up, the last first."""
+    steps = [((RELU, NEG, ABS, EXP)[n % 4], 0, n + 1) for n in range(width)]
+    steps += between
+    total = width
+    for n in range(width - 1, 0, -1):
+        steps.append((ADD, total, n, 2 * width - n + 1))
+        total = 2 * width - n + 1
+    return Program(1, steps)
+
+
+def expected(width):
+    x = torch.full((MIB // 4,), 2.0)
+    made = [(torch.relu, torch.neg, torch.abs, torch.exp)[n % 4](x) for n in range(width)]
+    total = made[-1]
+    for value in reversed(made[:-1]):
+        total = total + value
+    return total
+
+
+@pytest.mark.parametrize(("speed", "again"), [(1.0, True), (1e30, False)])
+def test_what_is_quicker_made_again_is_not_spilled(ledger, speed, again):
+    ledger.space.speed = speed
+    session = Session(ledger, 1)
+    output = session.run(fan(20), [session.give(2)])
+    ledger.bring(session.values[output])
+    assert torch.equal(session.values[output], expected(20))
+    assert bool(ledger.counts.remade) is again
+    # What all are made of lies elsewhere meanwhile in either case.
+    assert (ledger.counts.spilled <= MIB) is again
+    assert ledger.peak <= 16 * MIB
+
+
+def test_nothing_is_made_again_of_what_was_written_into(ledger):
+    ledger.space.speed = 1.0
+    session = Session(ledger, 1)
+    output = session.run(fan(20, [(CLEAR, 0)]), [session.give(2)])
+    ledger.bring(session.values[output])
+    assert torch.equal(session.values[output], expected(20))
+    assert not ledger.counts.remade
+    assert ledger.counts.spilled
+
+
+def test_shares_follow_what_a_phase_uses():
+    budgets = Budgets()
+    assert budgets.shares("llm_decode")["k"] > budgets.shares("llm_prefill")["k"]
+    for _ in range(20):
+        budgets.observe("llm_decode", {"k": 900, "w": 100})
+    assert budgets.shares("llm_decode")["k"] == pytest.approx(0.9, abs=0.01)
+    assert sum(budgets.shares("llm_decode").values()) == pytest.approx(1.0)
+    assert budgets.shares("training_backward") == budgets.shares("training_forward")
