@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from op_database import WAYS, check, entries
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from samples import INDEX
 from verdicts import LEFT_OUT, Verdict
 
 import djinn
@@ -50,7 +52,7 @@ class Work:
 
 
 def _judge(work: Work) -> tuple[str, list[Verdict]]:
-    samples = SAMPLES[work.database]
+    samples = _few(SAMPLES[work.database])
     verdicts: list[Verdict] = []
     for position in work.positions:
         if work.database in WAYS:
@@ -63,9 +65,27 @@ def _judge(work: Work) -> tuple[str, list[Verdict]]:
     return work.database, verdicts
 
 
-def _start() -> None:
+def _few(samples: int | None) -> int | None:
+    most = _chosen[0].samples
+    return samples if most is None else min(most, samples or most)
+
+
+@attrs.frozen
+class Choice:
+    """What to compare with: so many executors as one, placed by a policy. `samples`: at most so many of each entry."""
+
+    executors: int = 1
+    policy: str = ""
+    samples: int | None = None
+
+
+_chosen = [Choice()]
+
+
+def _start(choice: Choice) -> None:
     torch.set_num_threads(1)
-    djinn.configure(threads=1)
+    _chosen[:] = [choice]
+    djinn.configure(threads=1, executors=choice.executors, placement_policy=choice.policy)
 
 
 def _work(only: str) -> list[Work]:
@@ -79,11 +99,14 @@ def _work(only: str) -> list[Work]:
     ]
 
 
-def run(only: str, processes: int, console: Console) -> dict[str, list[Verdict]]:
+def run(only: str, processes: int, choice: Choice, console: Console) -> dict[str, list[Verdict]]:
     """The verdicts of each database whose name contains `only`, less the entries that have nothing of the kind."""
     verdicts: dict[str, list[Verdict]] = {}
     work = _work(only)
-    with multiprocessing.get_context("spawn").Pool(processes, _start) as pool, Progress(console=console) as progress:
+    with (
+        multiprocessing.get_context("spawn").Pool(processes, _start, (choice,)) as pool,
+        Progress(console=console) as progress,
+    ):
         task = progress.add_task("entries", total=sum(len(w.positions) for w in work))
         for name, judged in pool.imap(_judge, work):
             verdicts.setdefault(name, []).extend(v for v in judged if v.outcome != "none")
@@ -140,10 +163,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the table to this file, too")
     parser.add_argument("--only", default="", help="databases whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--executors", type=int, default=1, help="so many executors as one device")
+    parser.add_argument("--policy", default="", help="placement policy, such as round_robin")
+    parser.add_argument("--index", type=int, default=0, help="index of the device, such as 2 for the second executor")
+    parser.add_argument("--samples", type=int, help="at most so many of each entry")
     options = parser.parse_args()
     console = Console()
     started = time.monotonic()
-    verdicts = run(options.only, options.processes, console)
+    os.environ[INDEX] = str(options.index)  # for the processes that run begins
+    choice = Choice(options.executors, options.policy, options.samples)
+    verdicts = run(options.only, options.processes, choice, console)
     result = report(verdicts, console)
     console.print(f"{time.monotonic() - started:.0f} seconds")
     if options.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
-DEVICE = "remote_accelerator:0"
+INDEX = "CONFORMANCE_INDEX"  # a variable that `run_databases.py` sets for its processes
+DEVICE = f"remote_accelerator:{os.environ.get(INDEX, '0')}"
 
 # Arguments that PyTorch wants on the CPU whatever the device, as it does for CUDA.
 ON_THE_CPU: dict[str, Callable[[torch.Tensor], bool]] = {"tensor_split": lambda tensor: not tensor.is_floating_point()}

@@ -39,3 +39,11 @@ def test_what_is_left_out_is_refused_with_a_clear_error(embedded_for_all):
 
 def test_less_than_one_in_a_hundred_is_left_out():
     assert len(LEFT_OUT) < 0.01 * len(list(entries()))
+
+
+@pytest.mark.parametrize(("way", "part"), [("op_db forward", 16), ("op_db gradient", 24), ("op_db in-place", 24)])
+def test_operators_are_right_when_every_value_travels(blind_pool, way, part):
+    """A sample of `make conformance-pool`."""
+    verdicts = [check(op, way, samples=1) for op in list(entries())[5::part]]
+    assert {v.name: v.reason for v in verdicts if v.outcome == "failed"} == {}
+    assert sum(v.samples for v in verdicts) > 10, "hardly anything is compared"
