@@ -61,6 +61,7 @@ NEEDED: Final = (
     "torch._utils._rebuild_parameter_with_state",
     "torch._utils._rebuild_tensor_v2",
     "torch._C._len_torch_dispatch_stack",
+    "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch._tensor._convert",
     "torch._tensor._rebuild_from_type_v2",

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.utils._python_dispatch
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Is asked for every op that is called inside it, before it runs.
+DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 
 
 def trace_as_plain(cls: type[torch.Tensor], wanted: Callable[[Any], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,6 +32,17 @@ class DeviceRuntime(Protocol):
 
     def memory(self) -> Mapping[str, int]:
         """Bytes: at least `total`, `free` and `allocated` by this process."""
+
+
+@runtime_checkable
+class Timekeeper(Protocol):
+    """A runtime that has these members as well says itself how long programs take, as one does that only pretends to run them."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """The context in which programs run."""
+
+    def take_seconds(self) -> float:
+        """What programs have taken since this was asked last; answers to clients name it in place of what the clock says."""
 
 
 @runtime_checkable

@@ -204,7 +204,8 @@ def _open() -> Session | PoolSession:
     if isinstance(session, PoolSession):
         port.whole_programs += 1  # where a program runs is decided over all of it
     log.info("connected", server=session.server, session=session_name())
-    _state.observers.tell("connected", server=session.server, fallbacks=opened[0].fallbacks)
+    kinds = tuple(one.attached.device.kind for one in opened)
+    _state.observers.tell("connected", server=session.server, fallbacks=opened[0].fallbacks, kinds=kinds)
     return session
 
 

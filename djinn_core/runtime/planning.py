@@ -52,6 +52,8 @@ def capabilities_of(device: DeviceInfo) -> DeviceCapabilities:
         device.name,
         device.memory,
         device.memory_free,
+        device.flops,
+        device.bandwidth,
         calibration=calibration_of(device),
         spill=device.spill,
     )

@@ -130,7 +130,7 @@ class Trials:
         chosen = tried.best
         if tried.arms is not None:
             tried.turn += 1
-            chosen = tried.arms[tried.turn % 4 in {0, 3}].plan  # with, without, without, with: drift hits both alike
+            chosen = tried.arms[tried.turn % 4 in {2, 3}].plan  # with, without, without, with: drift hits both alike
         return chosen if chosen.holds_for(program) else plan
 
     def _open(self, tried: Tried, program: Program) -> None:

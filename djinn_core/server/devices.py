@@ -36,6 +36,8 @@ class OpenDevice:
             spill=memory.get("spill", 0),
             threads=torch.get_num_threads() if known.kind == FALLBACK else 0,
             torch=str(torch.__version__),
+            flops=known.flops,
+            bandwidth=known.bandwidth,
         )
 
 

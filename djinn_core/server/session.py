@@ -14,7 +14,7 @@ import torch
 
 from djinn_core.delivery.lasting import own
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
 from djinn_core.server.compiling.compiling import Compiling
@@ -81,6 +81,7 @@ class SharedDevice:
         self.own = own_operators(runtime, self.randomness)
         self.compiling: Compiling | None = None
         self.ledger = ledger_of(runtime)
+        self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None
 
 
 _devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
@@ -262,7 +263,9 @@ class ExecutorSession:
         self.values.note_peak()
         self.values.free(work.free)
         done = time.perf_counter()
-        timing = Timing(begun - waited, decoded - started, executed - begun, done - executed)
+        keeper = self.device.timekeeper
+        took = executed - begun if keeper is None else keeper.take_seconds()
+        timing = Timing(begun - waited, decoded - started, took, done - executed)
         METER.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for seen in self._exchange.sightings.take():
@@ -332,6 +335,9 @@ class ExecutorSession:
         run = run_template if known.hot is None else known.hot.run
         if self._memory is not None:
             return self._memory.run(known.digest, known.template, work, known.slots, run)
+        if self.device.timekeeper is not None:
+            with self.device.timekeeper.running():
+                return run(known.template, work, known.slots, self.values)
         return run(known.template, work, known.slots, self.values)
 
     def _collect(

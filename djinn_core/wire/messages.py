@@ -42,7 +42,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     """A physical device, sizes in bytes, and what runs on it: how fast it is depends on both.
 
     `threads` are those that an op may use on a CPU, `torch` is the version of PyTorch; 0 and empty where they are unknown. `spill` is
-    how much of what does not fit into its memory may lie elsewhere.
+    how much of what does not fit into its memory may lie elsewhere. `flops` and `bandwidth` (bytes) are what it can do in a second at
+    most, where it says so.
     """
 
     id: Name
@@ -53,6 +54,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     threads: Count = 0
     torch: Name = ""
     spill: Count = 0
+    flops: float = 0.0
+    bandwidth: float = 0.0
 
 
 class Hello(Message, frozen=True):

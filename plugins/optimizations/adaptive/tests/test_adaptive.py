@@ -1,21 +1,17 @@
-"""What is decided from measured runs, and that an optimization that costs time is switched off in a real session."""
+"""What is decided from measured runs; that it is done, in a real session, is tested in `tests/runtime/test_trials.py`."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-import torch
 
-import djinn
 import djinn_adaptive
-from djinn.hooks import OptimizationResult, Rewrite, Substitution, Trial, arguments, hookimpl
+from djinn.hooks import Trial
 from djinn.testing import OptimizationConformance, PluginConformance
 from djinn_adaptive import Adaptive
 from djinn_adaptive.judging import LOOKS
 from djinn_adaptive.ranks import chance_of_being_less
-
-REMOTE = "remote_accelerator:0"
 
 
 class TestPlugin(PluginConformance):
@@ -80,73 +76,3 @@ def test_ranks_are_those_of_the_textbook():
     assert chance_of_being_less(range(1, 9), range(9, 17)) == pytest.approx(0.000469, rel=0.01)
     assert chance_of_being_less([1.0] * 8, [1.0] * 8) == 1.0
     assert chance_of_being_less([3, 1, 2], [2, 3, 1]) == pytest.approx(0.5, abs=0.1)
-
-
-# --- in a session ---------------------------------------------------------------------------------------------------
-
-
-class Slower:
-    """Does each `linear` forty times; right, and of no use to anybody."""
-
-    name = "slower"
-    before = after = frozenset()
-    after_placement = False
-    tolerates_growth = True
-
-    def optimize(self, context):
-        found = []
-        for number in context.plan.nodes:
-            node = context.graph.nodes[number]
-            if node.operation == "linear":
-                given = arguments(node)
-                values = (given["input"], given["weight"], given["bias"])
-                found.append(Substitution(frozenset({number}), values, node.outputs, self.slowly))
-        if not found:
-            return OptimizationResult(self.name, applied=False, reason="there is no product")
-        return OptimizationResult(self.name, True, "products are done forty times", Rewrite(substitutions=tuple(found)))
-
-    @staticmethod
-    def slowly(tensors):
-        data, weight, bias = tensors
-        results = [torch.nn.functional.linear(data * factor, weight, bias) for factor in range(40)]
-        return [results[1] + 0 * sum(results)]
-
-
-class Slow:
-    """The plugin that offers it."""
-
-    djinn_api_version = 1
-
-    @staticmethod
-    @hookimpl
-    def djinn_register_optimizations():
-        return [Slower()]
-
-
-@pytest.fixture
-def slow_session():
-    djinn.configure(plugins=[djinn_adaptive, Slow()], placement_policy="single", threads=1)
-    yield
-    djinn.configure()
-
-
-@torch.no_grad()
-def test_what_hurts_is_switched_off_and_told(slow_session):
-    torch.manual_seed(0)
-    layer, data = torch.nn.Linear(128, 128), torch.randn(64, 128)
-    expected = layer(data)
-    there, given = layer.to(REMOTE), data.to(REMOTE)
-    djinn.reset_stats()
-    for _ in range(400):
-        torch.testing.assert_close(there(given).cpu(), expected)
-        if djinn.stats()["optimizations_switched_off"]:
-            break
-    assert djinn.stats()["optimizations_tried"] == 1
-    assert djinn.stats()["optimizations_switched_off"] == 1
-    sent = djinn.stats()["instructions_sent"]
-    for _ in range(4):
-        torch.testing.assert_close(there(given).cpu(), expected)
-    assert djinn.stats()["instructions_sent"] - sent <= 8
-    with djinn.capture() as captured:
-        kept = there(given)
-    assert "slower not applied: switched off by measurement" in str(djinn.explain(captured)), kept

@@ -1,0 +1,178 @@
+"""What stands for running an op: its results by shape, and the time that it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+from torch.utils import flop_counter
+
+from djinn.devices import DispatchMode, schema_of
+from djinn.hooks import DeviceCapabilities
+
+START: Final = 5e-6  # seconds that an op takes to begin, as in the built-in cost model
+_LIMIT: Final = 16384  # calls that are remembered
+
+
+@attrs.frozen
+class Layout:
+    """A tensor that an op makes."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it needs."""
+        if 0 in self.shape:
+            return 0
+        return (1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))) * self.dtype.itemsize
+
+
+@attrs.frozen
+class Pretended:
+    """What is known of a call: for each result its layout, the argument that it is, or None; and the seconds that it takes."""
+
+    results: tuple[Layout | int | None, ...]
+    several: bool
+    seconds: float
+
+
+class Pretending(DispatchMode):
+    """Ops called inside return zeros of the right layout, and take the time of a roofline.
+
+    Views are made, since they cost nothing; and what depends on data, or has no shapes to be known by, is computed from the
+    zeros that there are.
+    """
+
+    known: dict[Any, Pretended | None] = {}  # noqa: RUF012 - of all devices of a process, by device as well
+    whole: set[Any] = set()  # noqa: RUF012 - ops that are not made of others
+
+    def __init__(
+        self, device: DeviceCapabilities, zeros: Callable[[int], torch.Tensor], passes: Callable[[float], None]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self._zeros, self._passes = device, zeros, passes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Pretend to run `func`."""
+        kwargs = kwargs or {}
+        if func not in self.whole:
+            with self:  # what it is made of comes here, too
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+            self.whole.add(func)
+        key = (self._device.id, func, _key(args), _key(tuple(kwargs.items())))
+        try:
+            pretended = self.known[key]
+        except KeyError:
+            pretended = self._looked_at(func, args, kwargs)
+            if len(self.known) >= _LIMIT:
+                self.known.clear()
+            self.known[key] = pretended
+        except TypeError:  # something that is no key
+            pretended = self._looked_at(func, args, kwargs)
+        if pretended is None:
+            made = func(*args, **kwargs)
+            if not _is_view(func):
+                self._passes(self._seconds(0.0, list(_tensors([*args, *kwargs.values(), made]))))
+            return made
+        self._passes(pretended.seconds)
+        results = [self._made(result, args, kwargs, func) for result in pretended.results]
+        return results if pretended.several else results[0] if results else None
+
+    def _made(self, result: Layout | int | None, args: Any, kwargs: Any, func: Any) -> Any:
+        if isinstance(result, Layout):
+            memory = self._zeros(result.nbytes).view(result.dtype)
+            return memory.as_strided(result.shape, result.stride)
+        return None if result is None else _argument(result, args, kwargs, func)
+
+    def _looked_at(self, func: Any, args: Any, kwargs: Any) -> Pretended | None:
+        """What is known of a call; None where it has to be made."""
+        if _is_view(func):
+            return None
+        schema = schema_of(func)
+        try:
+            there = _on_meta(args), {name: _on_meta(value) for name, value in kwargs.items()}
+            if "device" in there[1]:
+                there[1]["device"] = "meta"
+            made = func(*there[0], **there[1])
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return None  # it looks at data, has no meta kernel, or fails; then it should fail as it does
+        several = len(schema.returns) != 1 or isinstance(made, list | tuple)
+        values = list(made) if isinstance(made, list | tuple) else [] if made is None else [made]
+        written = [_written(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
+        results = tuple(
+            written[i] if written and written[i] is not None else _layout(value) for i, value in enumerate(values)
+        )
+        given = list(_tensors([*there[0], *there[1].values()]))
+        formula = flop_counter.flop_registry.get(func.overloadpacket)
+        flops = formula(*there[0], **there[1], out_val=made) if formula is not None else _attention_flops(func, given)
+        return Pretended(results, several, self._seconds(flops, [*given, *_tensors(values)]))
+
+    def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
+        """By arithmetic or by memory, whichever takes longer."""
+        moved = sum(t.numel() * t.dtype.itemsize for t in tensors)
+        flops = flops or float(max((t.numel() for t in tensors), default=0))
+        return START + max(flops / (self._device.flops or 2e13), moved / (self._device.bandwidth or 5e11))
+
+
+def _is_view(func: Any) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(func).returns)
+
+
+def _attention_flops(func: Any, given: Sequence[torch.Tensor]) -> float:
+    """Of kernels for attention that PyTorch's counter does not know, such as those of the CPU."""
+    if "scaled_dot_product" not in func.name() or len(given) < 2:
+        return 0.0
+    query, key = given[:2]
+    return 4.0 * query.numel() * key.shape[-2]
+
+
+def _key(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return tuple(argument.shape), argument.stride(), argument.dtype
+    if isinstance(argument, list | tuple):
+        return tuple([_key(item) for item in argument])
+    return type(argument), argument
+
+
+def _on_meta(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return torch.empty_strided(tuple(argument.shape), argument.stride(), dtype=argument.dtype, device="meta")
+    if isinstance(argument, list | tuple):
+        return [_on_meta(item) for item in argument]
+    return argument
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _layout(value: Any) -> Layout | None:
+    return Layout(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def _written(returned: Any, schema: Any) -> int | None:
+    """The position of the argument that a result is; None where it is new."""
+    if returned.alias_info is None:
+        return None
+    marks = set(returned.alias_info.before_set)
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and set(argument.alias_info.before_set) & marks:
+            return position
+    return None
+
+
+def _argument(position: int, args: Any, kwargs: Any, func: Any) -> Any:
+    if position < len(args):
+        return args[position]
+    return kwargs[schema_of(func).arguments[position].name]

@@ -1,0 +1,34 @@
+"""Says what a session would have taken."""
+
+from __future__ import annotations
+
+import logging
+
+from djinn.hooks import Event
+
+_log = logging.getLogger("djinn_simulated")
+
+
+class Teller:
+    """Adds up what simulated devices say that they worked. The client's own work, and what the network takes, is not in it."""
+
+    name = "simulated"
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._programs = 0
+        self._simulated = False
+
+    def observe(self, event: Event) -> None:
+        """Note what devices took, and tell it when the session ends."""
+        if event.name == "connected":
+            kinds = event.fields.get("kinds", ())
+            self._simulated, self._seconds, self._programs = "simulated" in kinds, 0.0, 0
+            if self._simulated:
+                _log.warning("the device is simulated: it keeps time, and what comes back is zeros")
+        elif event.name == "completed" and self._simulated:
+            self._seconds += event.fields["execute"]
+            self._programs += event.fields["execute"] > 0
+        elif event.name == "disconnected" and self._simulated and self._programs:
+            _log.warning("simulated devices would have worked %.4g s at %d submissions", self._seconds, self._programs)
+            self._simulated = False

@@ -1,0 +1,137 @@
+"""Time by the roofline, results by shape, memory as described; and a user's program on a described device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+import djinn_simulated
+from djinn.hooks import StartupError, Timekeeper
+from djinn.testing import PluginConformance
+from djinn_simulated.device import VARIABLE, SimulatedDevice
+from djinn_simulated.pretending import START
+
+CLUSTER = """
+network = { gbs = 10 }
+[[machines]]
+name = "node"
+devices = 2
+memory_gib = 1
+tflops = 1
+gbs = 100
+link = { gbs = 100 }
+"""
+FLOPS, BANDWIDTH = 1e12, 1e11
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_simulated
+
+
+@pytest.fixture
+def described(tmp_path, monkeypatch):
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER)
+    monkeypatch.setenv(VARIABLE, str(file))
+
+
+@pytest.fixture
+def runtime(described):
+    return SimulatedDevice().open(1)
+
+
+def test_devices_are_those_of_the_file(described):
+    found = SimulatedDevice().discover()
+    assert [d.id for d in found] == ["simulated:0", "simulated:1"]
+    assert {(d.kind, d.memory, d.flops, d.bandwidth) for d in found} == {("simulated", 1 << 30, FLOPS, BANDWIDTH)}
+
+
+def test_without_a_file_there_are_none(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert SimulatedDevice().discover() == ()
+    with pytest.raises(StartupError, match=VARIABLE):
+        SimulatedDevice().open(0)
+
+
+def test_a_file_that_is_not_there(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "/nowhere/cluster.toml")
+    with pytest.raises(StartupError, match="nowhere"):
+        SimulatedDevice().discover()
+
+
+def test_products_take_their_arithmetic_and_sums_their_memory(runtime):
+    assert isinstance(runtime, Timekeeper)
+    a, b = torch.ones(512, 256), torch.ones(256, 1024)
+    with runtime.running():
+        product = a @ b
+    assert runtime.take_seconds() == pytest.approx(START + 2 * 512 * 256 * 1024 / FLOPS)
+    assert product.shape == (512, 1024)
+    assert not product.any()
+    with runtime.running():
+        _ = product + product
+    assert runtime.take_seconds() == pytest.approx(START + 3 * product.nbytes / BANDWIDTH)
+    assert runtime.take_seconds() == 0
+
+
+def test_views_alias_and_writes_return_what_they_write(runtime):
+    x = torch.ones(4, 6)
+    with runtime.running():
+        row = x.t()[2]
+        same = x.add_(1)
+        values, indices = x.max(1)
+        parts = x.split(3, 1)
+    assert row.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert same is x
+    assert (values.shape, indices.dtype) == ((4,), torch.int64)
+    assert [p.shape for p in parts] == [(4, 3), (4, 3)]
+
+
+def test_what_depends_on_data_is_computed(runtime):
+    mask = torch.tensor([True, False, True])
+    with runtime.running():
+        assert torch.nonzero(mask).shape == (2, 1)
+        assert torch.zeros(2).sum().item() == 0
+
+
+def test_large_uploads_are_not_kept_and_small_ones_are(runtime):
+    small, large = torch.ones(16, dtype=torch.uint8), torch.ones(2 << 20, dtype=torch.uint8)
+    assert runtime.receive(small).all()
+    assert not runtime.receive(large).any()
+
+
+def test_memory_is_that_of_the_described_device(runtime):
+    with runtime.running():
+        held = torch.ones(1).expand(150 << 20).clone()
+        assert runtime.memory()["allocated"] >= held.nbytes
+        with pytest.raises(torch.OutOfMemoryError, match="are free"):
+            held.clone()
+        del held
+        torch.ones(1).expand(150 << 20).clone()
+    assert runtime.memory()["free"] == 1 << 30
+
+
+@torch.no_grad()
+def test_a_program_says_what_it_would_take(described, monkeypatch, caplog):
+    for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    djinn.configure(executor="inline", device="simulated:1", placement_policy="single")
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU()).to("remote_accelerator:0")
+        data = torch.randn(512, 1024).to("remote_accelerator:0")
+        djinn.synchronize()
+        djinn.reset_stats()
+        result = model(data).cpu()
+        took = djinn.stats()["server_execute_us"] / 1e6
+        (device,) = djinn.topology().devices
+    finally:
+        djinn.configure()
+    assert result.shape == (512, 1024)
+    assert not result.any()
+    product, rectified = 2 * 512 * 1024 * 1024 / FLOPS, 2 * result.nbytes / BANDWIDTH
+    assert took == pytest.approx(product + rectified + 2 * START, rel=0.1)
+    assert (device.id, device.flops, device.bandwidth) == ("simulated:1", FLOPS, BANDWIDTH)
+    assert "what comes back is zeros" in caplog.text
+    assert "simulated devices would have worked 0.0011" in caplog.text
