@@ -74,6 +74,11 @@ class OptimizationPlan(ShownInNotebooks):
     equal_slots: tuple[tuple[int, int], ...] = ()
     replicas: tuple[PlacementDecision, ...] = ()
 
+    @property
+    def substituted(self) -> frozenset[int]:
+        """Nodes that give way to other computation; no two optimizations can have the same ones."""
+        return frozenset().union(*(s.nodes for result in self.results for s in result.rewrite.substitutions))
+
 
 def resolved(replace: Mapping[int, int]) -> dict[int, int]:
     """`replace` with every chain of stand-ins followed to its end.

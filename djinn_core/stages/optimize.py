@@ -43,6 +43,9 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
             author = title("optimization", optimization)
             check_rewrite(context.graph, plan, result.rewrite, context.kept, author)
             check_substitutions(context.graph, plan, result.rewrite.substitutions, context.kept, author)
+            if any(s.nodes & plan.substituted for s in result.rewrite.substitutions):
+                reason = "another optimization does some of its nodes in another way"
+                result = OptimizationResult(optimization.name, applied=False, reason=reason)
         except Exception as error:
             reason = warn_skipped("optimization", optimization, error, "the plan stays as it was")
             result = OptimizationResult(optimization.name, applied=False, reason=reason)

@@ -51,7 +51,7 @@ def _why_not(context: OptimizationContext) -> str:
         return "there is one device"
     if context.stream.following:
         return "inputs follow each other: whole ones keep all devices busy"
-    if any(result.rewrite.substitutions for result in context.plan.results):
+    if context.plan.substituted:
         return "other computation takes the place of some of its nodes"
     return what_is_carried(context)
 

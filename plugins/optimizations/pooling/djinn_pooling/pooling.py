@@ -1,0 +1,55 @@
+"""What a pooling does, from the arguments of its op."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from djinn.hooks import Graph, Node, arguments
+
+_ADAPTIVE = "_adaptive_avg_pool2d"
+
+
+@attrs.frozen(eq=False)
+class Pooling:
+    """A pooling over the last two dimensions.
+
+    Attributes:
+        node, source: the op, and the value that it takes.
+        kind: whether it is the largest or the average.
+        window, step: elements along each dimension; empty where windows are not all of one size.
+        inside: whether no window reaches beyond what there is.
+    """
+
+    node: Node
+    source: int
+    kind: Literal["largest", "average"]
+    window: tuple[int, ...]
+    step: tuple[int, ...]
+    inside: bool
+
+
+def pooling_of(graph: Graph, node: Node) -> Pooling | None:
+    """The pooling that a node does and that leaves fewer elements; None where it does none."""
+    if node.operation not in {"max_pool2d", "max_pool2d_with_indices", "avg_pool2d", _ADAPTIVE, "mean"}:
+        return None
+    if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:
+        return None
+    given, source = arguments(node), node.inputs[0]
+    if graph.meta(node.outputs[0]).numel >= graph.meta(source).numel:
+        return None
+    if node.operation in {_ADAPTIVE, "mean"}:
+        dims = sorted(d % 4 for d in given.get("dim") or ()) if node.operation == "mean" else [2, 3]
+        whole = dims == [2, 3] and given.get("dtype") is None and given.get("keepdim", True)
+        return Pooling(node, source, "average", (), (), inside=True) if whole else None
+    window = _pair(given["kernel_size"])
+    plain = not any(_pair(given.get("padding", 0))) and not given.get("ceil_mode")
+    plain = plain and set(_pair(given.get("dilation", 1))) == {1} and given.get("divisor_override") is None
+    kind: Literal["largest", "average"] = "largest" if node.operation.startswith("max") else "average"
+    return Pooling(node, source, kind, window, _pair(given.get("stride") or window), inside=plain)
+
+
+def _pair(given: object) -> tuple[int, ...]:
+    numbers = [n for n in given if isinstance(n, int)] if isinstance(given, (list, tuple)) else [given]
+    return tuple(n for n in numbers if isinstance(n, int)) * (2 // max(1, len(numbers)))
