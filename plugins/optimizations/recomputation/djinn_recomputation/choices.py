@@ -12,8 +12,8 @@ from djinn.scheduling import duration, simulate, size, with_replicas, write_step
 from djinn_recomputation.cone import RUNS, Cone
 from djinn_recomputation.cut import cheapest
 
-# How much a second of computing counts beside one of sending: as much, and less, for devices that would wait meanwhile.
-WEIGHTS = (1.0, 0.2, 0.0)
+# How much a second of computing counts beside one of sending: as much; and nothing, for devices that would wait meanwhile.
+WEIGHTS = (1.0, 0.0)
 SPARE = 0.1  # of a device's memory, which copies of weights may not take
 
 

@@ -52,7 +52,8 @@ class Recomputation:
         if not found or sending < MATTERS * _least(context):
             return self._not(f"what could be computed again takes {duration(sending)} to send" if found else _NOTHING)
         thought = choices(context, placement, found)
-        chosen = self._judge(thought, context.stream.following > 0)
+        streaming = context.stream.following > 0 and not context.stream.carried
+        chosen = self._judge(thought, streaming)
         if not chosen.replicas:
             return self._not(_sent(thought, sending))
         kinds = f"{len(chosen.replicas)} ops run on a further device as well"
