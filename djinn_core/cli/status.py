@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.wire.messages import ExecutorStatus, Status
+from djinn_core.wire.messages import PRESSURE, ExecutorStatus, Status
 
 PATIENCE = 5.0  # seconds for each server
 
@@ -86,6 +86,8 @@ def _show(url: str, answer: Status | DjinnError) -> None:
 def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) -> None:
     device = executor.device
     memory = f"{_size(device.memory_free)} of {_size(device.memory)} free" if device.memory else "memory unknown"
+    if device.spill:
+        memory += f", memory pressure: {PRESSURE[min(device.pressure, len(PRESSURE) - 1)]}"
     title = f"{numbered or device.id} {device.name}".strip()
     facts = f"  {title}: {executor.state}, process {executor.process}, {memory}"
     console.print(facts, markup=False, soft_wrap=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from djinn_core.wire.messages import Timing
+from djinn_core.logs import get_logger
+from djinn_core.wire.messages import PRESSURE, Timing
+
+_log = get_logger("djinn.runtime")
 
 
 @attrs.define
@@ -16,6 +19,7 @@ class Stats:
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already. `server_..._us` is where the server's time went, in microseconds, as its
     answers say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
+    `memory_pressure` is how short the executor's memory was by the last answer: 0 not at all, 1 nearly full, 2 values made room.
     """
 
     instructions_sent: int = 0
@@ -34,6 +38,7 @@ class Stats:
     server_decode_us: int = 0
     server_execute_us: int = 0
     server_encode_us: int = 0
+    memory_pressure: int = 0
 
     def spent(self, timing: Timing) -> None:
         """An answer says where the server's time went."""
@@ -41,3 +46,10 @@ class Stats:
         self.server_decode_us += round(timing.decode * 1e6)
         self.server_execute_us += round(timing.execute * 1e6)
         self.server_encode_us += round(timing.encode * 1e6)
+        if timing.pressure != self.memory_pressure:
+            self._press(timing.pressure)
+
+    def _press(self, level: int) -> None:
+        if level > self.memory_pressure:
+            _log.warning("the executor's memory is short", pressure=PRESSURE[min(level, len(PRESSURE) - 1)])
+        self.memory_pressure = level

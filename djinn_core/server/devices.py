@@ -34,6 +34,7 @@ class OpenDevice:
             memory=memory.get("total", known.memory),
             memory_free=memory.get("free", known.memory_free),
             spill=memory.get("spill", 0),
+            pressure=memory.get("pressure", 0),
             threads=torch.get_num_threads() if known.kind == FALLBACK else 0,
             torch=str(torch.__version__),
             flops=known.flops,

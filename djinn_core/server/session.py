@@ -265,7 +265,8 @@ class ExecutorSession:
         done = time.perf_counter()
         keeper = self.device.timekeeper
         took = executed - begun if keeper is None else keeper.take_seconds()
-        timing = Timing(begun - waited, decoded - started, took, done - executed)
+        pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
+        timing = Timing(begun - waited, decoded - started, took, done - executed, pressure)
         METER.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for seen in self._exchange.sightings.take():

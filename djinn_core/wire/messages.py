@@ -32,6 +32,7 @@ from djinn_core.wire.peer_messages import (
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 PROTOCOL_VERSION = 1
+PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values have had to make room
 HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
 
 
@@ -41,9 +42,9 @@ HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A physical device, sizes in bytes, and what runs on it: how fast it is depends on both.
 
-    `threads` are those that an op may use on a CPU, `torch` is the version of PyTorch; 0 and empty where they are unknown. `spill` is
-    how much of what does not fit into its memory may lie elsewhere. `flops` and `bandwidth` (bytes) are what it can do in a second at
-    most, where it says so.
+    `threads` are those that an op may use on a CPU, `torch` is the version of PyTorch; 0 and empty where they are unknown.
+    `spill` is how much of what does not fit into its memory may lie elsewhere, `pressure` how short memory is, as a place in
+    `PRESSURE`. `flops` and `bandwidth` (bytes) are what it can do in a second at most, where it says so.
     """
 
     id: Name
@@ -56,6 +57,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     spill: Count = 0
     flops: float = 0.0
     bandwidth: float = 0.0
+    pressure: Count = 0
 
 
 class Hello(Message, frozen=True):
@@ -283,12 +285,14 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         queue: waiting for a turn on the device. decode: reading the submission. execute: running it; on a GPU, issuing it.
         encode: getting the results ready to be sent, which waits for the device where they come from one.
+        pressure: how short the device's memory is, as a place in `PRESSURE`.
     """
 
     queue: float = 0.0
     decode: float = 0.0
     execute: float = 0.0
     encode: float = 0.0
+    pressure: int = 0
 
 
 class Completed(Message, frozen=True):

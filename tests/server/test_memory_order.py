@@ -133,14 +133,12 @@ def test_a_session_at_rest_makes_room_first_and_comes_back_untouched(ledger):
 
 def test_a_cache_in_use_makes_room_last(ledger):
     session = Session(ledger, 1)
-    given = [session.give(n) for n in range(12)]
-    session.memory.learn(Meaning(b"decode", "llm_decode", b"k" * 4 + b"w" * 8, b"a"))
-    program = one_after_the_other(12)
-    session.run(program, given, b"decode")
-    for n in range(8):
-        session.give(n)
-    assert all(session.is_here(handle) for handle in given[:4])
-    assert session.read(session.run(program, given, b"decode")) == sum(range(12))
+    given = [session.give(n) for n in range(18)]
+    session.memory.learn(Meaning(b"decode", "llm_decode", b"w" * 14 + b"k" * 4, b"a"))
+    for _ in range(2):
+        assert session.read(session.run(one_after_the_other(18), given, b"decode")) == sum(range(18))
+    assert all(session.is_here(handle) for handle in given[14:]), "though they are used last"
+    assert sum(session.is_here(handle) for handle in given[:14]) < 12
 
 
 def fan(width, between=()):

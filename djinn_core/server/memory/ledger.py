@@ -15,6 +15,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.holding import Copy, Holding, has_memory
 from djinn_core.server.memory.order import Order, between_programs
+from djinn_core.server.memory.pressure import Pressure
 from djinn_core.server.memory.process import process_memory
 from djinn_core.server.memory.spill import SpillSpace
 from djinn_core.torch_objects import StorageWeakRef
@@ -60,6 +61,7 @@ class Ledger:
         self.peak = 0
         self.reserve = limit // RESERVE
         self.process = process_memory(device.type)
+        self.pressure = Pressure()
         self._copies: dict[int, Copy] = {}
         self._away = 0  # bytes of storages whose memory was taken
 
@@ -128,6 +130,7 @@ class Ledger:
         return {
             "memory_limit": self.limit,
             "memory_reserve": self.reserve,
+            "memory_pressure": self.pressure.level,
             "memory_run_peak": self.peak,
             "process_peak": self.process.peak if self.process is not None else 0,
             "memory_away": self._away,
@@ -146,6 +149,7 @@ class Ledger:
 
     def measure(self, resident: int) -> None:
         """Tensors take `resident` bytes: whatever the process takes beyond them has to be left to it."""
+        self.pressure.note(resident, self._away, self.budget)
         process = self.process
         if process is None:
             return
