@@ -118,7 +118,8 @@ class Transitions(torch.nn.Module):
         )
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layers(self.stem(pictures)))
+        made: torch.Tensor = self.head(self.layers(self.stem(pictures)))
+        return made
 
 
 @torch.no_grad()
