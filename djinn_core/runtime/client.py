@@ -362,11 +362,11 @@ def _planner() -> Planner:
 
 def _planned(prepared: Prepared, program: Program) -> None:
     _state.wholes.named(prepared)
-    _state.earlier.planned(prepared, program)
     profile = _state.earlier.latest
-
+    _state.earlier.planned(prepared, program)
     if profile is not None and isinstance(_state.session, Session) and _state.opened[0].attached.device.spill:
         tell_meaning(_state.session, prepared, program, profile)
+
 
 def last_profile() -> WorkloadProfile | None:
     """What the program is about that was sent last, as a whole; None where nothing was sent in this session.
@@ -374,6 +374,8 @@ def last_profile() -> WorkloadProfile | None:
     Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
     such as the number of keys, and value ids are those of the program when it came first.
     """
+    if isinstance(_state.session, PoolSession):
+        return _state.session.last_profile
     recent = _state.planner.recent if _state.planner is not None else None
     return _state.wholes.profile_of(recent[-1][0]) if recent else None
 
@@ -401,7 +403,7 @@ def switched_off(program: Program | ProgramGraph) -> Without:
 
 def _plan_for_pool(graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology) -> PipelineResult:
     started = time.monotonic()
-    known = (where.resident, where.copies, where.stream, where.derived, where.occupied)
+    known = (where.resident, where.copies, where.stream, where.derived, where.occupied, where.known)
     result = plan_for_pool(graph, registry(), settings(), topology, *known)
     _state.observers.tell("planned", instructions=len(graph.program), duration=time.monotonic() - started)
     for recording in _state.recordings:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.template import Prepared
 
 RECENT = 24  # submissions: several steps of a loop, also where each is sent in pieces
 _PLANS = 512
@@ -24,7 +24,7 @@ _CARRIED = frozenset({
     DataResidency.GRADIENT, DataResidency.OPTIMIZER_STATE, DataResidency.PERSISTENT_WEIGHT, DataResidency.STATEFUL_KV_CACHE,
 })  # fmt: skip
 
-Recent = deque[tuple[Prepared, Sequence[int]]]
+Recent = deque[tuple[Any, Sequence[int]]]  # plans of whatever kind a session has
 NONE_RAN: Recent = deque(maxlen=0)
 
 
@@ -32,7 +32,7 @@ NONE_RAN: Recent = deque(maxlen=0)
 class _Carried:
     """Of the programs of one plan, by position among their values, what goes on to live after them."""
 
-    plan: Prepared
+    plan: object
     residency: tuple[tuple[int, DataResidency], ...]
 
 
@@ -54,7 +54,7 @@ class EarlierPrograms:
         """What the program is about that is being planned."""
         self._latest = profile
 
-    def planned(self, plan: Prepared, program: Program) -> None:
+    def planned(self, plan: object, program: Program) -> None:
         """`plan` was made for that program."""
         profile, self._latest = self._latest, None
         if profile is None:

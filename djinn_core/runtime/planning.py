@@ -107,8 +107,9 @@ def plan_for_pool(
     stream: Stream = ALONE,
     derived: Derived = not_derived,
     occupied: Mapping[str, Occupied] = NOT_OCCUPIED,
+    known: Mapping[int, DataResidency] = NOTHING_KNOWN,
 ) -> PipelineResult:
-    """Plan a program for several devices, with its inputs where they are, and what else is `occupied` there.
+    """Plan a program for several devices, with its inputs where they are, what else is `occupied` there, and what is `known` of inputs.
 
     Raises:
         ConfigurationError: the setting `memory_limits` names a device that there is not.
@@ -128,4 +129,4 @@ def plan_for_pool(
         stream=stream,
         derived=derived,
     )
-    return plan(graph, registry, request)
+    return plan(graph, registry, request, known=known)

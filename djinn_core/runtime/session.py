@@ -419,7 +419,7 @@ class Session:
 
     # --- life --------------------------------------------------------------------------------------------------
 
-    def figures(self, *, reset_peak: bool = False) -> dict[str, int]:
+    def figures(self, *, reset_peak: bool = False, device: int = 0) -> dict[str, int]:  # noqa: ARG002 - there is one
         """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.
 
         The executor starts to count the peak anew where `reset_peak` says so.

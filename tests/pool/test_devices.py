@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.hooks import DataResidency
 from djinn_core.runtime import client
 from djinn_core.runtime.pool import held_uploads
 from djinn_core.server.offering import offered
@@ -223,6 +224,17 @@ def test_what_was_saved_at_an_index_comes_back_there(both, tmp_path):
     moved = torch.load(tmp_path / "there.pt", map_location=FIRST)
     assert moved.device == torch.device(FIRST)
     assert moved.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_earlier_programs_say_of_values(both):
+    model = torch.nn.Linear(4, 4).to(ANY)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2, 4, device=ANY)).sum().backward()
+    djinn.synchronize()
+    optimizer.step()  # arithmetic, to one who does not know what its operands are
+    djinn.synchronize()
+    found = set(djinn.last_profile().residency.values())
+    assert {DataResidency.PERSISTENT_WEIGHT, DataResidency.GRADIENT} <= found
 
 
 # --- which of a server's devices ---------------------------------------------------------------------------------------

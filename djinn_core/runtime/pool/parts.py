@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from djinn_core.ir.plan import conditions_hold
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.runtime.pool.own_values import Own
 from djinn_core.runtime.pool.residency import Residency, Where
@@ -77,7 +78,7 @@ class PooledPlan:
         written: values whose memory is written. dead: inputs that nobody holds afterwards.
         remade: how the program came of the recorded one, where it did. own: the values that it has beside that one's.
         turn: whose turn it was when it was made, where that makes a difference.
-        link_changes: how often links had changed then.
+        link_changes: how often links had changed then. profile: what the first program was about.
     """
 
     parts: tuple[Part, ...]
@@ -99,6 +100,7 @@ class PooledPlan:
     turn: int | None = None
     link_changes: int = 0
     crowded: bool = False
+    profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
     last_runs: Mapping[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.aims import Occupied
+from djinn_core.runtime.earlier import RECENT, EarlierPrograms, Recent
 from djinn_core.runtime.plans import PlansByStructure
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
@@ -27,13 +30,17 @@ FOLLOW = "pipeline"  # the hint of who makes use of programs that follow each ot
 
 @attrs.frozen
 class Whereabouts:
-    """Where the inputs of a program are, by device id: their memory, and copies of them; and what else is under way."""
+    """Where the inputs of a program are, by device id: their memory, and copies of them; and what else is under way.
+
+    `occupied` is what is on the devices, `known` what earlier programs say of the inputs.
+    """
 
     resident: Mapping[int, str]
     copies: Mapping[int, tuple[str, ...]]
     stream: Stream = ALONE
     derived: Derived = attrs.field(default=not_derived, eq=False)
     occupied: Mapping[str, Occupied] = attrs.field(factory=dict)
+    known: Mapping[int, DataResidency] = attrs.field(factory=dict)
 
 
 PlanForPool = Callable[[ProgramGraph, Whereabouts], PipelineResult]
@@ -54,6 +61,8 @@ class PoolPlanner:
         self._stats = stats
         self._residency = residency
         self._plans: PlansByStructure[Alike] = PlansByStructure(exact)
+        self._recent: Recent = deque(maxlen=RECENT)
+        self._earlier = EarlierPrograms(self._recent)
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
 
@@ -85,11 +94,14 @@ class PoolPlanner:
             extended = self.derived.extended(plan, values)
             if plan.holds_for(program, extended, self._residency, self.random):
                 self._stats.plans_reused += 1
+                self._recent.append((plan, values))
                 return plan, extended
         self._stats.plans_made += 1
         plan = self._make(program, alike, turn)
         alike.plans.append(plan)
         del alike.plans[:-VARIANTS_LIMIT]
+        self._recent.append((plan, values))
+        self._earlier.planned(plan, program)
         return plan, self.derived.extended(plan, values)
 
     def _make(self, program: Program, alike: Alike, turn: int | None) -> PooledPlan:
@@ -100,7 +112,8 @@ class PoolPlanner:
         copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
         stream = self._stream(graph, alike, turn)
         where = {v: names[e] for v, e in homes.items()}
-        there = (where, copies, stream, self.derived.places, self._occupied(graph))
+        known = self._earlier.residency(program)
+        there = (where, copies, stream, self.derived.places, self._occupied(graph), known)
         result = self._plan(graph, Whereabouts(*there))
         assert result.schedule is not None
         assert result.placement is not None
@@ -113,6 +126,9 @@ class PoolPlanner:
         planned = Planned(result.graph, placed, executors, result.schedule, graph, called)
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
+        plan.profile = result.profile
+        if result.profile is not None:
+            self._earlier.about(result.profile)
         plan.crowded = not self._has_room(plan)  # and no plan would have
         if turn is not None:
             follows = result.plan is not None and FOLLOW in result.plan.hints
@@ -135,6 +151,11 @@ class PoolPlanner:
             return ALONE
         carried = alike.carried(graph.inputs, self._residency)
         return Stream(len(alike.under_way), self._devices[turn], carried)
+
+    @property
+    def last_profile(self) -> WorkloadProfile | None:
+        """What the program is about that was submitted last."""
+        return self._recent[-1][0].profile if self._recent else None
 
     def home(self, value: int) -> int | None:
         """The executor that has a value's memory."""

@@ -12,6 +12,7 @@ import torch
 from djinn_core.errors import DjinnError, SessionLost
 from djinn_core.interception.port import Answer, DescribedValue, Submission
 from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
@@ -98,6 +99,11 @@ class PoolSession:
     def topology(self) -> NetworkTopology:
         """The executors' devices, and the links between them as they are now."""
         return self._links.topology
+
+    @property
+    def last_profile(self) -> WorkloadProfile | None:
+        """What the program is about that was sent last."""
+        return self._planner.last_profile
 
     @property
     def lost(self) -> str:
