@@ -86,6 +86,13 @@ _PORT = click.IntRange(0, 65535)
     help="How much of a session is kept there; one with more, or with 0 all, is lost with its executor.",
 )
 @click.option(
+    "--snapshot-seconds",
+    type=click.FloatRange(0),
+    default=20.0,
+    show_default=True,
+    help="How often a session's state is written to its journal, at most; a twentieth of its time is spent on that.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0),
     default=30.0,
@@ -112,6 +119,7 @@ def command(
     lease_seconds: float,
     journal: Path | None,
     journal_gib: float,
+    snapshot_seconds: float,
     drain_seconds: float,
 ) -> None:
     """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
@@ -138,6 +146,7 @@ def command(
         lease_seconds=lease_seconds,
         journals=_private(journal or _cache("journals")) if journal_gib and lease_seconds else None,
         journal_bytes=int(journal_gib * 2**30),
+        snapshot_seconds=snapshot_seconds,
         drain_seconds=drain_seconds,
     )
     _serve(options)

@@ -33,6 +33,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
         journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
             dies, and how many bytes each may have; empty: nowhere.
+        snapshot_seconds: how often a journal begins anew with the session's state, at most.
     """
 
     directory: str
@@ -54,6 +55,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     lease_seconds: float = 0.0
     journals: str = ""
     journal_bytes: Count = 0
+    snapshot_seconds: float = 20.0
 
     def __repr__(self) -> str:
         """Without the key."""

@@ -62,6 +62,7 @@ class ExecutorOptions:
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
         journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
             dies, and how many bytes each may have; None: nowhere.
+        snapshot_seconds: how often a journal begins anew with the session's state, at most.
         module: what to run; only tests change it.
     """
 
@@ -81,6 +82,7 @@ class ExecutorOptions:
     lease_seconds: float = 0.0
     journals: Path | None = None
     journal_bytes: int = 0
+    snapshot_seconds: float = 20.0
     module: str = EXECUTOR_MODULE
 
 
@@ -251,6 +253,7 @@ class ExecutorProcess:
             lease_seconds=options.lease_seconds,
             journals=str(options.journals or ""),
             journal_bytes=options.journal_bytes,
+            snapshot_seconds=options.snapshot_seconds,
         )
 
     def _order(self, order: Order) -> None:

@@ -12,6 +12,7 @@ from djinn_core.runtime.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, d
 from djinn_core.runtime.resuming import ResumingConnection
 from djinn_core.wire.resume_messages import Resume, Resumed
 
+STARTING_SECONDS = 60.0  # that another executor may take until it is ready
 _log = get_logger("djinn.session")
 
 
@@ -99,4 +100,5 @@ def lasting(
     direct = "" if reached.relayed else reached.url
     where = (urls, token, device, direct, attached.recovers, transports, timeout)
     redial = Redialling(*where, attached.session, attached.secret)
-    return ResumingConnection(reached.connection, redial, attached.lease, reached.url)
+    patience = attached.lease + (STARTING_SECONDS if attached.recovers else 0.0)
+    return ResumingConnection(reached.connection, redial, patience, reached.url)

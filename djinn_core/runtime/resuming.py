@@ -25,10 +25,11 @@ Redial = Callable[[int, float], tuple[Connection, int]]
 class ResumingConnection(LastingConnection):
     """A connection to an executor that is dialled again when it breaks, for as long as the executor keeps the session."""
 
-    def __init__(self, inner: Connection, redial: Redial, lease_seconds: float, server: str) -> None:
+    def __init__(self, inner: Connection, redial: Redial, patience: float, server: str) -> None:
+        """`patience`: seconds after which it gives up."""
         super().__init__(inner)
         self._redial = redial
-        self._lease = lease_seconds
+        self._patience = patience
         self._server = server
         self._mending = threading.Lock()
         self._progress = (0, 0)  # frames taken at both ends when it broke last
@@ -50,7 +51,7 @@ class ResumingConnection(LastingConnection):
             self._notice_vanity(taken, error)
             _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
             started = time.monotonic()
-            self._dial_until(started + self._lease, taken, error)
+            self._dial_until(started + self._patience, taken, error)
             _log.warning("connected again", server=self._server, seconds=round(time.monotonic() - started, 3))
 
     def _notice_vanity(self, taken: int, error: TransportError) -> None:
@@ -86,7 +87,7 @@ class ResumingConnection(LastingConnection):
                 self._give_up(f"{error}; the server does not go on with it: {refused}")
             except DjinnError as again:
                 if time.monotonic() + pause > deadline:
-                    self._give_up(f"{error}; nobody has answered for {self._lease:g} s since then: {again}")
+                    self._give_up(f"{error}; nobody has answered for {self._patience:g} s since then: {again}")
                 _log.debug("cannot connect again yet", server=self._server, reason=str(again))
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

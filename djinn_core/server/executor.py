@@ -40,9 +40,10 @@ from djinn_core.server.devices import OpenDevice, limited, open_device
 from djinn_core.server.exchange import Guest, Harbour
 from djinn_core.server.greetings import complain, refuse, send_message
 from djinn_core.server.journal import Owner, remove_stale
-from djinn_core.server.leases import Leases
+from djinn_core.server.leases import Leases, resend
 from djinn_core.server.roster import Entry, Roster, Session
-from djinn_core.server.session import ExecutorSession, compile_on
+from djinn_core.server.session import ExecutorSession
+from djinn_core.server.shared_device import compile_on
 from djinn_core.server.store import WeightStore
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.wire.message import Message
@@ -151,6 +152,7 @@ class Executor:
                 _log_session(talk, name, client),
             ):
                 send_message(connection, greeting)
+                resend(talk)
                 session.serve(talk)
         finally:
             self._leases.end(name)
@@ -296,7 +298,12 @@ def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]
 def _leases(start: Start) -> Leases:
     if start.journals:
         remove_stale(Path(start.journals))
-    return Leases(start.lease_seconds, Path(start.journals) if start.journals else None, start.journal_bytes)
+    return Leases(
+        start.lease_seconds,
+        Path(start.journals) if start.journals else None,
+        start.journal_bytes,
+        start.snapshot_seconds,
+    )
 
 
 def _open_store(start: Start) -> WeightStore | None:

@@ -68,6 +68,7 @@ class GatewayOptions:
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
         journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when an
             executor dies, and how many bytes each may have; None: nowhere.
+        snapshot_seconds: how often a journal begins anew with the session's state, at most.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -96,6 +97,7 @@ class GatewayOptions:
     lease_seconds: float = 30.0
     journals: Path | None = None
     journal_bytes: int = 0
+    snapshot_seconds: float = 20.0
     executor_module: str = EXECUTOR_MODULE
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
@@ -329,6 +331,7 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             lease_seconds=options.lease_seconds,
             journals=options.journals,
             journal_bytes=options.journal_bytes,
+            snapshot_seconds=options.snapshot_seconds,
             module=options.executor_module,
         )
         for device in devices or ("",)

@@ -27,7 +27,7 @@ from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
 _MAGIC: Final = b"DJNJ1\n"
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
 _LENGTH: Final = struct.Struct("<I")  # number of buffers
-_HEADER, _FRAME, _NOTE = b"H", b"F", b"N"
+_HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT = b"H", b"F", b"N", b"S", b"K"
 STALE_SECONDS: Final = 600.0
 _AT_ONCE: Final = 512  # buffers that one system call writes
 _log = get_logger("djinn.server")
@@ -46,16 +46,25 @@ class Owner(msgspec.Struct, frozen=True):
         return f"Owner(session={self.session!r}, client={self.client!r})"
 
 
+class Base(msgspec.Struct, frozen=True):
+    """Where a session was at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state."""
+
+    taken: int
+    sent: int
+    state: bytes
+
+
 class Journal:
     """The open journal of a session. Used by one thread at a time."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Path, owner: Owner | None, limit: int) -> None:
         """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more.
 
         Raises:
             OSError: it cannot be written, or another process has it.
         """
         self.path = path
+        self._owner = owner
         self._limit = limit
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -68,9 +77,9 @@ class Journal:
     @classmethod
     def begin(cls, path: Path, owner: Owner, limit: int) -> Journal:
         """A new one."""
-        journal = cls(path, limit)
+        journal = cls(path, owner, limit)
         os.write(journal._file, _MAGIC)
-        journal._append(_HEADER, msgspec.msgpack.encode(owner), ())
+        journal.append(_HEADER, msgspec.msgpack.encode(owner), ())
         return journal
 
     @property
@@ -80,11 +89,41 @@ class Journal:
 
     def frame(self, frame: Frame) -> None:
         """A frame is taken."""
-        self._append(_FRAME, frame.head, frame.body)
+        self.append(_FRAME, frame.head, frame.body)
 
     def note(self, decided: bytes) -> None:
         """Something was decided that the frames do not say."""
-        self._append(_NOTE, decided, ())
+        self.append(_NOTE, decided, ())
+
+    def rewrite(self, base: Base, memory: Sequence[Buffer], kept: Sequence[Frame]) -> None:
+        """Begin anew with the session as it is now: its state, its memory, and answers that the client has not taken yet.
+
+        A process that dies meanwhile leaves the old journal.
+        """
+        if not self.open:
+            return
+        path = self.path.with_suffix(".new")
+        path.unlink(missing_ok=True)
+        try:
+            new = Journal.begin(path, self._owner, self._limit)
+            new.append(_SNAPSHOT, msgspec.msgpack.encode(base), memory)
+            for frame in kept:
+                new.append(_KEPT, frame.head, frame.body)
+            if not new.open:
+                self.give_up("its state does not fit into a journal")
+                return
+            path.replace(self.path)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            _log.warning("a journal stays as it is", error=str(error))
+            return
+        os.close(self._file)
+        self._file, self._size = new.hand_over()
+
+    def hand_over(self) -> tuple[int, int]:
+        """The file, and how many bytes it has; this is of no use any more."""
+        file, self._file = self._file, -1
+        return file, self._size
 
     def give_up(self, reason: str) -> None:
         """The session cannot be recovered from now on."""
@@ -99,7 +138,8 @@ class Journal:
             self._file = -1
             self.path.unlink(missing_ok=True)
 
-    def _append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
+    def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
+        """Write a record."""
         if not self.open:
             return
         parts = [flatten(buffer) for buffer in body]
@@ -130,6 +170,7 @@ class Past:
     Attributes:
         owner: whose session it is.
         taken: how many frames were taken.
+        base: where the session was when the journal began; None: at its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,18 +185,27 @@ class Past:
             raise SessionLost(f"the session left no journal: {error}") from None
         self._frames: deque[int] = deque()
         self._notes: deque[bytes] = deque()
+        self._kept: list[int] = []
+        self._base_at = 0
+        self.base: Base | None = None
         self.owner, self.end = self._scan(path)
-        self.taken = len(self._frames)
+        self.taken = len(self._frames) + (self.base.taken if self.base is not None else 0)
 
     def _scan(self, path: Path) -> tuple[Owner, int]:
         size = path.stat().st_size
         if self._file.read(len(_MAGIC)) != _MAGIC:
             raise SessionLost(f"{path} is no journal of a session")
-        owner, end = None, len(_MAGIC)
+        owner: Owner | None = None
+        end = len(_MAGIC)
         for start, kind, head, whole in self._records(size):
             end = start + whole
             if kind == _FRAME:
                 self._frames.append(start)
+            elif kind == _KEPT:
+                self._kept.append(start)
+            elif kind == _SNAPSHOT:
+                self._base_at = start
+                self.base = msgspec.msgpack.decode(self._read_at(start).head, type=Base)
             else:
                 self._file.seek(start + whole - head)
                 data = self._file.read(head)
@@ -191,7 +241,18 @@ class Past:
 
     def next_frame(self) -> Frame:
         """The next frame that was taken."""
-        self._file.seek(self._frames.popleft())
+        return self._read_at(self._frames.popleft())
+
+    def kept(self) -> list[Frame]:
+        """Answers that the client had not taken at the snapshot, the last of them the last that was sent."""
+        return [self._read_at(start) for start in self._kept]
+
+    def memory(self) -> Sequence[memoryview]:
+        """The memory of the snapshot."""
+        return [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
+
+    def _read_at(self, start: int) -> Frame:
+        self._file.seek(start)
         _, head, _, buffers = self._prefix()
         lengths = struct.unpack(f"<{buffers}Q", self._file.read(8 * buffers))
         return Frame(self._file.read(head), [_read(self._file, length) for length in lengths])
@@ -221,7 +282,7 @@ def remove_stale(directory: Path) -> None:
     for path in directory.glob("*.journal"):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                Journal(path, 0).end()
+                Journal(path, None, 0).end()
         except OSError as error:
             _log.debug("a journal stays", path=str(path), reason=str(error))
 

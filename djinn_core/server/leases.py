@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,32 +17,70 @@ from djinn_core.errors import ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import refuse, send_message
-from djinn_core.server.journal import Journal, Owner, Past, journal_path
+from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path
 from djinn_core.server.meter import METER
-from djinn_core.wire.frames import flatten
+from djinn_core.wire.frames import Buffer, flatten
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
+SNAPSHOT_SECONDS: Final = 20.0
+_SHARE: Final = 20
 _log = get_logger("djinn.server")
 
 
 class LeasedConnection(LastingConnection):
     """A connection to a client that may come back over another one, with a secret that it was told at the beginning."""
 
-    def __init__(self, inner: Connection, seconds: float, secret: str = "", journal: Journal | None = None) -> None:
-        """`seconds`: how long the client may stay away. `journal`: where to write what the session takes, if anywhere."""
+    def __init__(
+        self,
+        inner: Connection,
+        seconds: float,
+        secret: str = "",
+        journal: Journal | None = None,
+        every: float = SNAPSHOT_SECONDS,
+    ) -> None:
+        """`seconds`: how long the client may stay away.
+
+        `journal`: where to write what the session takes, if anywhere; `every` so many seconds or less often it begins anew.
+        """
         super().__init__(inner)
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
         self._journal = journal
         self._past: Past | None = None
+        self._every = every
+        self._due = time.monotonic() + every
 
     def repeat(self, past: Past, taken: int) -> None:
         """Begin with what another process took, of whose answers the client has taken so many."""
         self._past = past
         self._inbox.take(past.taken)
+        if past.base is not None:
+            self._outbox.restore(past.base.sent, past.kept())
         self._outbox.repeat(taken)
+
+    @property
+    def left(self) -> Past | None:
+        """What another process left, where it begins with a snapshot."""
+        return self._past if self._past is not None and self._past.base is not None else None
+
+    def keep(self, state: Callable[[], tuple[bytes, Sequence[Buffer]] | None]) -> None:
+        """The session is between two frames: where the journal has become long, begin it anew with the session's `state`.
+
+        That takes a part of the time that the session works: at most one in `_SHARE`.
+        """
+        journal, started = self._journal, time.monotonic()
+        if journal is None or started < self._due or self._early or (self._past is not None and not self._past.over):
+            return
+        taken = state() if journal.open else None
+        if taken is not None:
+            with self._sending, self._keeping:
+                base = Base(self._inbox.taken, self._outbox.sent, taken[0])
+                kept = [frame for _, frame in self._outbox.kept()]
+            journal.rewrite(base, taken[1], kept)
+        spent = time.monotonic() - started
+        self._due = started + spent + max(self._every, _SHARE * spent)
 
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`: what another process took comes first."""
@@ -73,6 +111,10 @@ class LeasedConnection(LastingConnection):
         elif before is not None and now != before:
             raise SessionLost("what the executor computed before it died comes out differently now")
         return now
+
+    def resend(self) -> None:
+        """Send what was not taken over the connection that there is."""
+        self._again(self._inner)
 
     def _took(self, frame: Frame) -> None:
         if self._journal is not None:
@@ -136,11 +178,18 @@ class LeasedConnection(LastingConnection):
 class Leases:
     """The sessions that their clients may come back to, by name."""
 
-    def __init__(self, seconds: float, journals: Path | None = None, journal_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        journals: Path | None = None,
+        journal_bytes: int = 0,
+        snapshot_seconds: float = SNAPSHOT_SECONDS,
+    ) -> None:
         """`journals`: where to write what sessions take, so that another process can go on with them; None: nowhere."""
         self.seconds = seconds
         self._journals = journals
         self._journal_bytes = journal_bytes
+        self._every = snapshot_seconds
         self._leased: dict[str, LeasedConnection] = {}
         self._lock = threading.Lock()
 
@@ -158,7 +207,7 @@ class Leases:
                 journal = Journal.begin(path, owner, self._journal_bytes)
             except OSError as error:
                 _log.warning("a session will not outlive its executor: no journal", error=str(error))
-        leased = LeasedConnection(connection, self.seconds, owner.secret, journal)
+        leased = LeasedConnection(connection, self.seconds, owner.secret, journal, self._every)
         with self._lock:
             self._leased[owner.session] = leased
         return leased
@@ -182,7 +231,8 @@ class Leases:
                 return None
             os.truncate(path, past.end)
             connection.limits = Limits()
-            leased = LeasedConnection(connection, self.seconds, past.owner.secret, Journal(path, self._journal_bytes))
+            journal = Journal(path, past.owner, self._journal_bytes)
+            leased = LeasedConnection(connection, self.seconds, past.owner.secret, journal, self._every)
             leased.repeat(past, asked.taken)
             self._leased[asked.session] = leased
         return past.owner, leased, past.taken
@@ -223,6 +273,23 @@ class Leases:
 def decided(connection: Connection, decision: Callable[[bytes | None], bytes]) -> bytes:
     """As `LeasedConnection.decide`; on other connections nothing was decided before."""
     return connection.decide(decision) if isinstance(connection, LeasedConnection) else decision(None)
+
+
+def keep(connection: Connection, state: Callable[[], tuple[bytes, Sequence[Buffer]] | None]) -> None:
+    """As `LeasedConnection.keep`; on other connections nothing is kept."""
+    if isinstance(connection, LeasedConnection):
+        connection.keep(state)
+
+
+def left(connection: Connection) -> Past | None:
+    """As `LeasedConnection.left`; on other connections nothing was left."""
+    return connection.left if isinstance(connection, LeasedConnection) else None
+
+
+def resend(connection: Connection) -> None:
+    """Send what another process had sent and the client has not taken."""
+    if isinstance(connection, LeasedConnection):
+        connection.resend()
 
 
 def forget(connection: Connection, reason: str) -> None:

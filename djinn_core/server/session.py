@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -14,23 +13,31 @@ import torch
 
 from djinn_core.delivery.lasting import own
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
-from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.hookspecs.transports import Buffer, Connection, Frame
+from djinn_core.logs import get_logger
 from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
-from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.compiling.heat import HotTemplate
 from djinn_core.server.exchange import Exchange, Harbour, frames_of
 from djinn_core.server.figures import device_figures, reset_device_peak
-from djinn_core.server.leases import decided, forget
-from djinn_core.server.memory.limited import ledger_of
+from djinn_core.server.leases import decided, forget, keep, left
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.meter import METER
-from djinn_core.server.own_operators import own_operators
-from djinn_core.server.random_state import DeviceRandomness, SessionRandomness
+from djinn_core.server.random_state import SessionRandomness
 from djinn_core.server.replay import CompiledTemplate, compile_template
 from djinn_core.server.run import Run, run_template
+from djinn_core.server.shared_device import shared_device
+from djinn_core.server.snapshots import (
+    KnownTemplate,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+    octets_of,
+    put_values,
+    take_values,
+    tensor_of,
+)
 from djinn_core.server.store import WeightStore
-from djinn_core.server.turns import Turns
 from djinn_core.server.uploads import Uploads
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.server.work import Work, unpack
@@ -46,12 +53,13 @@ from djinn_core.wire.messages import (
     Goodbye,
     Had,
     Have,
-    NeedTemplate,
     Meaning,
+    NeedTemplate,
     Offer,
     Query,
     Recalled,
     Submit,
+    Template,
     TensorHeader,
     Timing,
     Upload,
@@ -63,42 +71,13 @@ from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, 
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
+_log = get_logger("djinn.server")
 Body = list[memoryview]
 YES, NO = b"\1", b"\0"
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
 # Answers that nobody asked for must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
-
-
-class SharedDevice:
-    """A device that several sessions of this process take turns on."""
-
-    def __init__(self, runtime: DeviceRuntime) -> None:
-        self.runtime = runtime
-        self.turns = Turns()
-        self.randomness = DeviceRandomness(runtime.device)
-        self.own = own_operators(runtime, self.randomness)
-        self.compiling: Compiling | None = None
-        self.ledger = ledger_of(runtime)
-        self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None
-
-
-_devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
-_devices_lock = threading.Lock()
-
-
-def _shared(runtime: DeviceRuntime) -> SharedDevice:
-    with _devices_lock:
-        device = _devices.get(runtime)
-        if device is None:
-            device = _devices[runtime] = SharedDevice(runtime)
-        return device
-
-
-def compile_on(runtime: DeviceRuntime, compiling: Compiling) -> None:
-    """Have hot templates of a device compiled."""
-    _shared(runtime).compiling = compiling
 
 
 @attrs.define
@@ -123,7 +102,7 @@ class ExecutorSession:
     ) -> None:
         """`store`: where weights are kept, if they are. `harbour`: where other executors come in."""
         METER.enter(self)
-        self.device = device = _shared(runtime)
+        self.device = device = shared_device(runtime)
         self.values = ValueTable()
         self.submissions = 0
         self._turn = device.turns.share()
@@ -141,8 +120,11 @@ class ExecutorSession:
             TransportError: the connection ended without a goodbye.
             ProtocolError: the client sent something that cannot be accepted.
         """
+        past = left(connection)
+        if past is not None and past.base is not None:
+            self._restore(decode_snapshot(past.base.state), past.memory())
         while self._serve_one(connection):
-            pass
+            keep(connection, self._state)
 
     def _serve_one(self, connection: Connection) -> bool:
         frame = self._next_frame(connection)
@@ -156,12 +138,12 @@ class ExecutorSession:
         elif isinstance(message, Offer):
             recalled = decided(connection, lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((Recalled if recalled else Want)(message.handle))))
-        elif isinstance(message, Have):
-            found = decided(connection, lambda before: self._hold(message, before))
-            connection.send(Frame(encode(Had(tuple([bool(one) for one in found])))))
         elif isinstance(message, Meaning):
             if self._memory is not None:
                 self._memory.learn(message)
+        elif isinstance(message, Have):
+            found = decided(connection, lambda before: self._hold(message, before))
+            connection.send(Frame(encode(Had(tuple([bool(one) for one in found])))))
         elif isinstance(message, Query):
             figures = self.figures()
             if message.reset_peak:
@@ -184,6 +166,32 @@ class ExecutorSession:
     def _consider(self, offer: Offer, before: bytes | None) -> bytes:
         """Whether what is offered is here; where it was not before, it comes, whatever is here meanwhile."""
         return YES if self._uploads.consider(offer, look=before != NO) else NO
+
+    def _state(self) -> tuple[bytes, Sequence[Buffer]] | None:
+        """The session as it is between two frames; None where it is in the middle of something, or cannot be written down."""
+        if self._backlog or self._uploads.busy or self._memory is not None:
+            return None
+        with self._turn:
+            taken = take_values(self.values, self.device.runtime)
+            self.device.randomness.hand_to(self._randomness)
+            random = octets_of(self.device.randomness.get_state())
+        if taken is None:
+            return None
+        known = [value for _, value in self._templates.everything()]
+        templates = tuple(KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs)) for k in known)
+        return encode_snapshot(Snapshot(self.submissions, templates, random=random, **taken[0])), taken[1]
+
+    def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
+        """Go on where another session was."""
+        self.submissions = snapshot.submissions
+        for one in snapshot.templates:
+            known = self._compiled(one.template, one.digest)
+            known.slots[:], known.inputs[:] = one.slots, one.inputs
+            self._templates.put(one.digest, known, len(one.template.code))
+        with self._turn:
+            put_values(snapshot, memory, self.values, self.device.runtime)
+            self.device.randomness.hand_to(self._randomness)
+            self.device.randomness.set_state(tensor_of(snapshot.random))
 
     def _exchange_values(self, message: AnyMessage, connection: Connection) -> None:
         """What concerns other executors."""
@@ -269,6 +277,8 @@ class ExecutorSession:
         timing = Timing(begun - waited, decoded - started, took, done - executed, pressure)
         METER.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
+        for failure in failures:
+            _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         for seen in self._exchange.sightings.take():
             connection.send(Frame(encode(seen)))
         completed = Completed(submit.sequence, tuple(results), tuple(described), failures, tuple(run.relaid), timing)
@@ -292,15 +302,16 @@ class ExecutorSession:
             template, first = definition.template, definition.first
         if digest_of(template) != submit.digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
-        compiled = compile_template(template, self.device.runtime.device, self.device.own)
-        compiling = self.device.compiling
-        known = _Known(
-            compiled, [], [], compiling.template(submit.digest, compiled) if compiling else None, submit.digest
-        )
+        known = self._compiled(template, submit.digest)
         if first is not None:
             _begin(known, first)
         self._templates.put(submit.digest, known, len(template.code))
         return known
+
+    def _compiled(self, template: Template, digest: bytes) -> _Known:
+        compiled = compile_template(template, self.device.runtime.device, self.device.own)
+        compiling = self.device.compiling
+        return _Known(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 
     def _await_definition(self, connection: Connection) -> Define:
         """The template that was asked for."""

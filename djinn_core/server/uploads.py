@@ -41,6 +41,11 @@ class Uploads:
         self._partial: dict[int, _Partial] = {}
         self._held: dict[bytes, torch.Tensor] = {}
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is on its way, or held for somebody who will offer it."""
+        return bool(self.wanted or self._partial or self._held)
+
     def hold(self, have: Have) -> Had:
         """Say which bytes are here, and hold on to them, so that they are still here when they are offered."""
         if len(have.sizes) != len(have.digests):

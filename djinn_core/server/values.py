@@ -31,9 +31,7 @@ class Poison:
 
 def no_such_value(sequence: int, handle: int) -> Failure:
     """What submission `sequence` gets for a value that is not there."""
-    reason = (
-        f"this session has no value {handle}: its tensor is gone, or was made in a session that has ended. Make or load it again"
-    )
+    reason = f"this session has no value {handle}: its tensor is gone, or was made in a session that has ended. Make or load it again"
     return Failure(sequence, -1, "", "SessionLost", reason)
 
 
@@ -154,6 +152,10 @@ class ValueTable:
     def sharing(self, storages: Container[int]) -> list[int]:
         """The values that look into one of these storages, as the client numbers them."""
         return [handle for handle in list(self._values) if storage_of(handle) in storages]
+
+    def everything(self) -> list[tuple[int, Stored]]:
+        """All values by handle."""
+        return list(self._values.items())
 
     def tensors(self) -> list[torch.Tensor]:
         """The values that are tensors."""

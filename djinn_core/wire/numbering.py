@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -121,9 +122,18 @@ class Outbox:
         self._borrows |= borrowed
         return self.sent
 
+    def restore(self, sent: int, kept: Sequence[Frame]) -> None:
+        """Another process has sent so many frames, and these were not taken, the last of them the last that was sent."""
+        self._sent = sent
+        self._kept = deque(_Kept(frame, _size(frame), borrowed=False) for frame in kept)
+
     def repeat(self, taken: int) -> None:
-        """What is put from the first frame on was put before by another process, and so many frames were taken then."""
-        self._ahead = taken
+        """What is put from now on was put before by another process, and so many frames of all were taken meanwhile."""
+        if 0 < (taken - self._sent) & _MASK < _HALF:
+            self._kept.clear()
+            self._ahead = taken
+        else:
+            self.acknowledge(taken)
 
     @property
     def repeats(self) -> bool:

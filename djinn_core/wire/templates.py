@@ -52,6 +52,10 @@ class TemplateCache(Generic[V]):
             _, (_, count) = self._kept.popitem(last=False)
             self._instructions -= count
 
+    def everything(self) -> list[tuple[Hashable, V]]:
+        """What is kept, with its key, the least recently used first."""
+        return [(key, value) for key, (value, _) in self._kept.items()]
+
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()

@@ -26,13 +26,14 @@ def journals(tmp_path_factory):
     return tmp_path_factory.mktemp("recovery") / "journals"
 
 
-@pytest.fixture(scope="module")
-def server(plain_environment, journals):
+@pytest.fixture(scope="module", params=["20", "0"], ids=["journal", "snapshots"])
+def server(request, plain_environment, journals):
     """A server of its own, whose executors are killed."""
     folder = journals.parent
     file = folder / "connection.json"
     command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
     command += ["--threads", "1", "--drain-seconds", "1", "--journal", str(journals), "--store", str(folder)]
+    command += ["--snapshot-seconds", request.param]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=plain_environment)
     deadline = time.monotonic() + 60
@@ -102,10 +103,9 @@ def trained(device, killed_after=None):
     return losses
 
 
-@pytest.mark.parametrize("after", [0.0, 0.03])
-def test_training_goes_on_as_if_nothing_had_happened(remote, after):
+def test_training_goes_on_as_if_nothing_had_happened(remote):
     expected = trained(remote)
-    assert trained(remote, after) == expected
+    assert trained(remote, killed_after=0.03) == expected
 
 
 def test_updates_in_place_are_done_once(remote):

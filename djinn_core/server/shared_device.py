@@ -1,0 +1,44 @@
+"""What the sessions of a device share: turns, the random generator, compiled templates, memory."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
+from djinn_core.server.compiling.compiling import Compiling
+from djinn_core.server.memory.limited import ledger_of
+from djinn_core.server.own_operators import own_operators
+from djinn_core.server.random_state import DeviceRandomness
+from djinn_core.server.turns import Turns
+
+
+class SharedDevice:
+    """A device that several sessions of this process take turns on."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self.runtime = runtime
+        self.turns = Turns()
+        self.randomness = DeviceRandomness(runtime.device)
+        self.own = own_operators(runtime, self.randomness)
+        self.compiling: Compiling | None = None
+        self.ledger = ledger_of(runtime)
+        self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None
+
+
+_devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
+_devices_lock = threading.Lock()
+
+
+def shared_device(runtime: DeviceRuntime) -> SharedDevice:
+    """The one device that there is of a runtime."""
+    with _devices_lock:
+        device = _devices.get(runtime)
+        if device is None:
+            device = _devices[runtime] = SharedDevice(runtime)
+        return device
+
+
+def compile_on(runtime: DeviceRuntime, compiling: Compiling) -> None:
+    """Have hot templates of a device compiled."""
+    shared_device(runtime).compiling = compiling

@@ -1,0 +1,111 @@
+"""The state of a session at one moment, as bytes: what a journal begins with once it has grown long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from djinn_core.errors import SessionLost
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.server.cargo import pack_storages, unpack_item
+from djinn_core.server.values import Stored, ValueTable
+from djinn_core.wire.bindings import Slot
+from djinn_core.wire.frames import Buffer
+from djinn_core.wire.messages import Template
+from djinn_core.wire.peer_messages import Item
+
+Number = bool | int | float | None | tuple[float, float]
+
+
+class KnownTemplate(msgspec.Struct, frozen=True):
+    """A template that the client may name by its digest, and what its last run was bound to."""
+
+    digest: bytes
+    template: Template
+    slots: tuple[Slot, ...]
+    inputs: tuple[int, ...]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A session between two frames. The memory of `items` comes beside it, in their order.
+
+    `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
+    handle, `random` is the session's own random state.
+    """
+
+    submissions: int
+    templates: tuple[KnownTemplate, ...]
+    items: tuple[Item, ...]
+    numbers: tuple[tuple[int, Number], ...]
+    generators: tuple[tuple[int, bytes], ...]
+    random: bytes
+
+
+def take_values(values: ValueTable, runtime: DeviceRuntime) -> tuple[dict[str, Any], list[Buffer]] | None:
+    """The fields of a snapshot that hold values, and their memory; None where one cannot be written down."""
+    tensors: list[int] = []
+    numbers: list[tuple[int, Number]] = []
+    generators: list[tuple[int, bytes]] = []
+    for handle, value in values.everything():
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
+            if value.is_conj() or value.is_neg():
+                return None
+            tensors.append(handle)
+        elif isinstance(value, torch.Generator):
+            generators.append((handle, octets_of(value.get_state())))
+        elif isinstance(value, complex):
+            numbers.append((handle, (value.real, value.imag)))
+        elif value is None or isinstance(value, bool | int | float):
+            numbers.append((handle, value))
+        else:  # failures, whose memory may come back to life, and events
+            return None
+    packed = pack_storages(tensors, values, runtime, 0)
+    items = tuple([item for item, _ in packed])
+    return {"items": items, "numbers": tuple(numbers), "generators": tuple(generators)}, [data for _, data in packed]
+
+
+def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTable, runtime: DeviceRuntime) -> None:
+    """Make the values of a snapshot."""
+    for handle, value in _values(snapshot, body, runtime):
+        values[handle] = value
+
+
+def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
+    for item, data in zip(snapshot.items, body, strict=True):
+        yield from unpack_item(item, data, runtime)
+    for handle, number in snapshot.numbers:
+        yield handle, complex(*number) if isinstance(number, tuple) else number
+    for handle, state in snapshot.generators:
+        generator = torch.Generator(device=runtime.device)
+        generator.set_state(tensor_of(state))
+        yield handle, generator
+
+
+def octets_of(state: torch.Tensor) -> bytes:
+    """A random state as bytes."""
+    return bytes(state.cpu().numpy())
+
+
+def tensor_of(octets: bytes) -> torch.Tensor:
+    """A random state from bytes."""
+    return torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """As MessagePack."""
+    return msgspec.msgpack.encode(snapshot)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """From MessagePack.
+
+    Raises:
+        SessionLost: it is none.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=Snapshot)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise SessionLost(f"a journal begins with a snapshot that cannot be read: {error}") from error
