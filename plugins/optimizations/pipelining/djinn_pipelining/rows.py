@@ -6,7 +6,7 @@ there are n times as many rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -180,7 +180,18 @@ _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("cat", "stack"), _all_along),
     **dict.fromkeys(("view", "_unsafe_view", "reshape"), _viewed),
     **dict.fromkeys(
-        ("_to_copy", "to", "contiguous", "detach", "alias", "hardswish", "hardswish_", "relu6", "group_norm"),
+        (
+            "_to_copy",
+            "to",
+            "contiguous",
+            "detach",
+            "alias",
+            "hardswish",
+            "hardswish_",
+            "relu6",
+            "group_norm",
+            "native_group_norm",
+        ),
         _first(),
     ),
     **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), _attention),
@@ -195,8 +206,10 @@ _RULES: Final[Mapping[str, Rule]] = {
 }
 
 
-def resized(node: Node, graph: Graph, rows: int) -> dict[str, Sequence[int]]:
+def resized(node: Node, graph: Graph, rows: int) -> dict[str, Any]:
     """The arguments of a node that name the number of rows, for another number; none for most."""
+    if node.operation == "native_group_norm":
+        return {"N": rows}
     if node.operation not in {"view", "_unsafe_view", "reshape", "expand"}:
         return {}
     sizes = [rows, *graph.meta(node.outputs[0]).shape[1:]]

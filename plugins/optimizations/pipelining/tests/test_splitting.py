@@ -43,7 +43,13 @@ class Block(torch.nn.Module):
 
 def pictures():
     layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1), Block(8), Block(8, 2)]
-    head = [torch.nn.Hardswish(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(32, 5)]
+    head = [
+        torch.nn.GroupNorm(2, 8),
+        torch.nn.Hardswish(),
+        torch.nn.AdaptiveAvgPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(32, 5),
+    ]
     return torch.nn.Sequential(*layers, torch.nn.AvgPool2d(2), torch.nn.Upsample(scale_factor=2), *head), 3, 20, 20
 
 
