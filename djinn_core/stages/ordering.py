@@ -46,6 +46,7 @@ class Dependences:
     device: Mapping[int, str]
     _sizes: Mapping[int, int]
     _topology: Any
+    _replicas: frozenset[tuple[int, str]] = frozenset()
     _hops: dict[tuple[str, str], tuple[float, float]] = attrs.field(factory=dict)
 
     @classmethod
@@ -63,12 +64,13 @@ class Dependences:
         alone = len(context.placement.devices) == 1
         apart = () if alone else {s for t, sources in before.items() for s in sources if device[s] != device[t]}
         sizes = {n: sum(graph.meta(v).nbytes for v in graph.nodes[n].outputs) for n in apart}
-        return cls(before, after, seconds, device, sizes, context.topology)
+        replicas = frozenset([(r.node, r.device) for r in context.placement.replicas])
+        return cls(before, after, seconds, device, sizes, context.topology, replicas)
 
     def hop(self, source: int, target: int) -> float:
         """Time from the end of a node to when what it made is where another runs."""
         ends = (self.device[source], self.device[target])
-        if ends[0] == ends[1]:
+        if ends[0] == ends[1] or (source, ends[1]) in self._replicas:
             return 0.0
         if ends not in self._hops:
             link = self._topology.link(*ends)

@@ -38,5 +38,5 @@ def pooled():
 @pytest.fixture(scope="module")
 def blind(pooled):
     """Two executors, and ops placed on them in turn: nearly every value travels."""
-    with pooled("round_robin") as session:
+    with pooled("round_robin", disable=["recomputation"]) as session:
         yield session
