@@ -7,9 +7,11 @@ from typing import TypeGuard
 
 import torch
 
+from djinn_core import torch_private
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.values import storage_of
+from djinn_core.server.memory.limited import at_hand
 from djinn_core.server.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message import Failure
@@ -47,6 +49,14 @@ def _found(values: ValueTable, handle: int) -> Stored:
 def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int) -> Packed:
     if not _travels(value):
         return _lacking((handle,), value, executor)
+    try:
+        with at_hand(value, runtime):
+            return _pack_dense(handle, value, runtime)
+    except torch.OutOfMemoryError as error:
+        return _lacking((handle,), _no_room(error), executor)
+
+
+def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime) -> Packed:
     tensor = value.resolve_conj().resolve_neg()
     shape, stride = tuple(tensor.shape), tensor.stride()
     extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
@@ -64,16 +74,31 @@ def _pack_storage(handles: Sequence[int], values: ValueTable, runtime: DeviceRun
     packed = [_lacking((h,), v, executor) for h, v in found.items() if not _travels(v)]
     by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for handle, tensor in whole:  # one storage of the client's may be several here, as after `set_`
-        by_address.setdefault(tensor.untyped_storage().data_ptr(), []).append((handle, tensor))
+        address = tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
+        by_address.setdefault(address, []).append((handle, tensor))
     for alike in by_address.values():
-        storage = alike[0][1].untyped_storage()
-        octets = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
         views = tuple(
             View(h, dtype_name(t.dtype), tuple(t.shape), t.stride(), int(t.storage_offset())) for h, t in alike
         )
-        data = _snapshot(octets, runtime)
+        try:
+            data = _all_bytes(alike[0][1], runtime)
+        except torch.OutOfMemoryError as error:
+            packed.append(_lacking([handle for handle, _ in alike], _no_room(error), executor))
+            continue
         packed.append((Item(len(data), views), data))
     return packed
+
+
+def _no_room(error: torch.OutOfMemoryError) -> Poison:
+    return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", str(error)))
+
+
+def _all_bytes(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
+    """A copy of the memory that a tensor looks into."""
+    with at_hand(tensor, runtime):
+        storage = tensor.untyped_storage()
+        octets = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+        return _snapshot(octets, runtime)
 
 
 def _travels(value: Stored) -> TypeGuard[torch.Tensor]:
@@ -109,7 +134,12 @@ def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterato
         return
     with torch.inference_mode():
         octets = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
-        memory = runtime.receive(octets)
+        try:
+            memory = runtime.receive(octets)
+        except torch.OutOfMemoryError as error:
+            lost = _no_room(error)
+            yield from ((view.handle, lost) for view in item.views)
+            return
         for view in item.views:
             typed = memory.view(dtype_from_name(view.dtype))
             if item.dense:

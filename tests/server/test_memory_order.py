@@ -8,10 +8,13 @@ import attrs
 import pytest
 import torch
 
+from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.values import make_handle
+from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.ledger import Ledger
+from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.replay import compile_template
@@ -19,6 +22,7 @@ from djinn_core.server.run import run_template
 from djinn_core.server.values import ValueTable
 from djinn_core.server.work import Work
 from djinn_core.wire.messages import Meaning, Template
+from djinn_core.wire.peer_messages import Item, View
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -182,6 +186,35 @@ def test_nothing_is_made_again_of_what_was_written_into(ledger):
     assert torch.equal(session.values[output], expected(20))
     assert not ledger.counts.remade
     assert ledger.counts.spilled
+
+
+@pytest.mark.parametrize("pack", [pack_copies, pack_storages])
+def test_what_made_room_travels_to_other_executors_whole(pack):
+    runtime = LimitedRuntime(CpuRuntime(), 16 * MIB)
+    ledger = runtime.ledger
+    ledger.process = None
+    session = Session(ledger, 1)
+    given = []
+    for n in range(20):
+        handle = session.give(n)
+        session.values[handle + 1] = session.values[handle].view(512, 512)[:, :256]  # with gaps between its elements
+        given.append(handle)
+    assert not all(session.is_here(handle) for handle in given)
+    wanted = [handle + 1 for handle in given] if pack is pack_copies else given
+    for item, data in pack(wanted, session.values, runtime, 0):
+        for handle, value in unpack_item(item, data, CpuRuntime()):
+            number = given.index(handle if handle in given else handle - 1)
+            assert value.eq(number).all()
+            assert value.shape == session.values[handle].shape
+    ledger.space.close()
+
+
+def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
+    small = LimitedRuntime(CpuRuntime(), 1024)
+    item = Item(4096, (View(5, "float32", (1024,), (1,)),))
+    ((handle, value),) = unpack_item(item, memoryview(bytearray(4096)), small)
+    assert handle == 5
+    assert value.failure.kind == "OutOfMemoryError"
 
 
 def test_shares_follow_what_a_phase_uses():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -58,6 +59,18 @@ class LimitedRuntime:
         total = min(self.ledger.limit, found.get("total", self.ledger.limit))
         free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
         return found | {"total": total, "free": free, "spill": self.ledger.space.room(), "pressure": self.ledger.pressure.level}
+
+
+@contextmanager
+def at_hand(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
+    """A block in which a value's bytes are in memory, and stay there."""
+    ledger = ledger_of(runtime)
+    if ledger is None:
+        yield
+        return
+    with ledger.lock:
+        ledger.bring(tensor)
+        yield
 
 
 def ledger_of(runtime: DeviceRuntime) -> Ledger | None:
