@@ -18,14 +18,21 @@ def place(context: PlacementContext, policy: PlacementPolicy, fallback: Placemen
     """The policy's placement; the fallback's, with a warning that names the policy, where it fails or breaks a rule.
 
     Raises:
-        InvalidStage: the fallback breaks a rule as well.
+        InvalidStage: the fallback breaks a rule as well, or cannot place it either; then it is what the policy said.
     """
-    if policy is not fallback:
-        try:
-            return _checked(context, policy)
-        except Exception as error:
-            warn_skipped("placement policy", policy, error, f"{fallback.name!r} places this graph")
-    return _checked(context, fallback)
+    if policy is fallback:
+        return _checked(context, fallback)
+    try:
+        return _checked(context, policy)
+    except Exception as error:
+        warn_skipped("placement policy", policy, error, f"{fallback.name!r} places this graph")
+        refusal = error
+    try:
+        return _checked(context, fallback)
+    except InvalidStage as error:
+        if isinstance(refusal, InvalidStage):
+            raise refusal from error
+        raise
 
 
 def _checked(context: PlacementContext, policy: PlacementPolicy) -> Placement:

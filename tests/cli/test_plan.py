@@ -79,7 +79,7 @@ def test_text_says_where_how_fast_and_why(planned):
 
 
 def test_what_fits_nowhere_is_refused_with_figures(planned):
-    with pytest.raises(InvalidStage, match="no device can run this program"):
+    with pytest.raises(InvalidStage, match="fit into no device and cannot be cut into parts"):
         planned(0.001)
 
 
