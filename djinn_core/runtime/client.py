@@ -33,7 +33,7 @@ from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.pipeline import tolerate_growth
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
-from djinn_core.runtime.connect import Opened, find_servers, open_connections, start_executors
+from djinn_core.runtime.connect import Opened, open_connections, start_executors
 from djinn_core.runtime.earlier import EarlierPrograms
 from djinn_core.runtime.meaning import tell_meaning
 from djinn_core.runtime.observing import Observers
@@ -331,14 +331,18 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 def _device_count() -> int:
     """How many logical devices there are: all executors as one, and each of several by itself."""
-    settings = _state.settings
-    embedded = settings is not None and settings.executor == "process" and find_servers(settings) is None
-    several = len(_state.opened) or (settings.executors if embedded and settings is not None else 1)
+    several = len(_state.opened) or (1 if _named_servers() else _resolved().executors)
     return 1 + several if several > 1 else 1
 
 
-def _counts_when_open() -> bool:
-    return not is_initialized() and find_servers(settings()) is not None
+def _named_servers() -> bool:
+    settings = _resolved()
+    return bool(settings.servers or settings.connection_file)
+
+
+def _resolved() -> Settings:
+    """The settings, without the plugins that they select: `torch.manual_seed` asks how many devices there are."""
+    return _state.settings or resolve(_state.overrides).settings
 
 
 def _described(index: int) -> tuple[str, DeviceInfo]:
@@ -481,6 +485,7 @@ def attach() -> None:
     port.start = _runtime
     port.is_open = is_initialized
     port.describe = _described
-    port.device_count, port.counts_when_open = _device_count, _counts_when_open
+    port.device_count = _device_count
+    port.counts_when_open = lambda: not is_initialized() and _named_servers()
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(_at_exit)
