@@ -91,7 +91,8 @@ def connect(serving):
             patch.setenv("DJINN_CONFIG", os.devnull)
             try:
                 # On one machine the built-in transport `local` would be faster, and taken.
-                djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
+                left_out = ("local", *settings.pop("disable", ()))
+                djinn.configure(servers=[url], token=serving.token, disable=left_out, **settings)
                 djinn.reset_stats()
                 djinn.init()
                 assert client._state.opened[0].url.startswith(url.partition("://")[0])

@@ -17,7 +17,7 @@ REMOTE = "remote_accelerator:0"
 @pytest.fixture(scope="module", autouse=True)
 def inexact(connect, url_of):
     """A server of its own process, and a client that may round otherwise."""
-    with connect(url_of("tcp"), exact=False):
+    with connect(url_of("tcp"), exact=False, disable=("adaptive",)):  # which leaves out what does not pay for so little
         yield
 
 
@@ -53,7 +53,7 @@ def test_products_of_one_input_become_one():
     torch.manual_seed(0)
     theirs = Gated().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
-    rows = torch.randn(2, 16)
+    rows = torch.randn(1, 1, 16)
     (first, second), names, plans = applied(lambda: [t.cpu() for t in ours(rows.to(REMOTE))])
     assert "fuse_projections" in names
     assert any(len(plan.graph.by_op.get("linear", ())) == 2 for plan in plans), "one for three, and `down`"
@@ -87,7 +87,7 @@ def test_weights_are_put_together_once_and_again_when_they_change():
 @torch.no_grad()
 def test_many_rows_stay_as_they_are():
     ours = Gated().eval().to(REMOTE)
-    rows = torch.randn(100, 16).to(REMOTE)
+    rows = torch.randn(2, 16).to(REMOTE)
     _, names, _ = applied(lambda: [made.cpu() for made in ours(rows)])
     assert "fuse_projections" not in names
 

@@ -28,7 +28,7 @@ class Gated(torch.nn.Module):
 
 @pytest.fixture(scope="module", params=["cost_based", "round_robin"])
 def inexact(pooled, request):
-    with pooled(request.param, exact=False) as session:
+    with pooled(request.param, exact=False, disable=("adaptive",)) as session:
         yield session
 
 
@@ -36,7 +36,7 @@ def inexact(pooled, request):
 def test_what_is_put_together_from_weights_is_made_once_and_anew_when_they_change(inexact):
     theirs = Gated().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
-    rows = torch.randn(2, 16)
+    rows = torch.randn(1, 16)
     with client.record_plans() as plans:
         torch.testing.assert_close(ours(rows.to(REMOTE)).cpu(), theirs(rows))
     assert {"fuse_projections", "fold_batch_norms"} <= {
@@ -56,7 +56,7 @@ def test_what_is_put_together_from_weights_is_made_once_and_anew_when_they_chang
 @torch.no_grad()
 def test_derived_values_go_with_their_weights(inexact):
     derived = inexact._planner.derived.values
-    ours, rows = Gated().eval().to(REMOTE), torch.randn(2, 16).to(REMOTE)
+    ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 16).to(REMOTE)
     ours(rows).cpu()
     assert derived
     storages = {v >> 32 for made in derived._made.values() for v in made}

@@ -20,13 +20,17 @@ from djinn.hooks import (
 
 # A product with as many rows is bound by arithmetic, and gains nothing from being wider.
 ROWS: Final = 64
+# On a CPU, starting an op takes a microsecond or two, and parting the results of several rows takes as long as products of so
+# few rows. One row needs no parting; and a product of larger weights takes so long that it makes no difference.
+CPU_ROWS: Final = 1
+CPU_BYTES: Final = 1 << 20
 
 
 class FuseProjections:
     """One wide product in place of several that read the same input.
 
     It pays where the input has few rows, as in decoding: then a product takes as long as its weights take to be read, and
-    each op costs something besides. Weights are put together once.
+    each op costs something besides. On a CPU it pays for one row and small weights. Weights are put together once.
     """
 
     name = "fuse_projections"
@@ -41,10 +45,11 @@ class FuseProjections:
         groups = [_substitution(context, group) for group in _groups(context)]
         if not groups:
             return OptimizationResult(
-                self.name, applied=False, reason="no two linear layers of few rows share their input"
+                self.name, applied=False, reason="no two small linear layers of few rows share their input"
             )
         products = sum(len(s.nodes) for s in groups)
-        reason = f"{products} linear layers with at most {ROWS} rows read {len(groups)} inputs: one product for each"
+        rows = CPU_ROWS if _on_cpu(context) else ROWS
+        reason = f"{products} linear layers of at most {rows} rows read {len(groups)} inputs: one product for each"
         return OptimizationResult(self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(groups)))
 
 
@@ -57,7 +62,16 @@ def _groups(context: OptimizationContext) -> list[list[Node]]:
             given = arguments(node)
             weight = context.graph.meta(given["weight"])
             alike[given["input"], weight.dtype, weight.shape[1], given["bias"] is None].append(node)
-    return [group for group in alike.values() if len(group) > 1]
+    return [group for group in alike.values() if len(group) > 1 and _is_small(context, group)]
+
+
+def _on_cpu(context: OptimizationContext) -> bool:
+    return any(device.kind == "cpu" for device in context.topology.devices)
+
+
+def _is_small(context: OptimizationContext, group: Sequence[Node]) -> bool:
+    size = sum(context.graph.meta(arguments(node)["weight"]).nbytes for node in group)
+    return size <= CPU_BYTES or not _on_cpu(context)
 
 
 def _fusible(context: OptimizationContext, node: Node) -> bool:
@@ -70,7 +84,7 @@ def _fusible(context: OptimizationContext, node: Node) -> bool:
         context.profile.residency.get(w) is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(w) is None
         for w in weights
     )
-    few = len(rows.shape) > 0 and rows.numel <= ROWS * rows.shape[-1]
+    few = len(rows.shape) > 0 and rows.numel <= (CPU_ROWS if _on_cpu(context) else ROWS) * rows.shape[-1]
     return constant and few and context.graph.meta(given["weight"]).shape[:1] != ()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
-from djinn.testing import OptimizationConformance
+from djinn.hooks import DataResidency
+from djinn.testing import OptimizationConformance, ProgramBuilder, optimization_context
 from djinn_fusion import FoldBatchNorms, FuseProjections
 
 
@@ -18,3 +20,26 @@ class TestFoldingConforms(OptimizationConformance):
     @pytest.fixture
     def optimization(self):
         return FoldBatchNorms()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "width", "fused"),
+    [
+        ("cpu", 1, 64, True),
+        ("cpu", 2, 64, False),
+        ("cpu", 1, 1024, False),
+        ("cuda", 64, 1024, True),
+        ("cuda", 65, 64, False),
+    ],
+)
+def test_products_are_fused_where_starting_ops_counts(kind, rows, width, fused):
+    builder = ProgramBuilder()
+    given, weights = builder.input(rows, width), [builder.input(width, width) for _ in range(2)]
+    for weight in weights:
+        builder.op("aten::linear", given, weight, shape=(rows, width))
+    graph = builder.graph()
+    context = optimization_context(graph, devices=1)
+    devices = tuple(attrs.evolve(device, kind=kind) for device in context.topology.devices)
+    profile = attrs.evolve(context.profile, residency=dict.fromkeys(weights, DataResidency.PERSISTENT_WEIGHT))
+    context = attrs.evolve(context, topology=attrs.evolve(context.topology, devices=devices), profile=profile)
+    assert FuseProjections().optimize(context).applied == fused
