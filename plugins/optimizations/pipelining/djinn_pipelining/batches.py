@@ -92,6 +92,7 @@ class _Search:
     def run(self) -> Region | None:
         for node_id in self.context.plan.nodes:
             self._take(self.graph.nodes[node_id])
+        self._leave_views()
         own = {**self.nodes, **self.shared}
         made = [v for n in sorted(own) for v in self.graph.nodes[n].outputs]
         outputs = tuple(v for v in made if self._is_wanted(v, own))
@@ -146,6 +147,24 @@ class _Search:
             return False
         self.shared[maker.id] = maker
         return True
+
+    def _leave_views(self) -> None:
+        """Views that others need are made of what is put together: their nodes, and those that need them, are left out."""
+        maker: dict[int, int] = {}
+        for node_id, (node, _) in self.nodes.items():
+            for value in node.outputs:
+                maker.setdefault(storage_of(value), node_id)
+        left: Collection[int] = (-1,)
+        while left:
+            own = {**self.nodes, **self.shared}
+            views = {n: [v for v in node.outputs if maker[storage_of(v)] != n] for n, (node, _) in self.nodes.items()}
+            left = {n for n, made in views.items() if any(self._is_wanted(v, own) for v in made)}
+            gone = {v for n in left for v in self.graph.nodes[n].outputs}
+            for node_id, (node, _) in list(self.nodes.items()):
+                if node_id in left or not gone.isdisjoint(node.inputs):
+                    del self.nodes[node_id]
+                    gone.update(node.outputs)
+                    self.made.difference_update(node.outputs)
 
     def _is_wanted(self, value: int, own: Collection[int]) -> bool:
         users = self.graph.consumers(value)

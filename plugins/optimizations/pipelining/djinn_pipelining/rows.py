@@ -147,6 +147,11 @@ def _permuted(at: At) -> tuple[int, ...] | None:
     return (first,) if isinstance(dims, list) and dims[0] % len(at.shape(first)) == 0 else None
 
 
+def _padded(at: At) -> tuple[int, ...] | None:
+    pad, first = at.given.get("pad"), at.node.inputs[0]
+    return (first,) if isinstance(pad, list) and len(pad) < 2 * len(at.shape(first)) else None
+
+
 def _viewed(at: At) -> tuple[int, ...] | None:
     named = at.given.get("size", at.given.get("shape"))
     return at.node.inputs[:1] if at.result and isinstance(named, list) else None
@@ -202,6 +207,9 @@ _RULES: Final[Mapping[str, Rule]] = {
     "unsqueeze": _along("dim", added=1),
     "transpose": _along("dim0", "dim1"),
     "permute": _permuted,
+    "constant_pad_nd": _padded,
+    "roll": _along("dims"),
+    "flip": _along("dims"),
     "expand": _expanded,
 }
 
