@@ -20,14 +20,14 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import ProtocolError, SessionLost
-from djinn_core.launch.tickets import Badge
+from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.logs import get_logger
 from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
 
 _MAGIC: Final = b"DJNJ1\n"
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
 _LENGTH: Final = struct.Struct("<I")  # number of buffers
-_HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT = b"H", b"F", b"N", b"S", b"K"
+_HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED = b"H", b"F", b"N", b"S", b"K", b"T"
 STALE_SECONDS: Final = 600.0
 _AT_ONCE: Final = 512  # buffers that one system call writes
 _log = get_logger("djinn.server")
@@ -46,6 +46,9 @@ class Owner(msgspec.Struct, frozen=True):
         return f"Owner(session={self.session!r}, client={self.client!r})"
 
 
+_NOBODY: Final = Owner("", "", "", NOBODY)
+
+
 class Base(msgspec.Struct, frozen=True):
     """Where a session was at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state."""
 
@@ -57,7 +60,7 @@ class Base(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of a session. Used by one thread at a time."""
 
-    def __init__(self, path: Path, owner: Owner | None, limit: int) -> None:
+    def __init__(self, path: Path, owner: Owner, limit: int) -> None:
         """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more.
 
         Raises:
@@ -94,6 +97,10 @@ class Journal:
     def note(self, decided: bytes) -> None:
         """Something was decided that the frames do not say."""
         self.append(_NOTE, decided, ())
+
+    def try_again(self) -> None:
+        """Another process does again what is written."""
+        self.append(_TRIED, b"", ())
 
     def rewrite(self, base: Base, memory: Sequence[Buffer], kept: Sequence[Frame]) -> None:
         """Begin anew with the session as it is now: its state, its memory, and answers that the client has not taken yet.
@@ -171,6 +178,7 @@ class Past:
         owner: whose session it is.
         taken: how many frames were taken.
         base: where the session was when the journal began; None: at its beginning.
+        tried: how many processes have done it again and died before they took anything new.
     """
 
     def __init__(self, path: Path) -> None:
@@ -188,8 +196,13 @@ class Past:
         self._kept: list[int] = []
         self._base_at = 0
         self.base: Base | None = None
-        self.owner, self.end = self._scan(path)
-        self.taken = len(self._frames) + (self.base.taken if self.base is not None else 0)
+        self.tried = 0
+        self.taken = 0
+        try:
+            self.owner, self.end = self._scan(path)
+        except BaseException:
+            self.close()
+            raise
 
     def _scan(self, path: Path) -> tuple[Owner, int]:
         size = path.stat().st_size
@@ -201,11 +214,16 @@ class Past:
             end = start + whole
             if kind == _FRAME:
                 self._frames.append(start)
+                self.taken += 1
+                self.tried = 0
+            elif kind == _TRIED:
+                self.tried += 1
             elif kind == _KEPT:
                 self._kept.append(start)
             elif kind == _SNAPSHOT:
                 self._base_at = start
                 self.base = msgspec.msgpack.decode(self._read_at(start).head, type=Base)
+                self.taken = self.base.taken
             else:
                 self._file.seek(start + whole - head)
                 data = self._file.read(head)
@@ -282,7 +300,7 @@ def remove_stale(directory: Path) -> None:
     for path in directory.glob("*.journal"):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                Journal(path, None, 0).end()
+                Journal(path, _NOBODY, 0).end()
         except OSError as error:
             _log.debug("a journal stays", path=str(path), reason=str(error))
 

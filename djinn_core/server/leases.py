@@ -24,6 +24,7 @@ from djinn_core.wire.resume_messages import Resume, Resumed
 
 CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
 SNAPSHOT_SECONDS: Final = 20.0
+TRIES: Final = 3  # of recovering a session at the same place: an op that kills its executor kills the next one, too
 _SHARE: Final = 20
 _log = get_logger("djinn.server")
 
@@ -229,9 +230,16 @@ class Leases:
             if not hmac.compare_digest(past.owner.secret, asked.secret):
                 past.close()
                 return None
+            if past.tried >= TRIES:
+                past.close()
+                path.unlink()
+                raise SessionLost(
+                    f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
+                )
             os.truncate(path, past.end)
             connection.limits = Limits()
             journal = Journal(path, past.owner, self._journal_bytes)
+            journal.try_again()
             leased = LeasedConnection(connection, self.seconds, past.owner.secret, journal, self._every)
             leased.repeat(past, asked.taken)
             self._leased[asked.session] = leased

@@ -1,0 +1,127 @@
+"""What a session took can be read again, whatever its process was doing when it died."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from djinn_core.errors import SessionLost
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.tickets import NOBODY
+from djinn_core.server.inline import connected_pair
+from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path, remove_stale
+from djinn_core.server.leases import TRIES, Leases
+from djinn_core.wire.resume_messages import Resume
+
+OWNER = Owner("session", "a client", "told at the beginning", NOBODY)
+FRAMES = [Frame(b"one"), Frame(b"two", [b"x" * 100, b""]), Frame(b"three", [bytes(1 << 16)])]
+
+
+def written(path, frames=FRAMES, limit=1 << 30):
+    journal = Journal.begin(path, OWNER, limit)
+    for frame in frames:
+        journal.frame(frame)
+    return journal
+
+
+def died(journal):
+    """As if the process had died: the file stays, and nobody has it."""
+    file, _ = journal.hand_over()
+    os.close(file)
+
+
+def frames_of(past):
+    found = []
+    while not past.over:
+        frame = past.next_frame()
+        found.append((frame.head, [bytes(buffer) for buffer in frame.body]))
+    past.close()
+    return found
+
+
+def as_read(frames):
+    return [(frame.head, [bytes(buffer) for buffer in frame.body]) for frame in frames]
+
+
+def test_frames_and_notes_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "session.journal"
+    journal = written(path)
+    journal.note(b"decided")
+    died(journal)
+    past = Past(path)
+    assert (past.owner, past.taken) == (OWNER, 3)
+    assert past.next_note() == b"decided"
+    assert past.next_note() is None
+    assert frames_of(past) == as_read(FRAMES)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("cut", [1, 20, 65536])
+def test_a_torn_record_was_not_taken(tmp_path, cut):
+    path = tmp_path / "session.journal"
+    died(written(path))
+    os.truncate(path, path.stat().st_size - cut)
+    past = Past(path)
+    assert past.taken == 2
+    assert frames_of(past) == as_read(FRAMES[:2])
+
+
+def test_a_journal_begins_anew_with_the_state(tmp_path):
+    path = tmp_path / "session.journal"
+    journal = written(path)
+    journal.rewrite(Base(3, 7, b"state"), [b"memory", bytes(10)], [Frame(b"not taken", [b"answer"])])
+    journal.frame(Frame(b"four"))
+    died(journal)
+    past = Past(path)
+    assert past.base == Base(3, 7, b"state")
+    assert past.taken == 4
+    assert [bytes(m) for m in past.memory()] == [b"memory", bytes(10)]
+    assert as_read(past.kept()) == [(b"not taken", [b"answer"])]
+    assert frames_of(past) == [(b"four", [])]
+    assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
+
+
+def test_one_that_grows_too_large_is_given_up(tmp_path):
+    journal = written(tmp_path / "session.journal", limit=1000)
+    assert not journal.open
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_process_has_no_other_takes(tmp_path):
+    path = journal_path(tmp_path, "session")
+    journal = written(path)
+    os.utime(path, (0, 0))
+    remove_stale(tmp_path)
+    assert path.exists()
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        Journal(path, OWNER, 0)
+    died(journal)
+    os.utime(path, (0, 0))
+    remove_stale(tmp_path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["../session", "a/b", "", "x" * 65, "ümlaut"])
+def test_names_lead_nowhere_else(tmp_path, name):
+    assert journal_path(tmp_path, name) is None
+
+
+def test_what_kills_every_executor_is_not_tried_for_ever(tmp_path):
+    died(written(journal_path(tmp_path, "session")))
+    for _ in range(TRIES):
+        found = Leases(1.0, tmp_path, 1 << 30).recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+        assert found is not None
+        found[1]._past.close()
+        died(found[1]._journal)
+    with pytest.raises(SessionLost, match=f"died {TRIES + 1} times"):
+        Leases(1.0, tmp_path, 1 << 30).recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+
+
+def test_a_wrong_secret_recovers_nothing(tmp_path):
+    died(written(journal_path(tmp_path, "session")))
+    leases = Leases(1.0, tmp_path, 1 << 30)
+    assert leases.recover(connected_pair()[1], Resume("session", "guessed", 0)) is None
+    found = leases.recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+    assert found is not None
+    found[1].close()
