@@ -150,7 +150,7 @@ def plan(
     placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
     again = [o for o in wanted if o.after_placement]
     if again and not known_plan:  # once more, and only once, now that it is known where things are
-        before, placed = optimized, _placed(context, optimized, placement, request)
+        before, placed = optimized, _placed(context, optimized, placement, again, request)
         optimized = clock.time("optimize", lambda: optimize(placed, again))
         if attrs.evolve(optimized, results=()) != attrs.evolve(before, results=()):
             placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
@@ -168,11 +168,17 @@ def _beginning(graph: ProgramGraph, profile: WorkloadProfile, costs: Costs, requ
 
 
 def _placed(
-    context: OptimizationContext, plan: OptimizationPlan, placement: Placement, request: Request
+    context: OptimizationContext,
+    plan: OptimizationPlan,
+    placement: Placement,
+    again: Sequence[Optimization],
+    request: Request,
 ) -> OptimizationContext:
-    """The context of the second pass: where things are, and where they will be."""
+    """The context of the second pass: where things are, and will be. Who is asked again, and did nothing, says why then."""
+    asked = {optimization.name for optimization in again}
+    results = tuple(r for r in plan.results if r.applied or r.optimization not in asked)
     where = {"resident": request.resident, "copies": request.copies}
-    return attrs.evolve(context, plan=plan, placement=placement, **where)
+    return attrs.evolve(context, plan=attrs.evolve(plan, results=results), placement=placement, **where)
 
 
 def _where(context: OptimizationContext, plan: OptimizationPlan, request: Request) -> PlacementContext:

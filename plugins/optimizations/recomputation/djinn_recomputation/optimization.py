@@ -10,6 +10,7 @@ from djinn_recomputation.choices import Choice, choices
 from djinn_recomputation.cone import cones
 
 PAYS = 0.97  # of the time without, which a program with replicas has to be predicted to take at most
+WORTH = 0.2  # seconds that a second of computing again has to save: devices have other things to do
 MATTERS = 0.02  # of the program's time, which sending has to take for anything to be thought through
 _MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
 
@@ -20,7 +21,8 @@ def quickest(found: Sequence[Choice], streaming: bool) -> Choice:
     """The choice with which programs are done soonest; without replicas, where others do not pay."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
-    return found[best] if takes[best] < PAYS * takes[0] else found[0]
+    saved = takes[0] - takes[best]
+    return found[best] if saved > max((1 - PAYS) * takes[0], WORTH * found[best].computing) else found[0]
 
 
 class Recomputation:

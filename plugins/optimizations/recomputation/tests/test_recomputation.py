@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 import djinn_recomputation
-from djinn.hooks import CostEstimate, Costs, Link, NetworkTopology, PlacementDecision
+from djinn.hooks import CostEstimate, Costs, Link, NetworkTopology, PlacementDecision, Stream
 from djinn.testing import (
     OptimizationConformance,
     PluginConformance,
@@ -86,7 +86,18 @@ def test_over_a_fast_link_it_is_sent():
 
 
 def test_a_device_that_would_only_wait_computes_in_the_meantime():
-    assert Recomputation().optimize(two_towers(10 * GBIT, own=1e-6)[0]).applied
+    assert not Recomputation().optimize(two_towers(2 * GBIT)[0]).applied
+    assert Recomputation().optimize(two_towers(2 * GBIT, own=1e-6)[0]).applied
+
+
+def test_a_device_does_not_compute_much_to_save_little():
+    assert not Recomputation().optimize(two_towers(10 * GBIT, own=1e-6)[0]).applied
+
+
+def test_a_stream_of_programs_is_judged_by_its_interval():
+    context = two_towers(2 * GBIT, own=5e-3)[0]  # with the trunk, the second device would be busy longer than the first
+    assert Recomputation().optimize(context).applied
+    assert not Recomputation().optimize(attrs.evolve(context, stream=Stream(3, "server/cpu:0"))).applied
 
 
 @pytest.mark.parametrize("how", [{"write": True}, {"alike": False}])
