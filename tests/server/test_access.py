@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import ssl
@@ -24,15 +25,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from djinn_core.cli.token import command as token_command
 from djinn_core.config import Settings
+from djinn_core.conformance.certificates import self_signed_tls
 from djinn_core.errors import AccessRefused, ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.launch.securing import with_tls
+from djinn_core.launch.securing import under_tls, with_tls
 from djinn_core.launch.token_table import Quota, change_table, create, read_table
 from djinn_core.runtime.connect import open_connections
 from djinn_core.runtime.status import ask_servers
 from djinn_core.server import meter
+from djinn_core.server.exchange import Exchange, Harbour, Inbox
 from djinn_core.server.operations import ROUTES
 from djinn_core.server.strangers import Strangers
 from djinn_core.server.tokens import find_token, has_table
@@ -51,6 +54,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_core.wire.peer_messages import Meet
 
 SECONDS = 60.0
 KINDS = typing.get_args(AnyMessage)
@@ -440,3 +444,32 @@ def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(meter.time, "monotonic", lambda: now + 3600.0)
     assert metered.may_begin(0) == ""
+
+
+def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
+    """They are told by the client, which has it from the other one; whoever else answers there is turned down."""
+    tls = self_signed_tls(tmp_path)
+    there = Harbour(registry.transports, attrs.evolve(tls, fingerprints=()))
+    inbox = Inbox()
+
+    def accept(connection):
+        guest = there.redeem(decode(connection.receive(SECONDS).head).ticket)
+        if guest is not None:
+            with contextlib.suppress(TransportError):
+                guest.serve(connection)
+
+    (secured,) = [way for way in under_tls(registry.transports, tls) if way.name == "tcps"]
+    listener = secured.listen("tcps://127.0.0.1:0", Limits(), accept)
+    here = Exchange(Harbour(registry.transports))
+    try:
+        invited = there.invite(inbox, 1)
+        assert invited.fingerprint == tls.fingerprints[0]
+        met = here.meet(Meet(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
+        assert (met.url, met.error) == (listener.url, "")
+        invited = there.invite(inbox, 1)
+        met = here.meet(Meet(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
+        assert "not the one that was expected" in met.error
+        assert "no transport" in here.meet(Meet(4, 1, invited.ticket, (listener.url,))).error
+    finally:
+        here.close()
+        listener.close()
