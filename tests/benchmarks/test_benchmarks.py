@@ -99,6 +99,18 @@ def test_every_op_a_call(module):
     assert [step() for _ in range(3)] == [here() for _ in range(3)]
 
 
+def test_rows_of_scheduling_have_the_keys_that_were_promised(module):
+    promised = {
+        "kv_bytes_ours", "kv_bytes_blind", "kv_time_ratio", "cnn_pipeline_speedup", "multimodal_latency_ratio",
+        "prefill_latency_ratio", "recompute_choices_right", "fusion_time_ratio", "memory_peak_within_limit",
+        "memory_slowdown", "schedule_ms_1000x4", "schedule_s_1000x1000", "predicted_median_error",
+    }  # fmt: skip
+    cases = module("bench_scheduling").CASES
+    assert promised <= {key for case in cases for key in (case.name, *case.keys)}
+    keys = [key for case in cases for key in case.keys]
+    assert len(keys) == len(set(keys)), "two rows have the same key"
+
+
 def test_a_case_that_breaks_is_told_and_the_others_go_on(module, capsys):
     measuring = module("measuring")
 
