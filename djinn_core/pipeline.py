@@ -177,8 +177,8 @@ def _placed(
     """The context of the second pass: where things are, and will be. Who is asked again, and did nothing, says why then."""
     asked = {optimization.name for optimization in again}
     results = tuple(r for r in plan.results if r.applied or r.optimization not in asked)
-    where = {"resident": request.resident, "copies": request.copies}
-    return attrs.evolve(context, plan=attrs.evolve(plan, results=results), placement=placement, **where)
+    context = attrs.evolve(context, plan=attrs.evolve(plan, results=results), placement=placement)
+    return attrs.evolve(context, resident=request.resident, copies=request.copies)
 
 
 def _where(context: OptimizationContext, plan: OptimizationPlan, request: Request) -> PlacementContext:
