@@ -22,6 +22,8 @@ from links import CLIENT, Conditions, hidden_from, namespace, permitted
 from links import SERVER as FAR
 from measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
 from scheduling_cnn import CNN
+from scheduling_fusion import CASES as FUSION
+from scheduling_memory import CASES as MEMORY
 from scheduling_predicted import CASES as PREDICTING
 from scheduling_prefill import CASES as PREFILL
 from scheduling_recompute import CASES as RECOMPUTING
@@ -182,29 +184,6 @@ def convolutions(effort: Effort) -> torch.nn.Module:
     return torch.nn.Sequential(*stages, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 10))
 
 
-# --- other computation ------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def fusion(effort: Effort) -> Outcome:
-    """A forward pass with batch norms folded, over the same without; and decoding with projections fused."""
-    torch.manual_seed(0)
-    model = convolutions(effort).eval()
-    batch = torch.randn(4, 3, 64, 64)
-    expected = model(batch)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(effort.rounds):
-        for exact in (True, False):
-            with executors(1, "single", effort.threads, exact=exact):
-                ours, given = model.to(REMOTE), batch.to(REMOTE)
-                torch.testing.assert_close(ours(given).cpu(), expected)
-                seconds[exact].append(timed(lambda: ours(given).cpu(), 3, effort.times(10)))  # noqa: B023
-                model = ours.to("cpu")
-    plain, folded = statistics.median(seconds[True]), statistics.median(seconds[False])
-    figures = {"plain ms": plain * 1e3, "folded ms": folded * 1e3, "fusion_time_ratio": folded / plain}
-    return Outcome(folded / plain, figures)
-
-
 CASES = (
     Case(
         "decoding_gigabit",
@@ -216,9 +195,10 @@ CASES = (
     *CNN,
     *PREFILL,
     *RECOMPUTING,
-    Case("fold_batch_norms", 1.0, fusion, keys=("fusion_time_ratio",)),
+    *FUSION,
     *PLACING,
     *PREDICTING,
+    *MEMORY,
 )
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def ratio(model: torch.nn.Module, run: Run, effort: Effort, times: int) -> tuple
             with placed(model, effort.threads, exact) as ours:
                 for _ in range(3):
                     torch.testing.assert_close(run(ours).cpu(), expected)
-                seconds[exact].append(executed(lambda: run(ours).cpu(), effort.times(times)))  # noqa: B023
+                seconds[exact].append(executed(lambda: run(ours).cpu(), effort.times(times)))
     return statistics.median(seconds[True]), statistics.median(seconds[False])
 
 

@@ -34,7 +34,8 @@ class DivideSequences:
 
     name = NAME
     tolerates_growth = True
-    before: frozenset[str] = frozenset({"common_subexpressions", "dead_code"})  # which see what comes of it once more
+    # Which see what comes of it once more.
+    before: frozenset[str] = frozenset({"common_subexpressions", "dead_code", "fuse_projections", "split_batches"})
     after: frozenset[str] = frozenset()
     after_placement = False
     exact = False
@@ -63,6 +64,8 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: Choice) -> S
     cut = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
     run = _with_what_they_need(rows, cut)
     gone = _not_wanted_elsewhere(context, run, _from_rows(rows, run))
+    if gone & context.plan.substituted or not gone <= frozenset(context.plan.nodes):
+        raise Refused("other optimizations have changed it")
     outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_wanted(context, v, gone))
     _check_memory(context, outputs)
     made = frozenset(v for node in run for v in node.outputs)
