@@ -148,11 +148,10 @@ def plan(
         return result
 
     placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
-    again = [o for o in wanted if o.after_placement]
-    if again and not known_plan:  # once more, and only once, now that it is known where things are
-        before, placed = optimized, _placed(context, optimized, placement, again, request)
+    if (again := [o for o in wanted if o.after_placement]) and not known_plan:  # once more, knowing where things are
+        placed = _placed(context, optimized, placement, again, request)
         optimized = clock.time("optimize", lambda: optimize(placed, again))
-        if attrs.evolve(optimized, results=()) != attrs.evolve(before, results=()):
+        if attrs.evolve(optimized, results=()) != attrs.evolve(placed.plan, results=()):
             placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
     result = attrs.evolve(result, plan=optimized, placement=placement)
     if request.until == "place":
