@@ -102,6 +102,14 @@ def _text(value: object) -> str:
     return value
 
 
+def _fingerprints(value: object) -> tuple[str, ...]:
+    """Also as other tools write them: `SHA256:AB:CD:...`."""
+    found = tuple("sha256:" + name.lower().removeprefix("sha256:").replace(":", "") for name in _names(value))
+    if not all(re.fullmatch("sha256:[0-9a-f]{64}", one) for one in found):
+        raise ValueError("must be a list of sha256: and 64 hexadecimal digits, as `djinn serve` prints them")
+    return found
+
+
 def _secret(value: object) -> str | None:
     return None if value is None or value == "" else _text(value)
 
@@ -204,7 +212,7 @@ class Settings:
     token: str | None = attrs.field(default=None, converter=_secret, repr=False)
     connection_file: Path | None = attrs.field(default=None, converter=_path)
     tls_authority: Path | None = attrs.field(default=None, converter=_path)
-    tls_fingerprints: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    tls_fingerprints: tuple[str, ...] = attrs.field(default=(), converter=_fingerprints)
     tls_certificate: Path | None = attrs.field(default=None, converter=_path)
     tls_key: Path | None = attrs.field(default=None, converter=_path)
     executors: int = attrs.field(default=1, converter=_count)

@@ -41,6 +41,7 @@ PARTS = (
 _SECRET_KEYS = re.compile(r"token|secret|password|ticket|authorization|cookie|credential", re.IGNORECASE)
 _SECRET_TEXT = (
     re.compile(r"(?i)(?P<keep>\b(?:token|ticket|secret|password|access_token)\s*[=:]\s*)[^\s&,;'\"]+"),
+    re.compile(r"(?P<keep>\bdjinn_)[\w-]{40,}"),  # what `djinn token create` makes
     re.compile(r"(?i)(?P<keep>\bbearer\s+)[\w.~+/=-]+"),
     re.compile(r"(?P<keep>://)[^/@\s]+(?=@)"),
 )

@@ -101,7 +101,6 @@ class ExecutorSession:
         self, runtime: DeviceRuntime, store: WeightStore | None = None, harbour: Harbour | None = None
     ) -> None:
         """`store`: where weights are kept, if they are. `harbour`: where other executors come in."""
-        METER.enter(self)
         self.device = device = shared_device(runtime)
         self.values = ValueTable()
         self.submissions = 0
@@ -112,6 +111,7 @@ class ExecutorSession:
         self._uploads = Uploads(device.runtime, self.values, store)
         self._exchange = Exchange(harbour or Harbour())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
+        METER.enter(self)
 
     def serve(self, connection: Connection) -> None:
         """Answer messages until the client says goodbye.

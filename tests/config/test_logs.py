@@ -132,3 +132,12 @@ def test_debug_of_everything_and_back(log, capsys):
 def test_refusals(call, message):
     with pytest.raises(ConfigurationError, match=message):
         call()
+
+
+def test_tokens_are_hidden_wherever_they_stand():
+    from djinn_core.launch.token_table import TokenTable, create
+
+    _, row, token = create(TokenTable(), "alice", 0.0)
+    shown = str(logs.redact(None, "", {"event": f"somebody came with {token}", "key": row.id}))
+    assert token not in shown
+    assert row.id in shown
