@@ -83,7 +83,7 @@ _PORT = click.IntRange(0, 65535)
     type=click.FloatRange(0),
     default=8.0,
     show_default=True,
-    help="How much of a session is kept there; one with more, or with 0 all, is lost with its executor.",
+    help="How much of a session is kept there; one with more, or with 0 all, is lost with its executor. Needs a store.",
 )
 @click.option(
     "--snapshot-seconds",
@@ -144,7 +144,7 @@ def command(
         tls=tls.options(host),
         pinned=tls.self_signed,
         lease_seconds=lease_seconds,
-        journals=_private(journal or _cache("journals")) if journal_gib and lease_seconds else None,
+        journals=_private(journal or _cache("journals")) if journal_gib and lease_seconds and store_gib else None,
         journal_bytes=int(journal_gib * 2**30),
         snapshot_seconds=snapshot_seconds,
         drain_seconds=drain_seconds,

@@ -23,7 +23,7 @@ def all_pass(_: int) -> str:
 
 
 class BadNetwork:
-    """Stands between a client and the TCP address of a server.
+    """Stands between a client and a server. Single frames have a fate where their address is `tcp://`.
 
     Attributes:
         up, down: what becomes of frames to the server and from it; may be replaced at any time.
@@ -35,6 +35,7 @@ class BadNetwork:
         parts = urlsplit(url)
         self._server = (parts.hostname, parts.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.framed = parts.scheme == "tcp"
         self.url = f"{parts.scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         self.up: Fate = all_pass
         self.down: Fate = all_pass
@@ -81,6 +82,8 @@ class BadNetwork:
 
     def _pass_on(self, source: socket.socket, target: socket.socket, way: str) -> None:
         with contextlib.suppress(OSError, EOFError):
+            while not self.framed:
+                target.sendall(self._some(source, way))
             while True:
                 prefix = self._read(source, _PREFIX.size, way)
                 _, _, _, head, buffers, body = _PREFIX.unpack(prefix)
@@ -108,13 +111,16 @@ class BadNetwork:
     def _read(self, source: socket.socket, size: int, way: str) -> bytes:
         data = bytearray()
         while len(data) < size:
-            part = source.recv(size - len(data))
-            if not part:
-                raise EOFError
-            self._passing.wait()
-            self.sent += len(part) if way == "up" else 0
-            data += part
+            data += self._some(source, way, size - len(data))
         return bytes(data)
+
+    def _some(self, source: socket.socket, way: str, limit: int = 1 << 16) -> bytes:
+        data = source.recv(limit)
+        if not data:
+            raise EOFError
+        self._passing.wait()
+        self.sent += len(data) if way == "up" else 0
+        return data
 
     def _end(self, *ends: socket.socket) -> None:
         for one in ends:

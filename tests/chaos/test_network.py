@@ -24,6 +24,34 @@ def network(connect, url_of):
     network.close()
 
 
+@pytest.fixture(params=["tcp", "http"])
+def breaking(request, connect, url_of):
+    network = BadNetwork(url_of(request.param))
+    with connect(network.url):
+        yield network
+    network.close()
+
+
+def test_connections_may_break_at_any_time(breaking):
+    total, one = torch.zeros(3, device=REMOTE), torch.ones(3).to(REMOTE)
+    for i in range(200):
+        total.add_(one)
+        if i % 20 == 7:
+            breaking.break_all()
+        if i % 20 == 12:
+            assert total[0].item() == i + 1
+    assert total.tolist() == [200.0] * 3
+
+
+def test_a_network_that_stops_for_a_while_loses_nothing(breaking):
+    total = torch.zeros(3, device=REMOTE)
+    for i in range(20):
+        total += 1
+        if i == 10:
+            breaking.part(1.5)
+        assert total[0].item() == i + 1
+
+
 @pytest.mark.parametrize("fate", [LOSE, BREAK, HALF])
 def test_updates_are_applied_exactly_once(network, fate):
     total = torch.zeros(3, device=REMOTE)
