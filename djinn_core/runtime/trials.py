@@ -25,6 +25,7 @@ from djinn_core.runtime.template import Prepared
 OFTEN: Final = 16  # runs of a plan before anything is tried
 SHARE: Final = 20  # as many times longer than planning must have been spent on running it
 UNCOUNTED: Final = 2  # runs of each way that make memory and code ready
+KEPT: Final = 512  # plans that something is known of
 LIMIT: Final = 64  # runs of each way; the optimization stays where the judge has not made up its mind
 _log = get_logger("djinn.trials")
 Without = Mapping[str, str]  # optimizations that are left out, each with the reason
@@ -81,25 +82,36 @@ class Arm:
 
 @attrs.define(eq=False)
 class Tried:
-    """The plan of one structure, and what is found out about its optimizations, one after the other."""
+    """The plan of one structure, and what is found out about its optimizations, one after the other.
 
+    Attributes:
+        plan: with all of them. best: the one to use, as far as is known.
+        program: the first one that was planned. planning: seconds that this took.
+        names: optimizations that are still to be tried. out: those that do not pay, with reasons.
+        runs, spent: how often it ran before anything was tried, and for how many seconds.
+        arms: the two ways that are compared: with the first of `names`, and without. turn: runs since they are.
+    """
+
+    plan: Prepared
     best: Prepared
+    program: Program
+    planning: float
     names: list[str]
-    planning: float  # seconds
-    spent: list[float] = attrs.field(factory=list)
-    program: Program | None = None  # the first; kept for its hashes while something is tried
     out: dict[str, str] = attrs.field(factory=dict)
-    arms: tuple[Arm, Arm] | None = None  # with the first of `names`, and without
+    runs: int = 0
+    spent: float = 0.0
+    arms: tuple[Arm, Arm] | None = None
     turn: int = 0
 
     def took(self, seconds: float) -> None:
         """The executor is through with a run before anything is tried."""
-        self.spent.append(seconds)
+        self.runs += 1
+        self.spent += seconds
 
     @property
     def worth_trying(self) -> bool:
         """Whether it has run so often, and so long, that one more plan does not matter."""
-        return len(self.spent) >= OFTEN and sum(self.spent) >= SHARE * self.planning
+        return self.runs >= OFTEN and self.spent >= SHARE * self.planning
 
 
 class Trials:
@@ -108,13 +120,15 @@ class Trials:
     def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
         """`make`: plans a program without some of the optimizations."""
         self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
-        self._tried: dict[int, Tried] = {}
+        self._tried: dict[int, Tried] = {}  # by identity of its plan, which it keeps alive
 
     def begin(self, plan: Prepared, names: tuple[str, ...], planning: float, program: Program) -> None:
         """A new plan was made, in so many seconds, with the substitutions of these optimizations."""
         if self._judge is None or not names:
             return
-        tried = Tried(plan, list(names), planning, program=program)
+        tried = Tried(plan, plan, program, planning, list(names))
+        if len(self._tried) >= KEPT:
+            self._tried.pop(next(iter(self._tried))).plan.took = None
         self._tried[id(plan)] = tried
         plan.took = tried.took
 
@@ -131,7 +145,7 @@ class Trials:
         if tried.arms is not None:
             tried.turn += 1
             chosen = tried.arms[tried.turn % 4 in {2, 3}].plan  # with, without, without, with: drift hits both alike
-        return chosen if chosen.holds_for(program) else plan
+        return chosen if chosen is plan or chosen.holds_for(program) else plan
 
     def _open(self, tried: Tried, program: Program) -> None:
         """Begin to run without the first optimization that is left to try."""
@@ -160,7 +174,6 @@ class Trials:
             return True
         _log.info("an optimization does not pay here and is switched off", **_told(trial))
         self._stats.optimizations_switched_off += 1
-        assert tried.program is not None
         tried.out[name] = reason_of(trial)
         self._verdicts.add(tried.program, name, tried.out[name])
         tried.best = other.plan
