@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from djinn_core.runtime import client
+from djinn_core.runtime.pool.streams import Alike, Turns
 
 REMOTE = "remote_accelerator:0"
 
@@ -134,3 +136,44 @@ def test_data_that_is_there_already_is_taken_in_turn_as_well(done):
         made = [ours(batch).to("cpu", non_blocking=True) for batch in there]
         assert all_equal([one + 0 for one in made], expected)
     assert done[0] > 0 < done[1]
+
+
+class Answering:
+    """Stands for an executor's session: what it has answered is in `answered`."""
+
+    def __init__(self):
+        self.answered = set()
+
+    def has_come(self, number):
+        return number in self.answered
+
+
+def test_it_is_the_turn_of_who_has_least_to_do():
+    members = [Answering() for _ in range(3)]
+    turns, alike = Turns(members), Alike(under_way={1})
+    assert turns.next(alike, set()) is None, "nothing is under way"
+    alike.under_way, alike.last = {1}, 0
+    turns.asked(0, 1)
+    assert turns.next(alike, {1}) == 1
+    turns.asked(1, 1)
+    alike.last = 1
+    assert turns.next(alike, {1}) == 2
+    turns.asked(2, 1)
+    alike.last = 2
+    assert turns.next(alike, {1}) == 0
+    members[1].answered.add(1)
+    assert turns.next(alike, {1}) == 1
+    alike.passed_over.add(1)
+    assert turns.next(alike, {1}) == 0
+    alike.takes_turns = False
+    assert turns.next(alike, {1}) is None
+
+
+@torch.no_grad()
+def test_threads_that_wait_for_their_own_are_a_stream_too(spread):
+    model, given = network().eval(), batches()
+    expected = [model(batch) for batch in given]
+    ours = model.to(REMOTE)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(torch.no_grad()(lambda batch: ours(batch.to(REMOTE)).cpu()), given * 3))
+    assert all_equal(found, expected * 3)
