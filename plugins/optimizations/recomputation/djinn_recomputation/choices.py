@@ -83,13 +83,15 @@ def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -
 
 
 def _simulated(context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]) -> Choice:
-    """The program in its order, with copies of inputs where they will be from its second run on."""
+    """The program in its order, as it is from its second run on: uploads, which are the same whatever is chosen, are through."""
     graph, program = context.graph, context.graph.program  # type: ignore[attr-defined]
     plan = attrs.evolve(context.plan, replicas=replicas)
     placed = with_replicas(graph, placement, plan, context.profile)
     stay = placed.copies
     copies = {v: tuple(dict.fromkeys((*context.copies.get(v, ()), *stay.get(v, ())))) for v in {*context.copies, *stay}}
-    there = dict(context.resident) | {v: placement.values[v] for v in stay}
+    there = {v: context.resident.get(v, placement.values[v]) for v in graph.inputs} | {
+        v: placement.values[v] for v in stay
+    }
     brought = [(v, d) for v, devices in stay.items() for d in devices if d not in context.copies.get(v, ())]
     takes = sum(
         context.topology.link(placement.values[v], d).transfer_seconds(graph.meta(v).nbytes) for v, d in brought

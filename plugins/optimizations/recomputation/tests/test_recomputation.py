@@ -79,6 +79,13 @@ def test_over_a_slow_link_it_is_computed_again():
     assert "30.0 ms of computing against 320 ms for 4.00 MB" in result.reason
 
 
+def test_what_uploads_take_in_the_first_run_does_not_matter():
+    context = two_towers(100 * MBIT)[0]
+    slow = Link("client", "server/cpu:0", 1.0, 0.0)  # 400 bytes in as many seconds
+    network = attrs.evolve(context.topology, links=(*context.topology.links, slow))
+    assert Recomputation().optimize(attrs.evolve(context, resident={}, topology=network)).applied
+
+
 def test_over_a_fast_link_it_is_sent():
     result = Recomputation().optimize(two_towers(10 * GBIT)[0])
     assert not result.applied
