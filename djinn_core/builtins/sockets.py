@@ -25,33 +25,46 @@ _LINGER_BYTES: Final = 64 << 20
 _DISCARD_BYTES: Final = 64 << 10
 # How long a read waits inside the kernel for what is probably about to come, which spares asking first.
 _READ_SECONDS: Final = 0.5
+# How long the rest of a frame may take after an interrupt, where the other end takes in nothing.
+_FINISH_SECONDS: Final = 5.0
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
 log = get_logger("djinn.transport")
 
 
-def send_buffers(sock: socket.socket, buffers: Sequence[Buffer], count_sent: Callable[[int], None]) -> None:
+def send_buffers(
+    sock: socket.socket,
+    buffers: Sequence[Buffer],
+    count_sent: Callable[[int], None],
+    parts: list[int] | None = None,
+) -> None:
     """Write all of `buffers` to a blocking socket without joining them; `count_sent` is told of each part sent.
+
+    `parts` takes in the size of each part in the step in which it is sent. After an interrupt, whoever calls again with the
+    same list sends the rest.
 
     Raises:
         OSError: the socket's.
     """
-    if len(buffers) == 1:  # what most messages are
-        sent = sock.send(buffers[0])
-        count_sent(sent)
-        if sent == len(buffers[0]):
+    parts = [] if parts is None else parts
+    if len(buffers) == 1 and not parts:  # what most messages are
+        parts.extend(map(sock.send, buffers))
+        count_sent(parts[0])
+        if parts[0] == len(buffers[0]):
             return
-        buffers = [memoryview(buffers[0])[sent:]]
     pending = list(buffers)
-    first = 0
-    while first < len(pending):
-        sent = sock.sendmsg(pending[first : first + _IOV_MAX])
-        count_sent(sent)
+    first, sent = 0, sum(parts)
+    while True:
         while first < len(pending) and sent >= len(pending[first]):
             sent -= len(pending[first])
             first += 1
+        if first == len(pending):
+            return
         if sent:
             pending[first] = memoryview(pending[first])[sent:]
+        parts.extend(map(sock.sendmsg, (pending[first : first + _IOV_MAX],)))
+        sent = parts[-1]
+        count_sent(sent)
 
 
 def _timeval(seconds: float) -> bytes:
@@ -84,7 +97,7 @@ class SocketConnection(StreamConnection):
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_READ_SECONDS))
-        self.bytes_sent = 0
+        self.bytes_sent = self._sent_before = 0
         self.bytes_received = 0
         self._socket = sock
         self._poll = select.poll()
@@ -99,7 +112,20 @@ class SocketConnection(StreamConnection):
         return self._taking
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        send_buffers(self._socket, buffers, self._count_sent)
+        if not self._sent:
+            self._sent_before = self.bytes_sent
+        send_buffers(self._socket, buffers, self._count_sent, self._sent)
+
+    def _finish(self, buffers: Sequence[Buffer]) -> bool:
+        self.bytes_sent = self._sent_before + sum(self._sent) if self._sent else self.bytes_sent
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_FINISH_SECONDS))
+            self._write(buffers)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+        except OSError as error:
+            log.info("an interrupted frame could not be sent to its end", peer=self.peer, error=str(error))
+            return False
+        return True
 
     def _count_sent(self, count: int) -> None:
         self.bytes_sent += count

@@ -33,6 +33,7 @@ class StreamConnection(ABC):
         self._process = os.getpid()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
+        self._sent: list[int] = []  # sizes of the parts of the latest frame that were sent
         self._mute = ""  # why nothing can be sent any more
         self._ended = ""  # why nothing goes either way any more
 
@@ -46,6 +47,14 @@ class StreamConnection(ABC):
     @abstractmethod
     def _write(self, buffers: Sequence[Buffer]) -> None:
         """Write all of `buffers`. `OSError` and `ProtocolError` end the sending direction."""
+
+    def _finish(self, buffers: Sequence[Buffer]) -> bool:
+        """Send the rest of a frame at which `_write` was interrupted; False where nobody knows how much was sent.
+
+        Half a frame would end the connection, and with it the session of a person who only interrupted a loop.
+        """
+        del buffers
+        return False
 
     @abstractmethod
     def _receive_some(self, deadline: float | None) -> bool:
@@ -115,12 +124,18 @@ class StreamConnection(ABC):
     def _send(self, buffers: Sequence[Buffer]) -> None:
         if self._mute or self._ended:
             raise TransportError(self._ended or self._mute)
+        self._sent = []
         try:
             self._write(buffers)
         except (OSError, ProtocolError) as error:
             raise TransportError(self._stop_sending(f"cannot send: {error}")) from error
         except BaseException:
-            self._end("the connection was interrupted while it sent a frame")
+            finished = False
+            try:
+                finished = self._finish(buffers)
+            finally:
+                if not finished:
+                    self._end("the connection was interrupted while it sent a frame")
             raise
 
     def _next_frame(self, deadline: float | None) -> Frame:

@@ -194,7 +194,33 @@ def test_what_comes_after_a_long_silence_is_received(monkeypatch):
     connection.close()
 
 
-def test_an_interrupted_send_ends_the_connection(raw_and_ours, interruptible):
+def test_an_interrupted_send_is_finished_first(raw_and_ours, interruptible):
+    raw, connection = raw_and_ours
+    frames = [Frame(b"first", [bytes(8 << 20), b"end"]), Frame(b"x" * (8 << 20)), Frame(b"last")]
+    stream = b"".join(map(encoded, frames))
+    with ThreadPoolExecutor(1) as pool:
+        for frame in frames[:2]:
+            timer = threading.Timer(0.1, interrupt, [signal.SIGINT])
+            timer.start()
+            reading = pool.submit(read_late, raw, len(encoded(frame)), timer)
+            with pytest.raises(KeyboardInterrupt):
+                connection.send(frame)
+            assert reading.result(10) == encoded(frame)
+    connection.send(frames[2])
+    assert raw.recv(1 << 20) == encoded(frames[2])
+    assert connection.bytes_sent == len(stream)
+
+
+def read_late(raw, count, timer):
+    timer.join()
+    came = bytearray()
+    while len(came) < count:
+        came += raw.recv(count - len(came))
+    return bytes(came)
+
+
+def test_an_interrupted_send_ends_the_connection_where_nobody_reads(raw_and_ours, interruptible, monkeypatch):
+    monkeypatch.setattr("djinn_core.builtins.sockets._FINISH_SECONDS", 0.1)
     _, connection = raw_and_ours
     timer = threading.Timer(0.2, interrupt, [signal.SIGINT])
     timer.start()
