@@ -13,6 +13,7 @@ from djinn.devices import DispatchMode, schema_of
 from djinn.hooks import DeviceCapabilities
 
 START: Final = 5e-6  # seconds that an op takes to begin, as in the built-in cost model
+_WHOLE_LAYERS: Final = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})
 _LIMIT: Final = 16384  # calls that are remembered
 
 
@@ -79,7 +80,8 @@ class Pretending(DispatchMode):
         if pretended is None:
             made = func(*args, **kwargs)
             if not _is_view(func):
-                self._passes(self._seconds(0.0, list(_tensors([*args, *kwargs.values(), made]))))
+                given = list(_tensors([*args, *kwargs.values()]))
+                self._passes(self._seconds(_kernel_flops(func, given), [*given, *_tensors([made])]))
             return made
         self._passes(pretended.seconds)
         results = [self._made(result, args, kwargs, func) for result in pretended.results]
@@ -111,7 +113,7 @@ class Pretending(DispatchMode):
         )
         given = list(_tensors([*there[0], *there[1].values()]))
         formula = flop_counter.flop_registry.get(func.overloadpacket)
-        flops = formula(*there[0], **there[1], out_val=made) if formula is not None else _attention_flops(func, given)
+        flops = formula(*there[0], **there[1], out_val=made) if formula is not None else _kernel_flops(func, given)
         return Pretended(results, several, self._seconds(flops, [*given, *_tensors(values)]))
 
     def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
@@ -125,12 +127,17 @@ def _is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(func).returns)
 
 
-def _attention_flops(func: Any, given: Sequence[torch.Tensor]) -> float:
-    """Of kernels for attention that PyTorch's counter does not know, such as those of the CPU."""
-    if "scaled_dot_product" not in func.name() or len(given) < 2:
-        return 0.0
-    query, key = given[:2]
-    return 4.0 * query.numel() * key.shape[-2]
+def _kernel_flops(func: Any, given: Sequence[torch.Tensor]) -> float:
+    """Of kernels that PyTorch's counter does not know: attention on a CPU, and whole layers of transformers."""
+    name = func.name()
+    if "scaled_dot_product" in name and len(given) > 1:
+        query, key = given[:2]
+        return 4.0 * query.numel() * key.shape[-2]
+    if name in _WHOLE_LAYERS and given[0].ndim == 3:
+        rows = given[0].shape[0] * given[0].shape[1]
+        products = sum(2.0 * rows * weight.numel() for weight in given if weight.ndim == 2)
+        return products + 4.0 * given[0].numel() * given[0].shape[1]
+    return 0.0
 
 
 def _key(argument: Any) -> Any:

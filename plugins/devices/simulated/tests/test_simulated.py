@@ -76,6 +76,20 @@ def test_products_take_their_arithmetic_and_sums_their_memory(runtime):
     assert runtime.take_seconds() == 0
 
 
+def test_kernels_that_the_counter_does_not_know(runtime):
+    query, key = torch.ones(2, 4, 16, 8), torch.ones(2, 4, 32, 8)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    with torch.no_grad():
+        with runtime.running():
+            torch.nn.functional.scaled_dot_product_attention(query, key, key)
+        attention = runtime.take_seconds()
+        with runtime.running():
+            layer(torch.ones(8, 256, 64))
+    whole = 2 * 8 * 256 * (4 * 64 * 64 + 2 * 64 * 128) + 4 * 8 * 256 * 256 * 64
+    assert attention >= START + 4 * query.numel() * 32 / FLOPS
+    assert runtime.take_seconds() == pytest.approx(START + whole / FLOPS, rel=0.05)
+
+
 def test_views_alias_and_writes_return_what_they_write(runtime):
     x = torch.ones(4, 6)
     with runtime.running():
