@@ -1,9 +1,10 @@
-"""Kills executors with SIGKILL at random moments of real programs and compares results with undisturbed runs.
+"""Kills executors and breaks networks under real programs, and compares results with undisturbed runs.
 
-    python tests/chaos/run_chaos.py [--kills 100] [--seed 0] [--json]
+    python tests/chaos/run_chaos.py [--kills 100] [--seed 0] [--quick] [--json]
 
-One server with one executor. Each run of a program is disturbed once, at a moment drawn evenly over its duration. A table, and
-with --json one object on the last line: how many kills, how many runs differed or raised, seconds to recover.
+One server with one executor. Each run of a program is disturbed by one SIGKILL, at a moment drawn evenly over its duration. Then, over a
+relay: updates in place while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
+connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import attrs
 import torch
+from bad_network import HALF, LOSE, PASS, BadNetwork
 
 import djinn
 from djinn_core.launch.connection_file import read_connection_file
@@ -34,12 +36,13 @@ from djinn_core.runtime.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
 START_SECONDS = 120
+FRAMES_BETWEEN = 48  # of 4 MiB: three chunks of 64 MiB
 Program = Callable[[], object]
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[None]:
-    """A server of its own, and `remote_accelerator` on it."""
+def serving() -> Iterator[tuple[str, str]]:
+    """A server of its own: its TCP address and token."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = folder / "connection.json"
@@ -53,15 +56,22 @@ def serving() -> Iterator[None]:
                 raise RuntimeError((folder / "log").read_text())
             time.sleep(0.05)
         found = read_connection_file(file)
-        urls = [url for url in found.urls if url.startswith("tcp")]
-        djinn.configure(servers=urls, token=found.token, disable=("local",), threads=1)
-        djinn.init()
         try:
-            yield
+            yield next(url for url in found.urls if url.startswith("tcp")), found.token
         finally:
-            djinn.configure()
             process.terminate()
             process.wait(START_SECONDS)
+
+
+@contextlib.contextmanager
+def using(url: str, token: str) -> Iterator[None]:
+    """`remote_accelerator` is at that address."""
+    djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
+    djinn.init()
+    try:
+        yield
+    finally:
+        djinn.configure()
 
 
 def executor() -> int:
@@ -141,17 +151,54 @@ def disturb(program: Program, kills: int, chance: random.Random) -> Tally:
     return tally
 
 
+def updates(url: str, token: str, count: int) -> dict[str, float]:
+    """Additions in place over a network that loses every seventh frame, and stops for five seconds; the sum must be exact."""
+    network = BadNetwork(url)
+    with using(network.url, token):
+        total, one = torch.zeros(1, dtype=torch.float64, device=REMOTE), torch.ones(1, dtype=torch.float64).to(REMOTE)
+        network.up = network.down = lambda n: LOSE if n % 7 == 0 else PASS
+        started = time.monotonic()
+        for i in range(count):
+            total.add_(one)
+            if i == count // 2:
+                network.part(5.0)
+            if i % 10 == 0:
+                djinn.synchronize()
+        found = total.item()
+        seconds = time.monotonic() - started
+        network.up = network.down = lambda _: PASS
+    network.close()
+    return {"updates": count, "updates_wrong": float(found != count), "updates_s": round(seconds, 2)}
+
+
+def upload(url: str, token: str, nbytes: int) -> dict[str, float]:
+    """An upload whose connection is reset in every third chunk: bytes that were sent over bytes that there are."""
+    network = BadNetwork(url)
+    with using(network.url, token):
+        source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)  # which nothing compresses
+        network.sent = 0
+        network.up = lambda n: HALF if n % FRAMES_BETWEEN == 0 else PASS
+        held = source.to(REMOTE)
+        djinn.synchronize()
+        sent, resets = network.sent, network.connections - 1
+        network.up = lambda _: PASS
+        equal = torch.equal(held.cpu(), source)
+    network.close()
+    return {"upload_bytes_ratio": round(sent / nbytes, 4), "upload_resets": resets, "upload_wrong": float(not equal)}
+
+
 def main() -> None:
     """Disturb both programs and say what came of it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="fewer updates and bytes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chance = random.Random(options.seed)
     torch.set_num_threads(1)
     report: dict[str, float] = {}
-    with serving():
+    with serving() as (url, token), using(url, token):
         for name, make in (("generate", generation), ("train", training)):
             tally = disturb(make(), (options.kills + 1) // 2, chance)
             middle = statistics.median(tally.recovery)
@@ -161,6 +208,11 @@ def main() -> None:
             )
             report |= {f"{name}_kills": tally.kills, f"{name}_different": tally.different}
             report |= {f"{name}_raised": tally.raised, f"{name}_recovery_s": round(middle, 2)}
+    with serving() as (url, token):
+        report |= updates(url, token, 1000 if options.quick else 10_000)
+        report |= upload(url, token, (256 if options.quick else 1024) << 20)
+    print(f"updates    {report['updates']} in place, every seventh frame lost, 5 s of nothing: {report['updates_s']} s")
+    print(f"upload     {report['upload_resets']} resets: {report['upload_bytes_ratio']} times the bytes")
     if options.json:
         print(json.dumps(report))
 
