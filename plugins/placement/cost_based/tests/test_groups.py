@@ -1,0 +1,49 @@
+"""Groups that run beside each other: each on a device, the last one with the inputs, if that pays."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from djinn.hooks import CostEstimate, Costs
+from djinn.testing import ProgramBuilder, placement_context
+from djinn_cost_based import CostBased
+
+
+def divided(seconds, resident=False):
+    """Two chains of products with a weight of their own, put together at the end, and where their nodes were placed."""
+    builder = ProgramBuilder()
+    weight, given = builder.input(64, 64), [builder.input(64, 64) for _ in range(2)]
+    groups = []
+    for turn in range(2):
+        first = len(builder.calls)
+        for _ in range(3):
+            given[turn] = builder.op("aten::mm", given[turn], weight, shape=(64, 64))
+        groups.append(tuple(range(first, len(builder.calls))))
+    builder.op("aten::add.Tensor", *given, shape=(64, 64))
+    graph = builder.graph()
+    context = placement_context(graph, devices=3)
+    names = [device.id for device in context.topology.devices]
+    row = tuple(CostEstimate(0, 0, 0, seconds) for _ in graph.nodes)
+    plan = attrs.evolve(context.plan, hints={"groups": tuple(groups)})
+    homes = dict.fromkeys(graph.inputs, names[1]) if resident else {}
+    context = attrs.evolve(context, plan=plan, costs=Costs(dict.fromkeys(names, row)), resident=homes)
+    placement = CostBased().place(context)
+    where = {d.node: names.index(d.device) for d in placement.decisions}
+    return [{where[n] for n in group} for group in groups], placement, names, weight
+
+
+@pytest.mark.parametrize(("resident", "main"), [(False, 0), (True, 1)])
+def test_each_group_is_on_a_device_and_inputs_with_the_last(resident, main):
+    where, placement, names, weight = divided(10e-3, resident)
+    assert where[1] == {main}
+    assert len(where[0]) == 1
+    assert where[0] != where[1]
+    assert placement.values[weight] == names[main]
+    assert "group 1 of 2 that run beside each other" in placement.decisions[0].reason
+
+
+def test_all_in_one_place_where_it_does_not_pay():
+    where, placement, _, _ = divided(10e-6)
+    assert where[0] == where[1]
+    assert len(placement.devices) == 1
