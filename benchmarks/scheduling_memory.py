@@ -7,6 +7,7 @@ take is beside it. Both ways take turns, each in an executor of its own, and res
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import attrs
 import torch
-from measuring import CannotMeasureError, Effort, Outcome
+from measuring import CannotMeasureError, Case, Effort, Outcome
 from torch import nn
 
 import djinn
@@ -28,11 +29,12 @@ Step = Callable[[], torch.Tensor]
 
 @attrs.frozen
 class Ran:
-    """What one executor needed: bytes beyond what it had at first, bytes of tensors, seconds of a step, what was computed."""
+    """What one executor needed: bytes beyond what it had at first, bytes of tensors, seconds of a step and of its processor, what was computed."""
 
     peak: int
     tensors: int
     seconds: float
+    processor: float
     result: torch.Tensor
     figures: dict[str, int]
 
@@ -53,10 +55,16 @@ def memory_of(process: int, what: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:"))
 
 
+def processor_time(process: int) -> float:
+    """Seconds that a process has computed."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def executor(limit: int, threads: int) -> Iterator[int]:
     """An executor with a limit in bytes (0: none) that has loaded what ops need; its process."""
-    djinn.configure(placement_policy="single", threads=threads, memory_gib=limit / 2**30 if limit else None)
+    djinn.configure(threads=threads, memory_gib=limit / 2**30 if limit else None)
     try:
         djinn.init()
         layer = nn.Linear(8, 8).to(REMOTE)
@@ -112,14 +120,17 @@ def run(make: Callable[[Effort, str], Step], effort: Effort, limit: int, steps: 
         before = memory_of(process, "VmRSS")
         Path(f"/proc/{process}/clear_refs").write_text("5")
         step = make(effort, REMOTE)
-        seconds, result = [], torch.empty(0)
-        for _ in range(steps + 2):
+        seconds, result, used = [], torch.empty(0), 0.0
+        for number in range(steps + 2):
+            if number == 2:
+                used = processor_time(process)
             began = time.perf_counter()
             result = step()
             seconds.append(time.perf_counter() - began)
         figures = client._state.session.figures()  # noqa: SLF001 - counted for us
         peak = max(memory_of(process, "VmHWM") - before, figures.get("process_peak", 0))
-        return Ran(peak, figures.get("memory_run_peak", 0), statistics.median(seconds[2:]), result, figures)
+        used = (processor_time(process) - used) / steps
+        return Ran(peak, figures.get("memory_run_peak", 0), statistics.median(seconds[2:]), used, result, figures)
 
 
 def compared(make: Callable[[Effort, str], Step], effort: Effort, rounds: int) -> dict[str, float]:
@@ -147,6 +158,8 @@ def compared(make: Callable[[Effort, str], Step], effort: Effort, rounds: int) -
         "tensors under the limit MB": max(ran.tensors for ran in tight) / 1e6,
         "s": statistics.median(ran.seconds for ran in frees),
         "s under the limit": statistics.median(ran.seconds for ran in tight),
+        "processor s": statistics.median(ran.processor for ran in frees),
+        "processor s under the limit": statistics.median(ran.processor for ran in tight),
         "evictions": last["evictions"],
         "spilled MB": last["spilled_bytes"] / 1e6,
         "restored MB": last["restored_bytes"] / 1e6,
@@ -163,3 +176,6 @@ def memory(effort: Effort) -> Outcome:
     figures = {f"{name} {key}": value for name, part in found.items() for key, value in part.items()}
     slowdown = max(slow.values())
     return Outcome(slowdown, figures | {"memory_peak_within_limit": float(within), "memory_slowdown": slowdown})
+
+
+CASES = (Case("memory", 1.3, memory, keys=("memory_peak_within_limit", "memory_slowdown")),)

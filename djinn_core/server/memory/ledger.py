@@ -27,7 +27,7 @@ Holdings = dict[int, Holding]
 Evict = Callable[[Holding], None]
 BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
 STEPS: Final = 64  # in steps of the limit by this what is left grows and shrinks
-RESERVE: Final = 6  # the limit by this is left to what ops need beside their results, until it is known
+RESERVE: Final = 5  # the limit by this is left to what ops need beside their results, until it is known
 COMFORT: Final = 0.75  # of what tensors may take
 FULL: Final = 0.95  # of the limit; a process that takes more leaves too little to what ops need
 _log = get_logger("djinn.server")
@@ -162,6 +162,7 @@ class Ledger:
     def begin_run(self) -> None:
         """A run begins that is watched."""
         if self.process is not None:
+            self.process.peak_beyond()  # for what came between runs
             self.process.restart_peak()
 
     def end_run(self, peak: int) -> None:

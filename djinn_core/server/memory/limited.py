@@ -58,7 +58,12 @@ class LimitedRuntime:
         found = dict(self._runtime.memory())
         total = min(self.ledger.limit, found.get("total", self.ledger.limit))
         free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
-        return found | {"total": total, "free": free, "spill": self.ledger.space.room(), "pressure": self.ledger.pressure.level}
+        return found | {
+            "total": total,
+            "free": free,
+            "spill": self.ledger.space.room(),
+            "pressure": self.ledger.pressure.level,
+        }
 
 
 @contextmanager

@@ -27,5 +27,5 @@ class Pressure:
         level = CRITICAL if away or share > _CRITICAL else WARNING if share > _WARNING else NONE
         if level != self.level:
             tell = _log.warning if level > self.level else _log.info
-            tell("memory pressure", level=PRESSURE[level], resident=resident, away=away, budget=budget)
+            tell("memory pressure", pressure=PRESSURE[level], resident=resident, away=away, budget=budget)
             self.level = level
