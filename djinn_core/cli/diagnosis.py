@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -72,13 +72,14 @@ class Diagnosis:
 def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     """Look at this installation. Changes nothing and raises nothing of Djinn's: what is wrong becomes a finding."""
     environ = os.environ if environ is None else environ
-    findings = [*check_versions(versions()), *check_torch(), *check_variables(environ)]
+    findings = [*check_versions(versions()), *check_torch()]
     resolved = _caught(lambda: config.resolve(environ=environ), findings, "Correct the value that the message names.")
     if resolved is None:
+        findings += check_variables(environ, ())
         return Diagnosis(versions(), (), (), str(config.config_file(environ)), (), tuple(findings))
     findings += check_file(resolved)
     registry = _caught(lambda: load(resolved), findings, "Uninstall or disable the plugin.") or Registry()
-    findings += check_plugins(registry.rows, resolved.settings)
+    findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
@@ -134,9 +135,12 @@ def check_torch() -> Iterator[Finding]:
         )
 
 
-def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that look like ours and are not."""
+def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) -> Iterator[Finding]:
+    """Variables that look like ours and are not; those that begin with a plugin's name are the plugin's own."""
+    owned = tuple(f"{config.PREFIX}{row.name.upper()}_" for row in plugins if row.name.isidentifier())
     for variable, meant in config.unknown_variables(environ).items():
+        if not meant and variable.startswith(owned):
+            continue
         hint = f"Did you mean {meant}?" if meant else "Unset it, or see docs/configuration.md."
         yield Finding(f"The environment sets {variable}, which means nothing to Djinn.", hint, fatal=False)
 

@@ -87,7 +87,8 @@ def test_a_readable_token_is_a_note(environ, tmp_path):
 
 
 def test_a_variable_that_means_nothing_is_a_note(environ):
-    found = findings(environ | {"DJINN_SERVRES": "tcp://x"})
+    found = findings(environ | {"DJINN_SERVRES": "tcp://x", "DJINN_CPU_MINE": "1"})
+    assert not any("DJINN_CPU_MINE" in what for what in found)  # of the plugin `cpu`
     assert "Did you mean DJINN_SERVERS?" in [finding.mend for finding in found.values()]
 
 
