@@ -39,7 +39,7 @@ class HttpConnection(StreamConnection):
         super().__init__(limits, peer)
         self._sends = [Exchange(endpoint, FrameDecoder(limits), timeout) for _ in range(dialect.PARALLEL_SENDS)]
         self._receive = Exchange(endpoint, self._decoder, timeout)
-        self._sent = 0
+        self._sent_pieces = 0
         self._answered = 0
         self._failures = 0
         self._asked = False
@@ -101,13 +101,13 @@ class HttpConnection(StreamConnection):
             self._send_piece(piece)
 
     def _send_piece(self, piece: Sequence[Buffer]) -> None:
-        exchange = self._sends[self._sent % len(self._sends)]
+        exchange = self._sends[self._sent_pieces % len(self._sends)]
         self._settle(exchange)
         try:
-            exchange.request(dialect.SEND, self._headers(self._sent), piece)
+            exchange.request(dialect.SEND, self._headers(self._sent_pieces), piece)
         except OSError as error:
             raise TransportError(_last_words(exchange) or str(error)) from error
-        self._sent += 1
+        self._sent_pieces += 1
 
     def _settle(self, exchange: Exchange) -> None:
         """Wait for the answer to the last request on `exchange`, which must be a good one."""
@@ -138,7 +138,7 @@ class HttpConnection(StreamConnection):
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
             if all(exchange.read(deadline) for exchange in self._sends):
-                self._sends[0].request(dialect.CLOSE, self._headers(self._sent))
+                self._sends[0].request(dialect.CLOSE, self._headers(self._sent_pieces))
                 self._sends[0].read(deadline)
         except (OSError, ProtocolError):
             return  # it is over, one way or the other
