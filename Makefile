@@ -21,7 +21,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos zoo curves clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos load zoo curves clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -63,6 +63,10 @@ bench-scheduling: $(READY) ## what knowing programs is worth on several executor
 
 semantics: $(READY) ## how right the semantic layer is; ARGS="--part development --misses --no-timing"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py $(ARGS)
+
+load: $(READY) ## clients that send a byte a second, and a tenant that crashes its executor, while others are served
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/crashing_tenant.py --json
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/slow_clients.py --json
 
 chaos: $(READY) ## kill executors at random moments of generation and training; ARGS="--kills 10"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/chaos/run_chaos.py --json $(ARGS)
