@@ -26,7 +26,7 @@ class Residency:
     given: set[int] = attrs.field(factory=set)
     held: Counter[int] = attrs.field(factory=Counter)
     _sizes: dict[int, int] = attrs.field(factory=dict)  # by storage
-    _values: dict[int, int] = attrs.field(factory=dict)  # by storage, how many values look into it
+    _values: dict[int, set[int]] = attrs.field(factory=dict)  # by storage, which values look into it
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
     def of(self, values: Sequence[int]) -> Where:
@@ -52,7 +52,7 @@ class Residency:
             self._sizes[storage] = nbytes
             for holder in (executor, *(e for holders in self._copies.get(storage, {}).values() for e in holders)):
                 self.held[holder] += more
-        self._values[storage] = self._values.get(storage, 0) + 1
+        self._values.setdefault(storage, set()).add(value)
 
     def move(self, value: int, executor: int) -> None:
         """The memory of a value is there now; a copy of it that was there is a copy no more."""
@@ -79,16 +79,20 @@ class Residency:
         return ended
 
     def forget(self, value: int) -> list[int]:
-        """Nobody holds a value any more: the executors that do. Other values may look into the same memory."""
+        """Nobody holds a value any more: the executors that do. Other values may look into the same memory.
+
+        Of values that nobody was told of, such as those that were made while a program was rewritten, nothing is known here.
+        """
         holders = self.copies(value) or frozenset()
         self._keep(value, frozenset())
         storage = storage_of(value)
+        values = self._values.get(storage, set())
+        if value not in values:
+            return sorted(holders)
         home = self.homes.get(storage)
-        left = self._values.get(storage, 0) - 1
-        if left > 0:
-            self._values[storage] = left
-        else:
-            self._values.pop(storage, None)
+        values.remove(value)
+        if not values:
+            del self._values[storage]
             self.homes.pop(storage, None)
             size = self._sizes.pop(storage, 0)
             if home is not None:
