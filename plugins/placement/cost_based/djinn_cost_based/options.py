@@ -80,11 +80,13 @@ class Options:
 
         `fresh`: where inputs come to that live nowhere yet, where that is not where they are used first.
         """
+        if fresh is None:
+            return Listing(self.work, self.hardware, self._homes, self.copies, self.room).run(self._order, choose)
         homes, room = dict(self._homes), dict(self.room)
-        for storage, size in self.work.sizes.items() if fresh is not None else ():
+        for storage, size in self.work.sizes.items():
             if homes.setdefault(self.work.blocks.leader(storage), fresh) == fresh and storage not in self.work.homes:
                 room[fresh] = room.get(fresh, math.inf) - size
-        if fresh is not None and room.get(fresh, 0.0) < 0:
+        if room.get(fresh, 0.0) < 0:
             return None
         return Listing(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
 
