@@ -91,7 +91,7 @@ def test_training_is_as_on_one_executor(heads):
 def test_what_fails_on_both_has_failed_once(heads):
     model = Heads().to(REMOTE)
     with torch.no_grad():
-        _left, right = model(torch.tensor([99]).to(REMOTE))
+        _left, right = model(torch.full((200,), 99).to(REMOTE))
     with pytest.raises(IndexError, match="out of range") as caught:
         right.sum().item()
     assert "also:" not in "".join(getattr(caught.value, "__notes__", []))
