@@ -118,7 +118,7 @@ class PresentLinks:
             if link is not None:
                 link.see(one, now)
                 touched.append(link)
-        if any([link.settle(now) for link in touched]):
+        if sum(link.settle(now) for link in touched):  # each of them settles
             self.changes += 1
             self.topology = NetworkTopology(self._devices, tuple(link.link for link in self._links.values()))
 
