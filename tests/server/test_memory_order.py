@@ -217,6 +217,18 @@ def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
     assert value.failure.kind == "OutOfMemoryError"
 
 
+def test_a_program_that_was_larger_before_is_not_refused(ledger):
+    session = Session(ledger, 1)
+    large, small = session.give(1), next(session.handles)
+    with torch.inference_mode():
+        session.values[small] = torch.ones(8)
+    doubled = Program(1, [(ADD, 0, 0, 1), (ADD, 1, 1, 2), (ADD, 2, 2, 3)])
+    session.run(doubled, [large])
+    ledger.limit, ledger.reserve = 3 * MIB // 4, MIB // 4  # no room for one of a megabyte
+    output = session.run(doubled, [small])
+    assert session.values[output].tolist() == [8.0] * 8
+
+
 def test_shares_follow_what_a_phase_uses():
     budgets = Budgets()
     assert budgets.shares("llm_decode")["k"] > budgets.shares("llm_prefill")["k"]

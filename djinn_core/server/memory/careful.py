@@ -13,7 +13,7 @@ from djinn_core.server.memory.holding import Holding, has_memory
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.order import FAR, USUAL, Order
-from djinn_core.server.memory.outlook import Outlook
+from djinn_core.server.memory.outlook import Outlook, bytes_of_step
 from djinn_core.server.memory.remaking import Remaking
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.run import Run, Stopped, fulfil
@@ -93,7 +93,7 @@ class CarefulRun:
 
     def _account(self, step: CompiledStep, again: int, seconds: float) -> None:
         """A step has run: count what it made, changed and let go. `again`: the step that can make the same again, or -1."""
-        env, at, holdings = self._env, self._at, self._holdings
+        env, at, holdings, made = self._env, self._at, self._holdings, 0
         for _, place in step.makes:
             value = env[place]
             if not has_memory(value):
@@ -104,9 +104,11 @@ class CarefulRun:
                 storage = value.untyped_storage()
                 holding = holdings[key] = Holding(key, storage, storage.nbytes(), made_by=again, seconds=seconds)
                 self._resident += holding.nbytes
-                self._unmeasured += holding.nbytes
+                made += holding.nbytes
             holding.places.add(place)
             at[place] = holding
+        self._unmeasured += made
+        self._outlook.allocates[self._step] = max(self._outlook.allocates[self._step], made)
         for place in step.writes:
             self._count_again(place)
         self._note()
@@ -160,13 +162,26 @@ class CarefulRun:
         wanted = self._outlook.allocates[index]
         if self._resident + wanted > self._ledger.budget:
             self._room(wanted, operands)
-            if self._resident + wanted > self._ledger.limit and index not in self._outlook.guessed:
-                raise torch.OutOfMemoryError(self._ledger.refusal(wanted, self._resident))
+            if self._resident + wanted > self._ledger.limit:
+                self._refuse_if_too_large(index, step)
         if wanted >= LARGE:
             self._ledger.expect(wanted)
         for place in step.writes:
             if place in at:
                 self._ledger.written(at[place].key)
+
+    def _refuse_if_too_large(self, index: int, step: CompiledStep) -> None:
+        """What was expected does not fit: look at the step as it is now, which may be smaller.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit either.
+        """
+        wanted = bytes_of_step(step, self._env)
+        if wanted is None:  # nobody knows; the op will say
+            return
+        self._outlook.allocates[index] = wanted
+        if self._resident + wanted > self._ledger.limit:
+            raise torch.OutOfMemoryError(self._ledger.refusal(wanted, self._resident))
 
     def _store(self, step: CompiledStep) -> None:
         """Run a step; where the device has no memory for it after all, once more with as much room as can be made."""

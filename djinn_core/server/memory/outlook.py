@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_core import torch_private
+from djinn_core import torch_objects, torch_private
 from djinn_core.logs import get_logger
 from djinn_core.server.memory.lifetimes import Lifetimes, lifetimes_of
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
@@ -24,7 +24,7 @@ class Outlook:
 
     Attributes:
         lifetimes: of its values.
-        allocates: bytes of new memory, by step.
+        allocates: bytes of new memory, by step; runs that are watched put in what they found.
         roots: by position which memory it looks into, as a number; -1 where that is not known.
         writes: by number of memory the steps that write into it; -1: into something that is not known.
         guessed: the steps for which `allocates` is a guess.
@@ -34,7 +34,7 @@ class Outlook:
     """
 
     lifetimes: Lifetimes
-    allocates: Sequence[int]
+    allocates: list[int]
     roots: Mapping[int, int]
     writes: Mapping[int, Sequence[int]]
     guessed: frozenset[int]
@@ -76,6 +76,38 @@ def look_ahead(template: CompiledTemplate, env: Environment, sizes: Mapping[int,
     return _Simulation(template, env, sizes).outlook()
 
 
+def bytes_of_step(step: CompiledStep, env: Environment) -> int | None:
+    """Bytes of new memory that a step takes whose operands are in memory; None where that cannot be known without data."""
+    if not step.op.startswith("aten::"):
+        return None
+    shadow: Environment = [torch.device("meta") if isinstance(v, torch.device) else v for v in env]
+    storages: dict[int, torch.UntypedStorage] = {}
+    for place in step.reads:
+        value = env[place]
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            shadow[place] = _stand_in(value, value.untyped_storage().nbytes(), storages)
+    try:
+        step.store(shadow)
+    except Exception as error:
+        _log.debug("an op cannot be looked at on the meta device", op=step.op, error=repr(error)[:200])
+        return None
+    known = {torch_objects.number_of_storage(storage) for storage in storages.values()}
+    made: dict[int, int] = {}
+    for _, place in step.makes:
+        if isinstance(shadow[place], torch.Tensor):
+            made[torch_private.storage_key(shadow[place])] = shadow[place].untyped_storage().nbytes()
+    return sum(nbytes for key, nbytes in made.items() if key not in known)
+
+
+def _stand_in(value: torch.Tensor, nbytes: int, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """A tensor on the meta device in the place of another; those that share memory go on doing so, over `storages`."""
+    key = torch_private.storage_key(value)
+    if key not in storages:
+        storages[key] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+    empty = torch.empty(0, dtype=value.dtype, device="meta")
+    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+
+
 class _Simulation:
     def __init__(self, template: CompiledTemplate, env: Environment, sizes: Mapping[int, int]) -> None:
         self.template = template
@@ -95,19 +127,15 @@ class _Simulation:
         self.guessed: set[int] = set()
 
     def _stand_in(self, env: Environment, sizes: Mapping[int, int]) -> int:
-        """Put tensors without memory in the place of the inputs; how many bytes those have."""
+        """Put tensors without memory in the place of the inputs; how many bytes those have, each memory once."""
         storages: dict[int, torch.UntypedStorage] = {}
         first = self.lifetimes.first_input
         for place in range(first, first + self.template.inputs):
             value = env[place]
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
-            key = torch_private.storage_key(value)
-            if key not in storages:
-                nbytes = max(sizes.get(key, 0), value.untyped_storage().nbytes())
-                storages[key] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
-            empty = torch.empty(0, dtype=value.dtype, device="meta")
-            self.env[place] = empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+            nbytes = max(sizes.get(torch_private.storage_key(value), 0), value.untyped_storage().nbytes())
+            self.env[place] = _stand_in(value, nbytes, storages)
             self._look(place, self.env[place])
         self.storages = storages
         return sum(storage.nbytes() for storage in storages.values())
