@@ -8,6 +8,7 @@ import attrs
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
+from djinn_core.errors import InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
@@ -16,6 +17,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
+from djinn_core.logs import get_logger
 from djinn_core.pipeline import Fewer, Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
@@ -27,6 +29,7 @@ from djinn_core.wire.messages import DeviceInfo
 # Where programs are planned before any server is known, as in `djinn.capture()`.
 NOWHERE = DeviceInfo(id="remote_accelerator:0", kind="unknown", name="no server is connected")
 
+_log = get_logger("djinn.runtime")
 NOTHING_LEFT_OUT: Mapping[str, str] = {}
 
 
@@ -109,10 +112,13 @@ def plan_for_pool(
     occupied: Mapping[str, Occupied] = NOT_OCCUPIED,
     known: Mapping[int, DataResidency] = NOTHING_KNOWN,
 ) -> PipelineResult:
-    """Plan a program for several devices, with its inputs where they are, what else is `occupied` there, and what is `known` of inputs.
+    """Plan a program for several devices, with its inputs where they are.
+
+    `occupied` is what else is there, `known` what earlier programs say of the inputs.
 
     Raises:
         ConfigurationError: the setting `memory_limits` names a device that there is not.
+        InvalidStage: the devices cannot run it, or not within their limits.
     """
     limits = limits_of(settings, [device.id for device in topology.devices])
     topology, memory_limits = within(topology, limits, occupied)
@@ -129,4 +135,10 @@ def plan_for_pool(
         stream=stream,
         derived=derived,
     )
-    return plan(graph, registry, request, known=known)
+    try:
+        return plan(graph, registry, request, known=known)
+    except InvalidStage as error:
+        if not memory_limits:
+            raise
+        _log.warning("no plan keeps to the limits of memory", error=str(error), instead="one without optimizations")
+        return plan(graph, Fewer(registry, ()), request, known=known)

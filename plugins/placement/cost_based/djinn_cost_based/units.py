@@ -17,6 +17,8 @@ from djinn.hooks import DataResidency, ExecutionPhase, Node, PlacementContext
 from djinn.scheduling import Together, storage_sizes
 from djinn_cost_based.hardware import Hardware
 
+# Light units go where the first that needs them is, whatever room there is: they take no more of a device than this share.
+_SMALL: Final = 0.01
 _TOKENS: Final = frozenset({ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE})
 
 
@@ -104,6 +106,7 @@ class _Gathering:
         self.longest = math.fsum(self.quickest) / pieces if pieces else math.inf
         self.hop = hardware.hop if len(hardware.devices) > 1 else math.inf
         self.rate = hardware.rate
+        self.small = _SMALL * min((d.memory for d in hardware.devices if d.memory), default=math.inf)
         self.outlives = frozenset(context.graph.outputs)
         self.unit_of: dict[int, int] = {}  # by value: the unit that made it
         self.written: dict[int, int] = {}  # by storage: the unit that last wrote into it
@@ -195,10 +198,12 @@ class _Gathering:
         return index
 
     def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
-        """Whether a node, and all that it needs, takes less than a message and reads less than one carries."""
+        """Whether a node, and all that it needs, takes less than a message, reads less than one carries, and fits anywhere."""
         before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
         size = sum(self.work.sizes.get(v >> 32, 0) for v in used)
-        return before + self.branch[node.id] + size / self.rate <= self.hop
+        if before + self.branch[node.id] + size / self.rate > self.hop:
+            return False
+        return size + sum(self.graph.meta(v).nbytes for v in node.outputs) <= self.small
 
     def _fresh(self, unit: Unit, used: tuple[int, ...]) -> int:
         sizes, fresh = self.work.sizes, 0

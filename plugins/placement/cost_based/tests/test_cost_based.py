@@ -239,3 +239,10 @@ def test_the_quicker_device_is_taken_for_everything():
     quick = tuple(attrs.evolve(e, seconds=e.seconds / 4) for e in given.costs.by_device["s/cpu:1"])
     given = attrs.evolve(given, costs=Costs({**given.costs.by_device, "s/cpu:1": quick}))
     assert used(CostBased().place(given)) == {"s/cpu:1"}
+
+
+def test_what_takes_less_than_a_message_needs_room_as_well():
+    builder = ProgramBuilder()
+    builder.op("aten::add", builder.input(100, 1000), shape=(100, 1000))  # 400 kB, and as much again for the result
+    slow = context(builder.graph(), devices(600_000, 1_400_000), latency=10.0)
+    assert {d.device for d in CostBased().place(slow).decisions} == {"s/cpu:1"}
