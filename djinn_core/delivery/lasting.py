@@ -18,6 +18,9 @@ _NOTE_FRAMES: Final = 32  # taken without a word, before a note says so
 _NOTE_BYTES: Final = 1 << 20
 _ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the other end keeps its memory for us
 _MUCH_BYTES: Final = 128 << 10  # less fits into the buffers of a socket
+_LARGEST_WINDOW: Final = 32 << 20
+_SMALLEST_WINDOW: Final = 4 << 20
+_TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
 _LONGEST_PROBE_SECONDS: Final = 2.0
 _log = get_logger("djinn.delivery")
@@ -46,9 +49,12 @@ class LastingConnection(abc.ABC):
         self._early: deque[Frame] = deque()  # read by a sender who looked for notes
         self._frames = self._bytes = 0  # taken since the other end was last told
         self._asked_again = False
+        self._unrepeated: Connection | None = None  # over which nothing was sent again yet
+        self._asked_at: int | None = None  # how much had been sent when an answer was asked for
         self._closed = ""  # why nothing can be sent any more
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
+        self._window = _LARGEST_WINDOW  # bytes that may be under way
         self._past_sent = self._past_received = 0  # bytes of connections before this one
 
     # --- what is counted --------------------------------------------------------------------------------------
@@ -88,11 +94,13 @@ class LastingConnection(abc.ABC):
                 number = self._outbox.put(frame)
             if self._outbox.repeats:
                 return
-            error = self._put_on_wire(inner, number, frame)
+            waits = self._unrepeated is inner  # what was sent before comes first, and this after it
+            error = None if waits else self._put_on_wire(inner, number, frame)
         if error is not None:
             self._restore(inner, error)
         elif self._outbox.borrows and frame.body:
             self._look()
+            self._hold_back()
 
     def own(self) -> None:
         """The memory of what was sent is about to change: what was not taken yet is copied."""
@@ -118,6 +126,8 @@ class LastingConnection(abc.ABC):
         if self._sending.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
+                if wish & Wish.ANSWER:
+                    self._asked_at = self._outbox.sent
                 self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.taken, wish).encode()))
             except TransportError as error:
                 _log.debug("a note was not sent", reason=str(error))  # whoever reads next finds out
@@ -127,6 +137,7 @@ class LastingConnection(abc.ABC):
     def _again(self, inner: Connection) -> None:
         """Send what was not taken once more."""
         with self._sending:
+            self._unrepeated = None
             with self._keeping:
                 kept = self._outbox.kept()
             for number, frame in kept:
@@ -202,7 +213,8 @@ class LastingConnection(abc.ABC):
         return None
 
     def _took(self, frame: Frame) -> None:
-        """A frame is taken: what has to be done before the other end may hear of it."""
+        """A frame is taken: what has to be done before the other end may hear of it. Here, nothing."""
+        del frame
 
     def _count(self, frame: Frame) -> None:
         nbytes = sum(len(memoryview(buffer)) for buffer in frame.body) if frame.body else 0
@@ -218,8 +230,13 @@ class LastingConnection(abc.ABC):
             answer |= Wish.AGAIN  # also where it was asked for before: that may have been lost as well
         if answer:
             self._note(answer)
-        if note.wish & Wish.AGAIN or (note.wish & Wish.ANSWERED and not self._outbox.empty):
+        if note.wish & Wish.AGAIN or (note.wish & Wish.ANSWERED and self._lost(note.taken)):
             self._again(inner)
+
+    def _lost(self, taken: int) -> bool:
+        """Whether something is missing of what was sent before the question to which `taken` is the answer."""
+        with self._keeping:
+            return self._asked_at is not None and self._outbox.sent_after(taken, self._asked_at)
 
     def _ask_again(self) -> None:
         """Something did not arrive. It is asked for once; if that is lost, too, the next probe finds it."""
@@ -236,6 +253,20 @@ class LastingConnection(abc.ABC):
                         self._early.append(frame)
             except TimeoutError:
                 return
+            finally:
+                self._reading.release()
+
+    def _hold_back(self) -> None:
+        """Wait while more is under way than may be lost at once."""
+        while self._outbox.nbytes > self._window and not self._closed:
+            if not self._reading.acquire(timeout=_TURN_SECONDS):
+                continue  # whoever reads takes in what was acknowledged
+            try:
+                frame = self._take(_TURN_SECONDS)
+                if frame is not None:
+                    self._early.append(frame)
+            except TimeoutError:
+                self._note(Wish.ANSWER)
             finally:
                 self._reading.release()
 
@@ -272,11 +303,13 @@ class LastingConnection(abc.ABC):
                 self._past_sent += before.bytes_sent
                 self._past_received += before.bytes_received
                 self._asked_again = False
+                self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a network that breaks loses what is under way
                 mine = self._inbox.taken
             with self._keeping:
                 self._outbox.acknowledge(taken)
                 much = self._outbox.nbytes > _MUCH_BYTES
             greet(mine)
+            self._unrepeated = inner
             if not much:
                 self._again(inner)
         if much:  # the other end may have as much to repeat: this one has to be able to read meanwhile

@@ -176,6 +176,11 @@ class Outbox:
         """How many frames the other end has taken, as far as it said so, modulo 2^32."""
         return (self._sent - len(self._kept)) & _MASK
 
+    @staticmethod
+    def sent_after(taken: int, sent: int) -> bool:
+        """Whether some of the first `sent` frames come after the first `taken`."""
+        return 0 < (sent - taken) & _MASK < _HALF
+
     @property
     def empty(self) -> bool:
         """Whether everything was taken."""

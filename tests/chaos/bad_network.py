@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+_PREFIX_OF_NOTES = 9
 _PREFIX = struct.Struct("<4sHHIIQ")
 
 # What becomes of the n-th frame (from 1) of all connections in one direction.
@@ -93,8 +94,8 @@ class BadNetwork:
 
     def _pass_frame(self, source: socket.socket, target: socket.socket, way: str, prefix: bytes, rest: int) -> None:
         with self._lock:
-            self._counts[way] += 1
-            fate = (self.up if way == "up" else self.down)(self._counts[way])
+            self._counts[way] += rest > _PREFIX_OF_NOTES  # notes pass: their loss is as that of what follows
+            fate = (self.up if way == "up" else self.down)(self._counts[way]) if rest > _PREFIX_OF_NOTES else PASS
         if fate == BREAK:
             self._end(source, target)
         if fate != LOSE:
