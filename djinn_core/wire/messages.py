@@ -310,9 +310,6 @@ class Completed(Message, frozen=True):
     timing: Timing = Timing()
 
 
-class NeedTemplate(Message, frozen=True):
-    """The executor has no template of that digest; it waits for `Define`."""
-
 class Meaning(Message, frozen=True):
     """What the values of a template are, for an executor that has to choose what makes room; no result depends on it.
 
@@ -325,6 +322,9 @@ class Meaning(Message, frozen=True):
     inputs: bytes
     outputs: bytes
 
+
+class NeedTemplate(Message, frozen=True):
+    """The executor has no template of that digest; it waits for `Define`."""
 
     sequence: Count
     digest: bytes
@@ -414,10 +414,10 @@ AnyMessage = (
     | Recalled
     | Submit
     | Completed
+    | Meaning
     | NeedTemplate
     | Define
     | Broken
-    | Meaning
     | Query
     | Figures
     | Goodbye
