@@ -15,6 +15,7 @@ from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.limited import LimitedRuntime
+from djinn_core.server.memory.pressure import CRITICAL, NONE, WARNING
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.replay import compile_template
@@ -105,6 +106,20 @@ def one_after_the_other(count):
         steps.append((ADD, total, n, count + n))
         total = count + n
     return Program(count, steps)
+
+
+def test_pressure_rises_with_what_is_held_and_falls_when_it_is_gone(ledger):
+    session = Session(ledger, 1)
+    levels = []
+    for n in range(20):
+        session.give(n)
+        levels.append(ledger.pressure.level)
+    assert levels[10] == NONE
+    assert levels[12] == WARNING
+    assert levels[-1] == CRITICAL
+    session.memory.close()
+    Session(ledger, 2).give(1)
+    assert ledger.pressure.level == NONE
 
 
 def test_what_is_used_last_makes_room_first(ledger):

@@ -288,6 +288,7 @@ class Ledger:
             raise torch.OutOfMemoryError(self.refusal(nbytes, resident))
         self.expect(nbytes)
         self.note(resident + nbytes)
+        self.pressure.note(resident + nbytes, self._away, self.budget)
 
     def bring(self, tensor: torch.Tensor) -> None:
         """Have a value's memory back.
