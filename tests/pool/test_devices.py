@@ -327,13 +327,8 @@ def test_what_is_there_counts_for_the_next_program(over):
 
 
 def test_a_limit_that_nothing_keeps_to_is_an_error(over):
-    with (
-        over(memory_limits="100 kB"),
-        pytest.raises(
-            djinn.InvalidStage,
-            match=r"400,000 bytes of the inputs.*memory|400,000 bytes of the inputs fit into no device",
-        ),
-    ):
+    fits_nowhere = pytest.raises(djinn.InvalidStage, match="400,000 bytes of the inputs fit into no device")
+    with over(memory_limits="100 kB"), fits_nowhere:
         (torch.ones(100, 1000).to(ANY) + 1).sum().item()
     with (
         pytest.raises(djinn.ConfigurationError, match="memory_limits names the device '5'"),
