@@ -198,6 +198,10 @@ class Executor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop_accepting()
+        for entry in self._roster.entries():
+            if entry.connection is not None:
+                _part(entry.connection, "the server was stopped")
+                entry.connection.close()
 
 
 def _direct(transport: Transport) -> bool:

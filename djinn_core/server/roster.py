@@ -74,10 +74,13 @@ class Roster:
                 del self._entries[entry.id]
 
     def statuses(self) -> tuple[SessionStatus, ...]:
+        """What `djinn status` shows of all sessions, oldest first."""
+        return tuple(entry.status() for entry in self.entries())
+
+    def entries(self) -> list[Entry]:
         """All sessions, oldest first."""
         with self._lock:
-            entries = list(self._entries.values())
-        return tuple(entry.status() for entry in entries)
+            return list(self._entries.values())
 
     def of_tokens(self, tokens: Collection[str]) -> list[Entry]:
         """Those who came with one of these tokens."""
