@@ -27,7 +27,7 @@ Holdings = dict[int, Holding]
 Evict = Callable[[Holding], None]
 BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
 STEPS: Final = 64  # in steps of the limit by this what is left grows and shrinks
-RESERVE: Final = 5  # the limit by this is left to what ops need beside their results, until it is known
+RESERVE: Final = 4  # the limit by this is left to what ops need beside their results, until it is known
 COMFORT: Final = 0.75  # of what tensors may take
 FULL: Final = 0.95  # of the limit; a process that takes more leaves too little to what ops need
 _log = get_logger("djinn.server")
@@ -62,6 +62,7 @@ class Ledger:
         self.reserve = limit // RESERVE
         self.process = process_memory(device.type)
         self.pressure = Pressure()
+        self.loading: threading.Thread | None = None  # what loads and is nobody's memory
         self._copies: dict[int, Copy] = {}
         self._away = 0  # bytes of storages whose memory was taken
 
@@ -153,6 +154,9 @@ class Ledger:
         process = self.process
         if process is None:
             return
+        if self.loading is not None:
+            self.loading.join()
+            self.loading = None
         process.begin(resident)
         if process.beyond() <= FULL * self.limit:
             return

@@ -23,7 +23,8 @@ class LimitedRuntime:
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
         # What programs are looked at with takes a second to load, and memory that is nobody's.
-        threading.Thread(target=load_early, name="djinn-early", daemon=True).start()
+        self.ledger.loading = threading.Thread(target=load_early, name="djinn-early", daemon=True)
+        self.ledger.loading.start()
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
         """As `DeviceRuntime.receive`, in memory that can be taken away: what came over the wire cannot.
