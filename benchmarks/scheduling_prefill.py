@@ -73,7 +73,7 @@ def prefill(effort: Effort) -> Outcome:
             with placed(way, model, effort.threads) as ours:
 
                 def forward(prompt: torch.Tensor) -> torch.Tensor:
-                    return ours(prompt.to(REMOTE), use_cache=True, logits_to_keep=1).logits.cpu()  # noqa: B023
+                    return ours(prompt.to(REMOTE), use_cache=True, logits_to_keep=1).logits.cpu()
 
                 torch.testing.assert_close(forward(first), logits, rtol=1e-4, atol=1e-4)
                 assert torch.equal(ours.generate(first.to(REMOTE), **options).cpu(), tokens)
@@ -81,7 +81,7 @@ def prefill(effort: Effort) -> Outcome:
                 before = between() if way == "two" else 0
                 forward(next(prompts))
                 moved = between() - before if way == "two" else moved
-                seconds[way].append(median_of(lambda: forward(next(prompts)), effort.times(6)))  # noqa: B023
+                seconds[way].append(median_of(lambda: forward(next(prompts)), effort.times(6)))
     one, two = (statistics.median(seconds[way]) for way in WAYS)
     figures = {"one ms": one * 1e3, "two ms": two * 1e3, "sent MB": moved / 1e6, "prefill_latency_ratio": two / one}
     return Outcome(two / one, figures)

@@ -15,7 +15,9 @@ import torch.autograd.graph
 import torch.nn
 import torch.overrides
 import torch.utils.dlpack
-from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # tells of a storage's end, and keeps none
+from torch.multiprocessing.reductions import (
+    StorageWeakRef as StorageWeakRef,  # noqa: PLC0414 - for others; tells of a storage's end, and keeps none
+)
 
 ToDlpack = Callable[[torch.Tensor], Any]
 StorageConstructor = Callable[..., torch.UntypedStorage]

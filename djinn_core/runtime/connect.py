@@ -74,7 +74,7 @@ class Servers:
 
     members: tuple[tuple[str, ...], ...]
     token: str = attrs.field(repr=False)
-    tls: TlsOptions = TlsOptions()
+    tls: TlsOptions = attrs.field(factory=TlsOptions)
 
     def transports(self, plain: Iterable[Transport]) -> tuple[Transport, ...]:
         """The ways to these servers."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.interception.recording import foresight
 from djinn_core.interception.recording.foresight import OPENING, PIECES, forget_courses, pieces_of
 from djinn_core.interception.recording.recorded_call import record_call
 
@@ -16,7 +17,8 @@ DEVICE = "remote_accelerator:0"
 
 
 @pytest.fixture(autouse=True)
-def session(embedded):
+def session(embedded, monkeypatch):
+    monkeypatch.setattr(foresight, "SEEN", 2)  # most of what is tested takes less long with it
     forget_courses()
     torch.ones(1, device=DEVICE).cpu()
     djinn.reset_stats()
@@ -52,6 +54,17 @@ def test_a_program_that_comes_again_is_sent_in_pieces_from_the_third_time_on():
     assert took[:2] == [1, 1]
     assert took[2] == sum(cut >= OPENING for cut in pieces_of(200)) + 1, "it was recognised by its opening"
     assert took[3:] == [len(pieces_of(200)) + 1] * 3, "it comes after itself"
+
+
+def test_a_few_steps_send_no_template_but_that_of_the_first(monkeypatch):
+    monkeypatch.undo()
+    remote = torch.arange(4.0).to(DEVICE)
+    chain(remote).cpu()
+    djinn.reset_stats()
+    for _ in range(foresight.SEEN - 1):
+        chain(remote).cpu()
+    stats = djinn.stats()
+    assert (stats["templates_sent"], stats["templates_reused"]) == (0, foresight.SEEN - 1)
 
 
 def test_programs_that_take_turns_are_sent_from_their_first_instructions_on():

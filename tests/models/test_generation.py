@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording.foresight import forget_courses
+from djinn_core.interception.recording.foresight import SEEN, forget_courses
 
 REMOTE = "remote_accelerator:0"
 
@@ -95,7 +95,7 @@ def steps(over, small, prompt):
     runs = []
     for _ in range(2):
         steps = Steps()
-        generate(model, prompt.to(REMOTE), 20, logits_processor=[steps])
+        generate(model, prompt.to(REMOTE), SEEN + 10, logits_processor=[steps])
         runs.append(steps)
     return runs
 
@@ -107,13 +107,16 @@ def test_a_decode_step_takes_one_round_trip(steps):
 
 def test_later_decode_steps_reuse_plan_and_template(steps):
     first, second = steps
-    # Prefill and the first two steps differ; the fifth is the first that is sent in pieces; all the rest are alike.
+    # Prefill and the first two steps differ; when they have been alike for long, steps are sent in pieces.
+    whole, pieces = slice(2, SEEN - 1), slice(SEEN + 4, None)
     for name in ("plans_made", "templates_sent"):
-        assert set(first.per_step(name)[5:]) == {0}, name
+        assert set(first.per_step(name)[whole]) == {0}, name
+        assert set(first.per_step(name)[pieces]) == {0}, name
         assert set(second.per_step(name)[1:]) == {0}, name
     for name in ("plans_reused", "templates_reused"):
-        (pieces,) = set(first.per_step(name)[5:])
-        assert pieces == first.per_step("submissions")[-1] > 1, name
+        assert set(first.per_step(name)[whole]) == {1}, name
+        (count,) = set(first.per_step(name)[pieces])
+        assert count == first.per_step("submissions")[-1] > 1, name
 
 
 def test_a_decode_step_sends_little(steps, over):

@@ -19,7 +19,6 @@ from djinn_core.stages.verify import check_placement
 from djinn_core.stages.verify_rewrite import check_rewrite
 from djinn_core.stages.verify_schedule import check_schedule
 
-
 _PROFILE = placement_context(random_graph(0)).profile
 
 

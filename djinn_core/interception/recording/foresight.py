@@ -20,7 +20,9 @@ from djinn_core.wire.templates import TemplateCache
 OPENING: Final = 24  # instructions by which a program is recognised
 PIECES: Final = (8, 24, 64, 128)  # lengths of the first pieces, the last for all further ones
 SHORT: Final = 64  # instructions of a program below which it is sent in one piece
-_SEEN: Final = 2  # times in a row that a program must have been the same, or the next one, before it is foreseen
+# Times in a row that a program must have been the same, or the next one, before it is foreseen: its pieces are planned, sent and
+# compiled anew, which takes about as long as is gained by them in so many runs.
+SEEN: Final = 16
 _MISSED: Final = 3  # times in a row that another one came before it is forgotten
 
 Ids = tuple[int, ...]
@@ -80,7 +82,7 @@ class Foresight:
         self._next = 0  # which cut comes next
         self._piece = 0  # length of the piece that is being sent
         last = self._last
-        self._course = _known(last.then) if last is not None and last.followed >= _SEEN else None
+        self._course = _known(last.then) if last is not None and last.followed >= SEEN else None
         self._foretold = self._course is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
@@ -168,7 +170,7 @@ def _known(opening: Ids) -> Course | None:
     """The course that begins so, where it has come often enough to be foreseen."""
     with _lock:
         course = _courses.get(opening)
-    return course if course is not None and course.seen >= _SEEN else None
+    return course if course is not None and course.seen >= SEEN else None
 
 
 def _ids(entries: Sequence[Entry]) -> Ids:

@@ -6,16 +6,14 @@ import attrs
 import pytest
 
 import djinn_recomputation
-from djinn.hooks import CostEstimate, Costs, Link, NetworkTopology, PlacementDecision, Stream
+from djinn.hooks import CostEstimate, Costs, Link, NetworkTopology, Placement, PlacementDecision, Stream
 from djinn.testing import (
     OptimizationConformance,
     PluginConformance,
     ProgramBuilder,
     optimization_context,
-    placement_context,
     random_graph,
 )
-from djinn_core.builtins.placement import SingleDevice
 from djinn_recomputation import Recomputation
 
 WIDE = (1000, 1000)
@@ -61,14 +59,10 @@ def two_towers(rate, trunk=30e-3, own=40e-3, *, write=False, alike=True):
     made = {v: n.id for n in graph.nodes for v in n.outputs}
     where = {n.id: homes[n.outputs[0]] if n.outputs else one for n in graph.nodes}
     decisions = tuple(PlacementDecision(n, d, "a test") for n, d in where.items())
-    placement = attrs.evolve(_nothing_placed(graph), decisions=decisions, values=homes)
+    placement = Placement(decisions, homes, "a test")
     resident = {small: one, other: two}
     context = attrs.evolve(context, topology=network, costs=Costs({one: row, two: row}), placement=placement)
     return attrs.evolve(context, resident=resident), made[wide], two
-
-
-def _nothing_placed(graph):
-    return SingleDevice().place(placement_context(graph))
 
 
 def test_over_a_slow_link_it_is_computed_again():
