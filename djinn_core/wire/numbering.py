@@ -24,6 +24,7 @@ from djinn_core.wire.frames import Frame, flatten
 _PREFIX: Final = struct.Struct("<IIB")
 _MASK: Final = (1 << 32) - 1
 _HALF: Final = 1 << 31
+KEPT_LIMIT: Final = 1 << 16  # frames that may wait to be taken
 COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
 
 
@@ -109,7 +110,13 @@ class Outbox:
         return self._sent & _MASK
 
     def put(self, frame: Frame) -> int:
-        """Keep a frame; its number. Its body is borrowed until `own`, unless it is small."""
+        """Keep a frame; its number. Its body is borrowed until `own`, unless it is small.
+
+        Raises:
+            ProtocolError: the other end takes nothing.
+        """
+        if len(self._kept) >= KEPT_LIMIT:
+            raise ProtocolError(f"the other end has not taken one of {KEPT_LIMIT:,} frames")
         self._sent += 1
         if self._ahead is not None and (self._ahead - self._sent) & _MASK < _HALF:
             return self.sent

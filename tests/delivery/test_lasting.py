@@ -17,7 +17,7 @@ from djinn_core.server.inline import QueueConnection, connected_pair
 from djinn_core.server.journal import Owner
 from djinn_core.server.leases import LeasedConnection, Leases
 from djinn_core.wire.messages import Refused, decode, encode
-from djinn_core.wire.numbering import Inbox, Numbered, Outbox, Prefix, Wish, split
+from djinn_core.wire.numbering import KEPT_LIMIT, Inbox, Numbered, Outbox, Prefix, Wish, split
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 
@@ -162,6 +162,14 @@ def test_counts_that_cannot_be_are_refused() -> None:
         split(Frame(b"\0" * 8 + b"\x08"))
     with pytest.raises(ProtocolError, match="body"):
         split(Frame(Prefix(0, 0).encode(), [b"x"]))
+
+
+def test_an_end_that_takes_nothing_is_not_kept_frames_for_without_limit():
+    outbox = Outbox()
+    for _ in range(KEPT_LIMIT):
+        outbox.put(Frame(b"a"))
+    with pytest.raises(ProtocolError, match="has not taken"):
+        outbox.put(Frame(b"a"))
 
 
 def test_counts_wrap() -> None:
