@@ -60,7 +60,7 @@ def test_what_is_wanted_elsewhere_is_made_there_and_weights_travel_once(heads):
         assert all(torch.equal(mine, other) for mine, other in zip(made, theirs(tokens), strict=True))
         sent = between(heads) - before
         if turn:
-            assert sent < 200 * 8 + 4096  # the tokens, and not 200 times 512 numbers
+            assert sent < 100_000  # the tokens, at times a measurement of the link, and not 200 times 512 numbers
     weight = ours.wide[0].weight
     assert heads._residency.copies(weight.remote.handle) == {1}
     weight.mul_(2)  # ends the copy

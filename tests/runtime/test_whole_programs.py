@@ -6,6 +6,7 @@ import torch
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
+from djinn_core.interception.recording import foresight
 from djinn_core.runtime import client
 
 DEVICE = "remote_accelerator:0"
@@ -20,6 +21,7 @@ def language_model():
 
 
 def test_a_loop_keeps_its_profile_when_it_is_sent_in_pieces(monkeypatch):
+    monkeypatch.setattr(foresight, "SEEN", 2)
     model, prompt = language_model().to(DEVICE), torch.arange(3, 9)[None].to(DEVICE)
     annotated, pieces = [], []
     monkeypatch.setattr("djinn_core.pipeline.annotate", counted(annotated, "djinn_core.pipeline"))

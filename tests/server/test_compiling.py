@@ -10,7 +10,7 @@ import torch
 
 import djinn
 from djinn.hooks import hookimpl
-from djinn_core.server import session
+from djinn_core.server import shared_device
 from djinn_core.server.compiling import compiling
 from djinn_core.server.compiling.heat import Adopted, Checking, Left, Thresholds, Waiting
 
@@ -60,7 +60,7 @@ def compiling_with(monkeypatch):
 
     def begin(compiler, thresholds=QUICK):
         monkeypatch.setattr(compiling, "Thresholds", lambda: thresholds)
-        _earlier.update(session._devices)
+        _earlier.update(shared_device._devices)
         djinn.configure(executor="inline", plugins=[Plugin(compiler)], compilers=["counting"], threads=1)
         return compiler
 
@@ -74,7 +74,7 @@ _earlier = weakref.WeakSet()  # devices of executors before the present one
 def phases():
     """What each template of the present executor is in, by its length; nothing waits for a compiler any more."""
     found = {}
-    for runtime, device in list(session._devices.items()):
+    for runtime, device in list(shared_device._devices.items()):
         if runtime not in _earlier and device.compiling is not None:
             for hot in device.compiling._templates.values():
                 while type(hot.phase) is Waiting:

@@ -13,7 +13,7 @@ from torch.nn import functional
 import djinn
 from djinn_core.interception import dispatch
 from djinn_core.interception.inference import infer
-from djinn_core.interception.recording import recorder
+from djinn_core.interception.recording import foresight, recorder
 from djinn_core.interception.tensors import storage
 from djinn_core.runtime import client
 from djinn_core.runtime.status import ask_servers
@@ -72,7 +72,8 @@ def tables():
 
 
 @pytest.fixture
-def training(over_tcp):
+def training(over_tcp, monkeypatch):
+    monkeypatch.setattr(foresight, "SEEN", 2)  # so that pieces are settled when measuring begins
     training = Training()
     training.run(WARM_UP)
     return training
