@@ -142,7 +142,7 @@ def plan(
     wanted = _wanted(plugins, request.exact)
     optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
     if not known_plan and (rewritten := _rewritten(context, graph, optimized, plugins, request)) is not None:
-        return rewritten  # planned in place of this program, and only once
+        return attrs.evolve(rewritten, recorded=profile)  # planned in place of this program, and only once
     result = attrs.evolve(result, plan=(optimized := _unsubstituted(optimized)))
     if request.until == "optimize":
         return result

@@ -25,6 +25,7 @@ class PipelineResult(ShownInNotebooks):
 
     Attributes:
         graph: what was planned.
+        recorded: what the program was about as it was recorded, where optimizations put other code into it; None elsewhere.
         topology: the devices that it was planned for.
         seconds: time that each stage took, by its name; empty where the result came from the cache.
     """
@@ -32,6 +33,7 @@ class PipelineResult(ShownInNotebooks):
     graph: Graph
     topology: NetworkTopology
     profile: WorkloadProfile | None = None
+    recorded: WorkloadProfile | None = None
     costs: Costs | None = None
     plan: OptimizationPlan | None = None
     placement: Placement | None = None

@@ -390,10 +390,11 @@ def _plan(program: Program, without: Without = NOTHING_LEFT_OUT) -> PipelineResu
     known = _state.earlier.residency(program) if profile is None else {}
     place = (registry(), settings(), device() or NOWHERE)
     result = plan_program(program, *place, profile=profile, known=known, without=without)
-    assert result.profile is not None
+    about = result.recorded or result.profile
+    assert about is not None
     if profile is None:
-        _state.wholes.remember(program, result.profile)
-    _state.earlier.about(result.profile)
+        _state.wholes.remember(program, about)
+    _state.earlier.about(about)
     _state.observers.tell("planned", instructions=len(program), duration=time.monotonic() - started)
     for recording in _state.recordings:
         recording.append(result)

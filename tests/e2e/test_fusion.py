@@ -141,3 +141,20 @@ def test_what_was_put_together_goes_with_its_weights():
     djinn.synchronize()
     djinn.synchronize()
     assert client._state.session.figures()["values"] <= before
+
+
+@torch.no_grad()
+def test_a_program_that_is_part_of_one_that_was_rewritten_is_rewritten_too():
+    ours = Convolutions().eval().to(REMOTE)
+    pictures = torch.randn(2, 3, 8, 8).to(REMOTE)
+
+    def whole():
+        torch.ones(3, device=REMOTE).mul_(2)  # so that what follows is a part of it
+        return ours(pictures).cpu()
+
+    expected, names, _ = applied(whole)
+    assert "fold_batch_norms" in names
+    again, names, plans = applied(lambda: ours(pictures).cpu())
+    assert plans, "it is planned by itself"
+    assert "fold_batch_norms" in names
+    torch.testing.assert_close(again, expected)

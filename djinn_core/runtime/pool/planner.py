@@ -126,9 +126,9 @@ class PoolPlanner:
         planned = Planned(result.graph, placed, executors, result.schedule, graph, called)
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
-        plan.profile = result.profile
-        if result.profile is not None:
-            self._earlier.about(result.profile)
+        plan.profile = result.recorded or result.profile
+        if plan.profile is not None:
+            self._earlier.about(plan.profile)
         plan.crowded = not self._has_room(plan)  # and no plan would have
         if turn is not None:
             follows = result.plan is not None and FOLLOW in result.plan.hints
