@@ -158,3 +158,16 @@ def test_a_program_that_is_part_of_one_that_was_rewritten_is_rewritten_too():
     assert plans, "it is planned by itself"
     assert "fold_batch_norms" in names
     torch.testing.assert_close(again, expected)
+
+
+@torch.no_grad()
+def test_a_cache_that_grows_is_not_planned_for_anew():
+    ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 1, 16).to(REMOTE)
+    cache, made = torch.zeros(1, 30, 8, device=REMOTE), []
+    for _ in range(12):
+        before = djinn.stats()["plans_made"]
+        kept, other = ours(rows)
+        cache = torch.cat([cache, other], 1)
+        (kept.sum() + cache.sum()).item()
+        made.append(djinn.stats()["plans_made"] - before)
+    assert made[3:] == [0] * 9

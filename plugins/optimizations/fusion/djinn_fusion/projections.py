@@ -99,7 +99,8 @@ def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substi
         weight = torch.cat(list(parts[: len(weights)]))
         bias = torch.cat(list(parts[len(weights) :])) if biases else None
         wide = torch.nn.functional.linear(rows, weight, bias)
-        return [part.contiguous() for part in wide.split(sizes, -1)]
+        # Copies, laid out as what they stand for: what comes after them stays as it is, and the plan holds when caches have grown.
+        return torch.split_with_sizes_copy(wide, sizes, -1)
 
     return Substitution(
         nodes=frozenset(node.id for node in group),
