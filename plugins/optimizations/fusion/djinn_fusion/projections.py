@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -100,7 +100,8 @@ def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substi
         bias = torch.cat(list(parts[len(weights) :])) if biases else None
         wide = torch.nn.functional.linear(rows, weight, bias)
         # Copies, laid out as what they stand for: what comes after them stays as it is, and the plan holds when caches have grown.
-        return torch.split_with_sizes_copy(wide, sizes, -1)
+        split: Any = torch.split_with_sizes_copy  # its stub says that it returns nothing
+        return list(split(wide, sizes, -1))
 
     return Substitution(
         nodes=frozenset(node.id for node in group),
