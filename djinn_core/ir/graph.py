@@ -295,14 +295,8 @@ class _Flow:
                 self.readers[storage].append(node.id)
 
 
-def storages_read(node: Node) -> dict[int, None]:
-    """The storages that `node` looks into, in order, the random state included; a set that keeps its order."""
-    random = (RANDOM_STATE,) if node.random else ()
-    return dict.fromkeys((*map(storage_of, node.inputs), *random))
-
-
 def storages_written(node: Node) -> dict[int, None]:
-    """The storages that `node` writes into in place, in order, the random state included."""
+    """The storages that `node` writes into in place, in order, the random state included; a set that keeps its order."""
     if not node.writes and not node.random:
         return {}
     random = (RANDOM_STATE,) if node.random else ()

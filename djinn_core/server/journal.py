@@ -296,8 +296,8 @@ def _read(file: BufferedReader, length: int) -> memoryview:
 
 
 def remove_stale(directory: Path) -> None:
-    """Remove journals that no process writes and no client has come back for in `STALE_SECONDS`."""
-    for path in directory.glob("*.journal"):
+    """Remove journals that no process writes and no client has come back for in `STALE_SECONDS`, and those that were begun anew."""
+    for path in (*directory.glob("*.journal"), *directory.glob("*.new")):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
                 Journal(path, _NOBODY, 0).end()

@@ -102,6 +102,16 @@ def test_what_a_process_has_no_other_takes(tmp_path):
     assert not path.exists()
 
 
+def test_one_that_was_being_begun_anew_is_removed(tmp_path):
+    path = tmp_path / "session.new"
+    died(written(path))
+    remove_stale(tmp_path)
+    assert path.exists()
+    os.utime(path, (0, 0))
+    remove_stale(tmp_path)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("name", ["../session", "a/b", "", "x" * 65, "ümlaut"])
 def test_names_lead_nowhere_else(tmp_path, name):
     assert journal_path(tmp_path, name) is None

@@ -22,7 +22,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_devi
 from djinn_core.interception.tensors.storage import BorrowedValue, Storage
 from djinn_core.ir.calling import call_arguments
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
-from djinn_core.ir.program import Call, Instruction, Program, Slot
+from djinn_core.ir.program import Call, Instruction, Program
 from djinn_core.ir.substitution import Recipe, Rewritten, Substitution
 from djinn_core.ir.values import TensorMeta, make_handle, storage_of
 from djinn_core.torch_private import without_modes
@@ -360,11 +360,6 @@ def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:
         sites=tuple((e[3], e[4]) for e in entries),
         modules=tuple(e[5] for e in entries),
     )
-
-
-def slots_for(rewritten: Rewritten, slots: Sequence[Slot]) -> tuple[Slot, ...]:
-    """The slots of the new program, for other slots of the original."""
-    return tuple(own if p < 0 else slots[p] for p, own in zip(rewritten.slots, rewritten.program.slots, strict=True))
 
 
 def recipe_for(recipe: Recipe, sources: Mapping[int, int], makes: Mapping[int, int]) -> Program:

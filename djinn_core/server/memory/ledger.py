@@ -113,11 +113,6 @@ class Ledger:
         copy = self._copies.get(torch_private.storage_key(tensor)) if self._copies else None
         return copy is not None and not copy.resident
 
-    @property
-    def any_away(self) -> bool:
-        """Whether any memory was taken and not given back."""
-        return self._away > 0
-
     def sizes(self) -> dict[int, int]:
         """Bytes of what was taken, by key."""
         return {key: copy.slot.size for key, copy in self._copies.items() if not copy.resident}
