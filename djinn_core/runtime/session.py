@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 import attrs
-import msgspec
 import torch
 
 from djinn_core.delivery.lasting import expire, own
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
-from djinn_core.interception.port import Answer, DescribedValue, Submission
+from djinn_core.interception.port import Answer, Submission
 from djinn_core.interception.recording.collecting import collect_later
-from djinn_core.ir.program import Program
-from djinn_core.ir.values import tensor_meta
 from djinn_core.logs import get_logger
-from djinn_core.runtime.binding import Bound, bind, open_claims, settle_claims
+from djinn_core.runtime.answers import AnswerReader
+from djinn_core.runtime.binding import bind, settle_claims
 from djinn_core.runtime.compressing import Compressing
 from djinn_core.runtime.derived import DerivedValues
 from djinn_core.runtime.failures import Failures
+from djinn_core.runtime.known_templates import KnownTemplates
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.late import LateAnswers, RoundTrips
 from djinn_core.runtime.observing import Observers
@@ -32,14 +31,13 @@ from djinn_core.runtime.pending import Pending, seconds_of
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.stats import Stats
 from djinn_core.runtime.template import Prepared
-from djinn_core.wire.bindings import changed_slots, pack_handles, rebind
-from djinn_core.wire.message import Failure, Message
+from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.message import Message
 from djinn_core.wire.messages import (
     AnyMessage,
     Broken,
     Completed,
     Define,
-    Described,
     Figures,
     Goodbye,
     Had,
@@ -52,8 +50,6 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import Cargo, Invited, LinkSeen, Met, Parcel, Ship
-from djinn_core.wire.templates import TemplateCache
-from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
 log = get_logger("djinn.session")
 R = TypeVar("R", Figures, Invited, Met)
@@ -100,7 +96,8 @@ class Session:
         if number:
             self._failures.read_by(number, self._receive_until)
         self._derived = DerivedValues(self.submit)
-        self._known: TemplateCache[Bound] = TemplateCache()
+        self._known = KnownTemplates(stats)
+        self._read = AnswerReader(self._failures, number)
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
         self._replies: list[Figures | Invited | Met] = []
@@ -150,7 +147,7 @@ class Session:
             synchronize=submission.synchronize,
         )
         if prepared is not None and bound is not None:
-            message = self._run_message(message, prepared, bound, values, program)
+            message = self._known.run_message(message, prepared, bound, values, program)
         frame = Frame(encode(message))
         claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
@@ -164,31 +161,6 @@ class Session:
         self.send(frame)
         self._observers.tell("submitted", submission=sequence, instructions=len(program))
         return sequence
-
-    def _run_message(
-        self, submit: Submit, prepared: Prepared, bound: Bound, values: Sequence[int], program: Program
-    ) -> Submit:
-        """`submit`, with the template to run."""
-        before = self._known.get(prepared.digest)
-        self._known.put(prepared.digest, bound, len(prepared.template.code))
-        if before is None:
-            self._stats.templates_sent += 1
-        else:
-            self._stats.templates_reused += 1
-        return Submit(
-            submit.sequence,
-            fetch=submit.fetch,
-            free=submit.free,
-            digest=prepared.digest,
-            outputs=pack_handles([values[i] for i in prepared.outputs]),
-            changed=() if before is None else changed_slots(before.slots, bound.slots),
-            rebound=() if before is None else rebind(before.inputs, bound.inputs),
-            first=bound.as_first() if before is None else None,
-            template=prepared.template if before is None else None,
-            describe=submit.describe,
-            claims=open_claims(prepared, program) if prepared.claims else (),
-            synchronize=submit.synchronize,
-        )
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:  # noqa: ARG002 - there is one
         """Send a CPU tensor; its memory is the caller's again when this returns.
@@ -254,8 +226,7 @@ class Session:
         self._late.taken(number)
         if not there:
             self._link.came(number, seconds_of(completed))
-        tensors = self._tensors(completed, body)
-        described = tuple([self._described(d) for d in completed.described])
+        tensors, described = self._read.tensors(completed, body), self._read.described(completed)
         unseen = self._failures.take_unseen() if synchronize else self._failures.take_check((self._number, number))
         if unseen is not None:
             raise unseen
@@ -381,12 +352,7 @@ class Session:
         pending.spent(timing, self._stats)
         self._spent += seconds_of(completed)
         if completed.failures:
-            nodes = pending.prepared.nodes if pending.prepared is not None else ()
-            run = (self._number, completed.sequence)
-            if completed.sequence in self._excused:
-                self._failures.remember(run, pending.program, nodes)
-            else:
-                self._failures.note(run, [self._own(f) for f in completed.failures], pending.program, nodes)
+            self._read.failed(completed, pending, excused=completed.sequence in self._excused)
         self._excused.discard(completed.sequence)
         if pending.claimed and pending.prepared is not None:
             settle_claims(pending.prepared, pending.program, pending.claimed, completed)
@@ -396,26 +362,6 @@ class Session:
         elif pending.answered:
             self._answers[completed.sequence] = (completed, body, pending.synchronize, self._spent)
         del self._pending[completed.sequence]
-
-    def _tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
-        buffers = iter(body)
-        tensors: list[torch.Tensor] = []
-        for result in completed.results:
-            if isinstance(result, Failure):
-                raise self._failures.error(self._own(result))
-            tensors.append(tensor_from_wire(result, next(buffers)))
-        return tuple(tensors)
-
-    def _described(self, described: Described | Failure) -> DescribedValue:
-        if isinstance(described, Failure):
-            raise self._failures.error(self._own(described))
-        dtype = dtype_from_name(described.dtype)
-        meta = tensor_meta(described.shape, described.stride, described.offset, dtype)
-        return DescribedValue(meta, described.scalar)
-
-    def _own(self, failure: Failure) -> Failure:
-        """A failure with the number of the executor that it happened on, which is this one unless it says otherwise."""
-        return failure if failure.executor else msgspec.structs.replace(failure, executor=self._number)
 
     # --- life --------------------------------------------------------------------------------------------------
 
