@@ -1,4 +1,4 @@
-"""The one place with state: what is configured, which session is open, and what to do when the process ends."""
+"""What is configured, which session is open (`state.py` has it), and what to do when the process ends."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import atexit
 import ctypes
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 import msgspec
 
 from djinn_core.config import Settings, resolve
@@ -25,57 +23,48 @@ from djinn_core.interception.port import Runtime, port
 from djinn_core.interception.recording import recorder
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.profile import WorkloadProfile
-from djinn_core.ir.program import Program
-from djinn_core.ir.result import PipelineResult
 from djinn_core.logs import get_logger, set_debug_level
-from djinn_core.pipeline import tolerate_growth
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connect import Opened, open_connections, start_executors
-from djinn_core.runtime.earlier import EarlierPrograms
-from djinn_core.runtime.meaning import tell_meaning
+from djinn_core.runtime.counting import reset_stats, stats
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.planner import Planner
-from djinn_core.runtime.planning import NOTHING_LEFT_OUT, NOWHERE, load_plugins, plan_for_pool, plan_program
+from djinn_core.runtime.planning import load_plugins
 from djinn_core.runtime.pool.opening import open_pool
-from djinn_core.runtime.pool.planner import Whereabouts
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.progress import progress_observers
 from djinn_core.runtime.session import Session
-from djinn_core.runtime.stats import Stats
-from djinn_core.runtime.template import Prepared
-from djinn_core.runtime.trials import Without, judge_among
-from djinn_core.runtime.whole_programs import WholePrograms
+from djinn_core.runtime.session_plans import last_profile, new_planner, plan_whole, record_plans, switched_off
+from djinn_core.runtime.state import InitHook
+from djinn_core.runtime.state import state as _state
 from djinn_core.wire.messages import DeviceInfo
+
+__all__ = [
+    "attach",
+    "configure",
+    "device",
+    "executor_process",
+    "init",
+    "init_async",
+    "is_initialized",
+    "last_profile",
+    "observed_by",
+    "pool_topology",
+    "queue_seconds",
+    "record_plans",
+    "register_init_hook",
+    "registry",
+    "reset_stats",
+    "session_name",
+    "settings",
+    "shut_down",
+    "stats",
+    "switched_off",
+    "synchronize",
+]
 
 log = get_logger("djinn.client")
 
-InitHook = Callable[[], None]
-
-
-@attrs.define
-class _State:
-    overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
-    settings: Settings | None = None
-    registry: Registry | None = None
-    opened: tuple[Opened, ...] = ()
-    session: Session | PoolSession | None = None
-    stats: Stats = attrs.field(factory=Stats)
-    baseline: tuple[int, int, int] = (0, 0, 0)
-    closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
-    hooks: list[InitHook] = attrs.field(factory=list)
-    intercepting: dict[str, Interceptor] = attrs.field(factory=dict)
-    observers: Observers = attrs.field(factory=Observers)
-    recordings: list[list[PipelineResult]] = attrs.field(factory=list)
-    wholes: WholePrograms = attrs.field(factory=WholePrograms)
-    earlier: EarlierPrograms = attrs.field(factory=EarlierPrograms)
-    planner: Planner | None = None
-    forked: bool = False
-
-
-_state = _State()
 _lock = threading.RLock()
 
 
@@ -211,12 +200,12 @@ def _open() -> Session | PoolSession:
 
 def _new_session(opened: tuple[Opened, ...]) -> Session | PoolSession:
     if len(opened) > 1:
-        return open_pool(opened, settings(), _planner(), _plan_for_pool, _state.stats, _state.observers)
+        return open_pool(opened, settings(), new_planner(), plan_whole, _state.stats, _state.observers)
     (only,) = opened
     attached = only.attached
     return Session(
         only.connection,
-        _planner(),
+        new_planner(),
         _state.stats,
         only.url,
         _state.observers,
@@ -353,107 +342,6 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
         return session_name(), infos[index - 1]
     memory, free = sum(i.memory for i in infos), sum(i.memory_free for i in infos)
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
-
-
-def _planner() -> Planner:
-    """A session's planner; what is known of whole programs and of their values begins anew with it."""
-    _state.wholes = WholePrograms()
-    exact, judge = not tolerate_growth(registry(), settings().exact), judge_among(registry().optimizations)
-    _state.planner = Planner(_plan, _state.stats, _planned, exact, judge)
-    _state.earlier = EarlierPrograms(_state.planner.recent)
-    return _state.planner
-
-
-def _planned(prepared: Prepared, program: Program) -> None:
-    _state.wholes.named(prepared)
-    profile = _state.earlier.latest
-    _state.earlier.planned(prepared, program)
-    if profile is not None and isinstance(_state.session, Session) and _state.opened[0].attached.device.spill:
-        tell_meaning(_state.session, prepared, program, profile)
-
-
-def last_profile() -> WorkloadProfile | None:
-    """What the program is about that was sent last, as a whole; None where nothing was sent in this session.
-
-    Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
-    such as the number of keys, and value ids are those of the program when it came first.
-    """
-    if isinstance(_state.session, PoolSession):
-        return _state.session.last_profile
-    recent = _state.planner.recent if _state.planner is not None else None
-    return _state.wholes.profile_of(recent[-1][0]) if recent else None
-
-
-def _plan(program: Program, without: Without = NOTHING_LEFT_OUT) -> PipelineResult:
-    started = time.monotonic()
-    profile = _state.wholes.piece(program)
-    known = _state.earlier.residency(program) if profile is None else {}
-    place = (registry(), settings(), device() or NOWHERE)
-    result = plan_program(program, *place, profile=profile, known=known, without=without)
-    about = result.recorded or result.profile
-    assert about is not None
-    if profile is None:
-        _state.wholes.remember(program, about)
-    _state.earlier.about(about)
-    _state.observers.tell("planned", instructions=len(program), duration=time.monotonic() - started)
-    for recording in _state.recordings:
-        recording.append(result)
-    return result
-
-
-def switched_off(program: Program | ProgramGraph) -> Without:
-    """Optimizations that were found not to pay for such a program in this session, each with the reason."""
-    return _state.planner.verdicts.about(program) if _state.planner is not None else NOTHING_LEFT_OUT
-
-
-def _plan_for_pool(graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology) -> PipelineResult:
-    started = time.monotonic()
-    known = (where.resident, where.copies, where.stream, where.derived, where.occupied, where.known)
-    result = plan_for_pool(graph, registry(), settings(), topology, *known)
-    _state.observers.tell("planned", instructions=len(graph.program), duration=time.monotonic() - started)
-    for recording in _state.recordings:
-        recording.append(result)
-    return result
-
-
-@contextmanager
-def record_plans() -> Iterator[list[PipelineResult]]:
-    """Collects the result of every plan that is made meanwhile, of programs as they are and not in pieces."""
-    recording: list[PipelineResult] = []
-    _state.recordings.append(recording)
-    port.whole_programs += 1
-    try:
-        yield recording
-    finally:
-        port.whole_programs -= 1
-        _state.recordings.remove(recording)
-
-
-def stats() -> Mapping[str, int]:
-    """Counters since the start or the last reset; sizes in bytes."""
-    counts = {k: int(v) for k, v in attrs.asdict(_state.stats).items() if k != "server_seconds"}
-    captured, sent, received = _totals()
-    before = _state.baseline
-    return counts | {
-        "ops_captured": captured - before[0],
-        "bytes_sent": sent - before[1],
-        "bytes_received": received - before[2],
-    }
-
-
-def _totals() -> tuple[int, int, int]:
-    sent, received = _state.closed
-    for one in _state.opened:
-        sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
-    return port.ops_captured, sent, received
-
-
-def reset_stats() -> None:
-    """Start counting from zero."""
-    fresh = Stats()
-    for field in attrs.fields(Stats):
-        setattr(_state.stats, field.name, getattr(fresh, field.name))
-    _state.baseline = _totals()
 
 
 def _after_fork() -> None:

@@ -7,20 +7,20 @@ from torch import nn
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
-from djinn_core.runtime import client
+from djinn_core.runtime import session_plans
 
 DEVICE = "remote_accelerator:0"
 
 
 def planned(monkeypatch):
     """Results of all plans that are made from now on, pieces as well."""
-    made, real = [], client.plan_program
+    made, real = [], session_plans.plan_program
 
     def plan_program(*args, **kwargs):
         made.append(real(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(client, "plan_program", plan_program)
+    monkeypatch.setattr(session_plans, "plan_program", plan_program)
     return made
 
 

@@ -22,7 +22,7 @@ WORK = [
     "djinn_core.pipeline.optimize",
     "djinn_core.pipeline.place",
     "djinn_core.pipeline.schedule",
-    "djinn_core.runtime.client.plan_program",
+    "djinn_core.runtime.session_plans.plan_program",
     "djinn_core.runtime.plans.structure_of",
     "djinn_core.runtime.planner.make_template",
 ]

@@ -1,0 +1,38 @@
+"""Counters for users: what was captured, sent and received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from djinn_core.interception.port import port
+from djinn_core.runtime.state import state
+from djinn_core.runtime.stats import Stats
+
+
+def stats() -> Mapping[str, int]:
+    """Counters since the start or the last reset; sizes in bytes."""
+    counts = {k: int(v) for k, v in attrs.asdict(state.stats).items() if k != "server_seconds"}
+    captured, sent, received = _totals()
+    before = state.baseline
+    return counts | {
+        "ops_captured": captured - before[0],
+        "bytes_sent": sent - before[1],
+        "bytes_received": received - before[2],
+    }
+
+
+def _totals() -> tuple[int, int, int]:
+    sent, received = state.closed
+    for one in state.opened:
+        sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
+    return port.ops_captured, sent, received
+
+
+def reset_stats() -> None:
+    """Start counting from zero."""
+    fresh = Stats()
+    for field in attrs.fields(Stats):
+        setattr(state.stats, field.name, getattr(fresh, field.name))
+    state.baseline = _totals()

@@ -1,0 +1,112 @@
+"""Plans of the open session, and what is known of the programs that were planned in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from djinn_core.config import Settings
+from djinn_core.interception.port import port
+from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult
+from djinn_core.pipeline import tolerate_growth
+from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.earlier import EarlierPrograms
+from djinn_core.runtime.meaning import tell_meaning
+from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
+from djinn_core.runtime.pool.planner import Whereabouts
+from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.session import Session
+from djinn_core.runtime.state import state
+from djinn_core.runtime.template import Prepared
+from djinn_core.runtime.trials import Without, judge_among
+from djinn_core.runtime.whole_programs import WholePrograms
+
+
+def _configured() -> tuple[Registry, Settings]:
+    assert state.registry is not None, "a session is open"
+    assert state.settings is not None, "a session is open"
+    return state.registry, state.settings
+
+
+def new_planner() -> Planner:
+    """A session's planner; what is known of whole programs and of their values begins anew with it."""
+    state.wholes = WholePrograms()
+    registry, settings = _configured()
+    exact, judge = not tolerate_growth(registry, settings.exact), judge_among(registry.optimizations)
+    state.planner = Planner(plan, state.stats, _planned, exact, judge)
+    state.earlier = EarlierPrograms(state.planner.recent)
+    return state.planner
+
+
+def _planned(prepared: Prepared, program: Program) -> None:
+    state.wholes.named(prepared)
+    profile = state.earlier.latest
+    state.earlier.planned(prepared, program)
+    if profile is not None and isinstance(state.session, Session) and state.opened[0].attached.device.spill:
+        tell_meaning(state.session, prepared, program, profile)
+
+
+def last_profile() -> WorkloadProfile | None:
+    """What the program is about that was sent last, as a whole; None where nothing was sent in this session.
+
+    Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
+    such as the number of keys, and value ids are those of the program when it came first.
+    """
+    if isinstance(state.session, PoolSession):
+        return state.session.last_profile
+    recent = state.planner.recent if state.planner is not None else None
+    return state.wholes.profile_of(recent[-1][0]) if recent else None
+
+
+def plan(program: Program, without: Without = NOTHING_LEFT_OUT) -> PipelineResult:
+    """The plan of a program, or of a piece of one, with what is known of it from before."""
+    started = time.monotonic()
+    profile = state.wholes.piece(program)
+    known = state.earlier.residency(program) if profile is None else {}
+    place = (*_configured(), state.opened[0].attached.device if state.opened else NOWHERE)
+    result = plan_program(program, *place, profile=profile, known=known, without=without)
+    about = result.recorded or result.profile
+    assert about is not None
+    if profile is None:
+        state.wholes.remember(program, about)
+    state.earlier.about(about)
+    state.observers.tell("planned", instructions=len(program), duration=time.monotonic() - started)
+    for recording in state.recordings:
+        recording.append(result)
+    return result
+
+
+def switched_off(program: Program | ProgramGraph) -> Without:
+    """Optimizations that were found not to pay for such a program in this session, each with the reason."""
+    return state.planner.verdicts.about(program) if state.planner is not None else NOTHING_LEFT_OUT
+
+
+def plan_whole(graph: ProgramGraph, where: Whereabouts, topology: NetworkTopology) -> PipelineResult:
+    """The plan of a whole program over several devices."""
+    started = time.monotonic()
+    registry, settings = _configured()
+    known = (where.resident, where.copies, where.stream, where.derived, where.occupied, where.known)
+    result = plan_for_pool(graph, registry, settings, topology, *known)
+    state.observers.tell("planned", instructions=len(graph.program), duration=time.monotonic() - started)
+    for recording in state.recordings:
+        recording.append(result)
+    return result
+
+
+@contextmanager
+def record_plans() -> Iterator[list[PipelineResult]]:
+    """Collects the result of every plan that is made meanwhile, of programs as they are and not in pieces."""
+    recording: list[PipelineResult] = []
+    state.recordings.append(recording)
+    port.whole_programs += 1
+    try:
+        yield recording
+    finally:
+        port.whole_programs -= 1
+        state.recordings.remove(recording)

@@ -1,0 +1,48 @@
+"""The one place with state: what is configured, which session is open, and what was learnt in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from djinn_core.config import Settings
+from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.ir.result import PipelineResult
+from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.connect import Opened
+from djinn_core.runtime.earlier import EarlierPrograms
+from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.session import Session
+from djinn_core.runtime.stats import Stats
+from djinn_core.runtime.whole_programs import WholePrograms
+
+InitHook = Callable[[], None]
+
+
+@attrs.define
+class State:
+    """Of this process."""
+
+    overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
+    settings: Settings | None = None
+    registry: Registry | None = None
+    opened: tuple[Opened, ...] = ()
+    session: Session | PoolSession | None = None
+    stats: Stats = attrs.field(factory=Stats)
+    baseline: tuple[int, int, int] = (0, 0, 0)
+    closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
+    hooks: list[InitHook] = attrs.field(factory=list)
+    intercepting: dict[str, Interceptor] = attrs.field(factory=dict)
+    observers: Observers = attrs.field(factory=Observers)
+    recordings: list[list[PipelineResult]] = attrs.field(factory=list)
+    wholes: WholePrograms = attrs.field(factory=WholePrograms)
+    earlier: EarlierPrograms = attrs.field(factory=EarlierPrograms)
+    planner: Planner | None = None
+    forked: bool = False
+
+
+state = State()
