@@ -5,26 +5,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
-import attrs
 import msgspec
-import torch
 
 from djinn_core.delivery.lasting import own
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
 from djinn_core.logs import get_logger
+from djinn_core.server.answering import collect
+from djinn_core.server.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
-from djinn_core.server.compiling.heat import HotTemplate
 from djinn_core.server.exchange import Exchange, Harbour, frames_of
 from djinn_core.server.figures import device_figures, reset_device_peak
 from djinn_core.server.leases import decided, forget, keep, left
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.meter import METER
 from djinn_core.server.random_state import SessionRandomness
-from djinn_core.server.replay import CompiledTemplate, compile_template
+from djinn_core.server.replay import compile_template
 from djinn_core.server.run import Run, run_template
 from djinn_core.server.shared_device import shared_device
 from djinn_core.server.snapshots import (
@@ -39,17 +37,15 @@ from djinn_core.server.snapshots import (
 )
 from djinn_core.server.store import WeightStore
 from djinn_core.server.uploads import Uploads
-from djinn_core.server.values import Poison, ValueTable, no_such_value
+from djinn_core.server.values import Poison, ValueTable
 from djinn_core.server.work import Work, unpack
-from djinn_core.wire.bindings import change_slots, rebound, unpack_handles
+from djinn_core.wire.bindings import unpack_handles
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (
     AnyMessage,
     Completed,
     Define,
-    Described,
     Figures,
-    First,
     Goodbye,
     Had,
     Have,
@@ -60,7 +56,6 @@ from djinn_core.wire.messages import (
     Recalled,
     Submit,
     Template,
-    TensorHeader,
     Timing,
     Upload,
     Want,
@@ -69,29 +64,13 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, Meet, Ship
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
-from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 
 _log = get_logger("djinn.server")
-Body = list[memoryview]
 YES, NO = b"\1", b"\0"
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
 # Answers that nobody asked for must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
-
-
-@attrs.define
-class _Known:
-    """A template that the client may name by its digest, and what its last run was bound to.
-
-    `hot`: what is known of it on the device, where hot templates are compiled.
-    """
-
-    template: CompiledTemplate
-    slots: list[Any]
-    inputs: list[int]
-    hot: HotTemplate | None = None
-    digest: bytes = b""
 
 
 class ExecutorSession:
@@ -106,7 +85,7 @@ class ExecutorSession:
         self.submissions = 0
         self._turn = device.turns.share()
         self._randomness = SessionRandomness(device.runtime.device)
-        self._templates: TemplateCache[_Known] = TemplateCache(TEMPLATES_LIMIT)
+        self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = Uploads(device.runtime, self.values, store)
         self._exchange = Exchange(harbour or Harbour())
@@ -258,7 +237,7 @@ class ExecutorSession:
             self._refuse(work, error, connection)
             return
         if known is not None:
-            _bind(known, submit, work)
+            bind(known, submit, work)
         waited = time.perf_counter()
         own(connection)  # what was sent and not taken yet may be written now
         with self._turn:
@@ -267,7 +246,7 @@ class ExecutorSession:
             if work.synchronize:
                 self._synchronize(work, run)
             executed = time.perf_counter()
-            results, body, described = self._collect(work, connection)
+            results, body, described = collect(work, self.values, self.device.runtime, connection.limits.body)
         self.values.note_peak()
         self.values.free(work.free)
         done = time.perf_counter()
@@ -284,7 +263,7 @@ class ExecutorSession:
         completed = Completed(submit.sequence, tuple(results), tuple(described), failures, tuple(run.relaid), timing)
         connection.send(Frame(encode(completed), body))
 
-    def _known(self, submit: Submit, connection: Connection) -> _Known | None:
+    def _known(self, submit: Submit, connection: Connection) -> BoundTemplate | None:
         """The template of a submission, compiled; None where it runs nothing.
 
         Raises:
@@ -304,14 +283,14 @@ class ExecutorSession:
             raise ProtocolError("a template does not have the digest that it was sent with")
         known = self._compiled(template, submit.digest)
         if first is not None:
-            _begin(known, first)
+            begin(known, first)
         self._templates.put(submit.digest, known, len(template.code))
         return known
 
-    def _compiled(self, template: Template, digest: bytes) -> _Known:
+    def _compiled(self, template: Template, digest: bytes) -> BoundTemplate:
         compiled = compile_template(template, self.device.runtime.device, self.device.own)
         compiling = self.device.compiling
-        return _Known(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
+        return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 
     def _await_definition(self, connection: Connection) -> Define:
         """The template that was asked for."""
@@ -339,7 +318,7 @@ class ExecutorSession:
         self._backlog.append(frame)
         return None
 
-    def _run(self, known: _Known | None, work: Work) -> Run:
+    def _run(self, known: BoundTemplate | None, work: Work) -> Run:
         if known is None:
             return Run()
         if known.template.random:
@@ -351,59 +330,6 @@ class ExecutorSession:
             with self.device.timekeeper.running():
                 return run(known.template, work, known.slots, self.values)
         return run(known.template, work, known.slots, self.values)
-
-    def _collect(
-        self, work: Work, connection: Connection
-    ) -> tuple[list[TensorHeader | Failure], Body, list[Described | Failure]]:
-        results: list[TensorHeader | Failure] = []
-        body: Body = []
-        with torch.inference_mode():
-            for handle in work.fetch:
-                result = self._fetch(handle, work, connection.limits.body - sum(len(b) for b in body))
-                if isinstance(result, Failure):
-                    results.append(result)
-                else:
-                    results.append(result[0])
-                    body.append(result[1])
-        return results, body, [self._describe(handle, work) for handle in work.describe]
-
-    def _value(self, handle: int, work: Work) -> Any:
-        if handle not in self.values:
-            return no_such_value(work.sequence, handle)
-        value = self.values[handle]
-        return value.failure if isinstance(value, Poison) else value
-
-    def _fetch(self, handle: int, work: Work, room: int) -> Failure | tuple[TensorHeader, memoryview]:
-        value = self._value(handle, work)
-        if isinstance(value, Failure):
-            return value
-        if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
-            return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
-        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
-        if tensor.untyped_storage().nbytes() > room and tensor.nbytes > room:
-            reason = (
-                f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
-            )
-            return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
-        try:
-            return tensor_to_wire(self.device.runtime.deliver(tensor))
-        except (RuntimeError, DjinnError) as error:
-            return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error))
-
-    def _describe(self, handle: int, work: Work) -> Described | Failure:
-        value = self._value(handle, work)
-        if isinstance(value, Failure):
-            return value
-        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-            reason = f"the result has layout {value.layout}: remote_accelerator has strided tensors only"
-            return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)
-        if not isinstance(value, torch.Tensor):
-            return Described("uint8", (), (), 0, type(value).__name__)
-        try:
-            name = dtype_name(value.dtype)
-        except ProtocolError as error:
-            return Failure(work.sequence, -1, "", "UnsupportedOperation", str(error))
-        return Described(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
 
     def _synchronize(self, work: Work, run: Run) -> None:
         try:
@@ -453,29 +379,6 @@ class ExecutorSession:
             self.values.clear()
             self._templates.clear()
             self.device.randomness.forget(self._randomness)
-
-
-def _begin(known: _Known, first: First) -> None:
-    known.slots[:] = first.slots
-    known.inputs[:] = unpack_handles(first.inputs)
-
-
-def _bind(known: _Known, submit: Submit, work: Work) -> None:
-    """Bring slots and inputs up to date, and check that the submission fits its template.
-
-    Raises:
-        ProtocolError: it does not.
-    """
-    slots, template = known.slots, known.template
-    if submit.first is not None:
-        _begin(known, submit.first)
-    change_slots(slots, submit.changed)
-    rebound(known.inputs, submit.rebound)
-    if len(slots) != template.slots:
-        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
-    if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):
-        raise ProtocolError("a submission's inputs or outputs do not match its template")
-    work.inputs = known.inputs
 
 
 def _abridged(failure: Failure) -> Failure:

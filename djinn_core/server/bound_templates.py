@@ -1,0 +1,52 @@
+"""Templates that a client may name by their digests, and what their runs are bound to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+from djinn_core.server.compiling.heat import HotTemplate
+from djinn_core.server.replay import CompiledTemplate
+from djinn_core.server.work import Work
+from djinn_core.wire.bindings import change_slots, rebound, unpack_handles
+from djinn_core.wire.messages import First, Submit
+
+
+@attrs.define
+class BoundTemplate:
+    """A template that the client may name by its digest, and what its last run was bound to.
+
+    `hot`: what is known of it on the device, where hot templates are compiled.
+    """
+
+    template: CompiledTemplate
+    slots: list[Any]
+    inputs: list[int]
+    hot: HotTemplate | None = None
+    digest: bytes = b""
+
+
+def begin(known: BoundTemplate, first: First) -> None:
+    """Bind a template for its first run."""
+    known.slots[:] = first.slots
+    known.inputs[:] = unpack_handles(first.inputs)
+
+
+def bind(known: BoundTemplate, submit: Submit, work: Work) -> None:
+    """Bring slots and inputs up to date, and check that the submission fits its template.
+
+    Raises:
+        ProtocolError: it does not.
+    """
+    slots, template = known.slots, known.template
+    if submit.first is not None:
+        begin(known, submit.first)
+    change_slots(slots, submit.changed)
+    rebound(known.inputs, submit.rebound)
+    if len(slots) != template.slots:
+        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
+    if len(known.inputs) != template.inputs or len(work.outputs) != len(template.outputs):
+        raise ProtocolError("a submission's inputs or outputs do not match its template")
+    work.inputs = known.inputs
