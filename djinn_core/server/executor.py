@@ -126,7 +126,12 @@ class Executor:
     def _resume(self, connection: Connection, asked: Resume) -> None:
         """Let a client go on with a session that is here, or that an executor before this one has left."""
         try:
-            found = self._leases.recover(connection, asked)
+            # It is for the tenant that this executor works for from now on.
+            found = self._leases.recover(connection, asked, lambda badge: self._tenancy.refusal(badge, 0))
+        except QuotaExceeded as error:
+            _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
+            refuse(connection, str(error), again=True)
+            return
         except (SessionLost, OSError) as error:
             _log.error("a session cannot be recovered", session=asked.session, error=str(error))
             refuse(connection, f"the session cannot be recovered: {error}")
@@ -135,11 +140,6 @@ class Executor:
             self._leases.serve(connection, asked)
             return
         owner, leased, taken = found
-        reason = self._tenancy.refusal(owner.badge, 0)  # this executor is its tenant's from now on
-        if reason:
-            refuse(connection, reason)
-            self._leases.end(owner.session)
-            return
         _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
         self._converse(owner, leased, connection, Resumed(taken))
 

@@ -81,7 +81,11 @@ class Journal:
     def begin(cls, path: Path, owner: Owner, limit: int) -> Journal:
         """A new one."""
         journal = cls(path, owner, limit)
-        os.write(journal._file, _MAGIC)
+        try:
+            os.write(journal._file, _MAGIC)
+        except OSError:
+            journal.end()
+            raise
         journal.append(_HEADER, msgspec.msgpack.encode(owner), ())
         return journal
 
@@ -111,6 +115,7 @@ class Journal:
             return
         path = self.path.with_suffix(".new")
         path.unlink(missing_ok=True)
+        new: Journal | None = None
         try:
             new = Journal.begin(path, self._owner, self._limit)
             new.append(_SNAPSHOT, msgspec.msgpack.encode(base), memory)
@@ -121,7 +126,8 @@ class Journal:
                 return
             path.replace(self.path)
         except OSError as error:
-            path.unlink(missing_ok=True)
+            if new is not None:
+                new.end()
             _log.warning("a journal stays as it is", error=str(error))
             return
         os.close(self._file)
@@ -141,9 +147,14 @@ class Journal:
     def end(self) -> None:
         """The session has ended, or nobody will recover it."""
         if self.open:
+            self.leave()
+            self.path.unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Write nothing more; another process may go on with it."""
+        if self.open:
             os.close(self._file)
             self._file = -1
-            self.path.unlink(missing_ok=True)
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.delivery.lasting import LastingConnection
-from djinn_core.errors import ProtocolError, SessionLost, TransportError
+from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import refuse, send_message
 from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path
@@ -80,6 +81,9 @@ class LeasedConnection(LastingConnection):
                 base = Base(self._inbox.taken, self._outbox.sent, taken[0])
                 kept = [frame for _, frame in self._outbox.kept()]
             journal.rewrite(base, taken[1], kept)
+            if self._past is not None:  # it holds the file that was there before
+                self._past.close()
+                self._past = None
         spent = time.monotonic() - started
         self._due = started + spent + max(self._every, _SHARE * spent)
 
@@ -213,14 +217,18 @@ class Leases:
             self._leased[owner.session] = leased
         return leased
 
-    def recover(self, connection: Connection, asked: Resume) -> tuple[Owner, LeasedConnection, int] | None:
+    def recover(
+        self, connection: Connection, asked: Resume, refusal: Callable[[Badge], str] = lambda _: ""
+    ) -> tuple[Owner, LeasedConnection, int] | None:
         """Go on with what an executor that died has left, and how many frames it had taken.
 
-        None where it has left nothing, or the secret is wrong.
+        None where it has left nothing, or the secret is wrong. `refusal`: why it may not go on now, if it may not; what was
+        left stays then.
 
         Raises:
             SessionLost: what it has left cannot be read.
             OSError: the same.
+            QuotaExceeded: it may not go on now.
         """
         path = journal_path(self._journals, asked.session) if self._journals is not None else None
         with self._lock:
@@ -230,20 +238,34 @@ class Leases:
             if not hmac.compare_digest(past.owner.secret, asked.secret):
                 past.close()
                 return None
-            if past.tried >= TRIES:
+            try:
+                if reason := refusal(past.owner.badge):
+                    raise QuotaExceeded(reason)
+                leased = self._continue(connection, path, past, asked.taken)
+            except BaseException:
                 past.close()
-                path.unlink()
+                raise
+            self._leased[asked.session] = leased
+        return past.owner, leased, past.taken
+
+    def _continue(self, connection: Connection, path: Path, past: Past, taken: int) -> LeasedConnection:
+        """What goes on with a journal, of whose answers the client has taken so many."""
+        journal = Journal(path, past.owner, self._journal_bytes)  # from here on it is nobody else's
+        try:
+            if past.tried >= TRIES:
+                journal.end()
                 raise SessionLost(
                     f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
                 )
             os.truncate(path, past.end)
             connection.limits = Limits()
-            journal = Journal(path, past.owner, self._journal_bytes)
             journal.try_again()
             leased = LeasedConnection(connection, self.seconds, past.owner.secret, journal, self._every)
-            leased.repeat(past, asked.taken)
-            self._leased[asked.session] = leased
-        return past.owner, leased, past.taken
+            leased.repeat(past, taken)
+        except BaseException:
+            journal.leave()
+            raise
+        return leased
 
     def end(self, session: str) -> None:
         """A session has ended; its connection is closed."""

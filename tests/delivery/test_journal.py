@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from djinn_core.errors import SessionLost
+from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NOBODY
 from djinn_core.server.inline import connected_pair
@@ -126,6 +127,39 @@ def test_what_kills_every_executor_is_not_tried_for_ever(tmp_path):
         died(found[1]._journal)
     with pytest.raises(SessionLost, match=f"died {TRIES + 1} times"):
         Leases(1.0, tmp_path, 1 << 30).recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+
+
+def descriptors():
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_path, monkeypatch):
+    path = tmp_path / "session.journal"
+    journal = written(path)
+
+    def refuse(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    before = descriptors()
+    journal.rewrite(Base(3, 7, b"state"), [b"memory"], [])
+    assert descriptors() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
+    died(journal)
+    assert frames_of(Past(path)) == as_read(FRAMES)
+
+
+def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
+    died(written(journal_path(tmp_path, "session")))
+    leases, asked = Leases(1.0, tmp_path, 1 << 30), Resume("session", OWNER.secret, 0)
+    connection, before = connected_pair()[1], descriptors()
+    for _ in range(TRIES + 1):
+        with pytest.raises(QuotaExceeded, match="not now"):
+            leases.recover(connection, asked, lambda _: "not now")
+    assert descriptors() == before
+    found = leases.recover(connected_pair()[1], asked)
+    assert found is not None
+    found[1].close()
 
 
 def test_a_wrong_secret_recovers_nothing(tmp_path):
