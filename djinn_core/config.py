@@ -188,6 +188,7 @@ class Settings:
         device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
         server_devices: which devices of each server to use, by number, id or kind; none: all that `device` names.
         threads: torch threads of an executor that is started here; None leaves it to torch.
+        recover: whether an executor that is started here is replaced when it dies, and the next one goes on with what it did.
         memory_gib: how much an executor that is started here may hold, in GiB; None: as much as the device has.
         placement_policy: name of the placement policy; empty: the best for the devices that there are.
         memory_limits: pairs of a device, by id or number (empty: all), and the bytes that plans may put there at once.
@@ -220,6 +221,7 @@ class Settings:
     device: str = attrs.field(default="", converter=_text)
     server_devices: tuple[str, ...] = attrs.field(default=(), converter=_names)
     threads: int | None = attrs.field(default=None, converter=_threads)
+    recover: bool = attrs.field(default=True, converter=_flag)
     memory_gib: float | None = attrs.field(default=None, converter=_memory)
     placement_policy: str = attrs.field(default="", converter=_text)
     memory_limits: tuple[tuple[str, int], ...] = attrs.field(default=(), converter=_limits)

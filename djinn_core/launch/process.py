@@ -188,6 +188,10 @@ class ExecutorProcess:
         """Wait until the process has ended; its exit status, negative for a signal."""
         return self._process.wait()
 
+    def ending(self) -> str:
+        """How the process ended, or that it only stopped talking: the end of a sentence about it."""
+        return _ending(self._process)
+
     def issue_ticket(self, client: str = "", lifetime: float = LIFETIME, badge: Badge = NOBODY) -> str:
         """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
         return issue(self._key, client, lifetime, badge)

@@ -15,7 +15,9 @@ from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, Plu
 from djinn_core.hookspecs.transports import Connection, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
-from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.own_executor import OwnExecutor
+from djinn_core.launch.own_journals import own_journals
+from djinn_core.launch.process import ExecutorOptions
 from djinn_core.launch.securing import with_tls
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
@@ -30,6 +32,7 @@ from djinn_core.runtime.dialling import (
     unreachable,
 )
 from djinn_core.runtime.redialling import lasting
+from djinn_core.runtime.restarting import outliving
 from djinn_core.torch_private import load_early
 from djinn_core.wire.messages import Attached, Welcome
 
@@ -55,7 +58,7 @@ class Opened:
     attached: Attached
     url: str
     fallbacks: tuple[str, ...] = ()
-    executor: ExecutorProcess | None = None
+    executor: OwnExecutor | None = None
     addresses: tuple[str, ...] = ()
 
     def close(self) -> None:
@@ -86,7 +89,7 @@ class Servers:
         return tuple(url for urls in self.members for url in urls)
 
 
-def start_executors(settings: Settings) -> tuple[ExecutorProcess, ...]:
+def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
     """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
 
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
@@ -97,7 +100,7 @@ def start_executors(settings: Settings) -> tuple[ExecutorProcess, ...]:
     """
     if settings.executor == "inline" or find_servers(settings) is not None:
         return ()
-    started: list[ExecutorProcess] = []
+    started: list[OwnExecutor] = []
     try:
         for _ in range(settings.executors):
             started.append(_start_executor(settings))  # noqa: PERF401 - those that have started are closed
@@ -108,22 +111,21 @@ def start_executors(settings: Settings) -> tuple[ExecutorProcess, ...]:
     return tuple(started)
 
 
-def _start_executor(settings: Settings) -> ExecutorProcess:
-    return ExecutorProcess(
-        ExecutorOptions(
-            device=settings.device,
-            threads=settings.threads,
-            plugins=_plugin_names(settings.plugins),
-            disable=settings.disable,
-            compilers=settings.compilers,
-            memory=bytes_of(settings.memory_gib),
-            debug=settings.debug,
-        )
+def _start_executor(settings: Settings) -> OwnExecutor:
+    options = ExecutorOptions(
+        device=settings.device,
+        threads=settings.threads,
+        plugins=_plugin_names(settings.plugins),
+        disable=settings.disable,
+        compilers=settings.compilers,
+        memory=bytes_of(settings.memory_gib),
+        debug=settings.debug,
     )
+    return OwnExecutor(options, own_journals() if settings.recover else None, settings.executors)
 
 
 def open_connections(
-    settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess] = ()
+    settings: Settings, registry: Registry, executors: Sequence[OwnExecutor] = ()
 ) -> tuple[Opened, ...]:
     """Begin a session with each device of each configured server; where none is configured, with executors that are started for it.
 
@@ -281,7 +283,7 @@ def _dial(
     return attrs.evolve(reached, connection=talk), gateway.welcome
 
 
-def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[ExecutorProcess]) -> tuple[Opened, ...]:
+def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:
     try:
         load_early()  # while the executors start
         return tuple(_open_own(settings, registry, executor) for executor in executors)
@@ -291,10 +293,13 @@ def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[E
         raise
 
 
-def _open_own(settings: Settings, registry: Registry, executor: ExecutorProcess) -> Opened:
+def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> Opened:
     url = executor.wait_ready(settings.start_timeout).urls[0]
     connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
     attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
+    if attached.recovers:
+        seconds = settings.connect_timeout, settings.start_timeout
+        connection = outliving(connection, attached, executor, registry.transports, seconds)
     return Opened(connection, attached, url, executor=executor)
 
 

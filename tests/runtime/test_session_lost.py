@@ -1,4 +1,4 @@
-"""An executor that is gone, and what comes after it."""
+"""An executor of this program's own that is gone: another one goes on with what it did, or says what is lost."""
 
 from __future__ import annotations
 
@@ -14,20 +14,47 @@ from djinn_core.runtime import client
 DEVICE = "remote_accelerator:0"
 
 
-def test_a_killed_executor_says_what_is_lost_and_a_new_session_works() -> None:
+@pytest.fixture
+def own():
+    """The executor that this program starts for itself, once it has been asked for."""
     djinn.configure(threads=1)
-    try:
-        kept = torch.ones(3, device=DEVICE)
-        assert kept.sum().item() == 3
-        os.kill(client._state.opened[0].attached.process, signal.SIGKILL)
-        with pytest.raises(djinn.SessionLost, match=r"djinn\.init\(\)"):
-            (kept + 1).cpu()
-        with pytest.raises(djinn.SessionLost):
-            torch.ones(2, device=DEVICE).cpu()
-        djinn.init()
-        assert torch.ones(2, device=DEVICE).sum().item() == 2
-        with pytest.raises(djinn.SessionLost):
-            kept.cpu()
-        assert torch.ones(4, device=DEVICE).sum().item() == 4
-    finally:
-        djinn.configure()
+    djinn.init()
+    executor = client._state.opened[0].executor
+    yield executor
+    djinn.configure()
+    assert not executor.alive
+
+
+def kill(executor):
+    os.kill(executor.process_id, signal.SIGKILL)
+
+
+def test_another_executor_goes_on_and_without_a_journal_it_says_what_is_lost(own, caplog) -> None:
+    kept = torch.ones(3, device=DEVICE)
+    kept += 1
+    assert kept.sum().item() == 6
+    torch.manual_seed(4)
+    once = torch.rand(5, device=DEVICE)
+    kill(own)
+    kept += 1
+    assert kept.tolist() == [3, 3, 3]
+    expected = [*once.tolist(), *torch.rand(2, device=DEVICE).tolist()]
+    torch.manual_seed(4)
+    assert [*torch.rand(5, device=DEVICE).tolist(), *torch.rand(2, device=DEVICE).tolist()] == expected
+    assert "was killed by SIGKILL" in caplog.text
+
+    journals = own._journals.path
+    assert journals.stat().st_mode & 0o077 == 0
+    for journal in journals.iterdir():
+        journal.unlink()
+    kill(own)
+    with pytest.raises(djinn.SessionLost, match=r"was killed by SIGKILL and left no journal.*djinn\.init\(\)"):
+        (kept + 1).cpu()
+    with pytest.raises(djinn.SessionLost):
+        torch.ones(2, device=DEVICE).cpu()
+    djinn.init()
+    assert not journals.exists()
+    assert torch.ones(2, device=DEVICE).sum().item() == 2
+    with pytest.raises(djinn.SessionLost):
+        kept.cpu()
+    assert torch.ones(4, device=DEVICE).sum().item() == 4

@@ -1,0 +1,93 @@
+"""Where the executors that a program starts for itself write what their sessions take: a directory that goes with the program."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import Final
+
+from djinn_core.logs import get_logger
+
+LIMIT: Final = 8 << 30  # bytes of one journal
+SHARE: Final = 4  # of what is free on the disk, one part; a journal that begins anew is there twice for a moment
+LEAST: Final = 64 << 20  # with less room there is none
+_JUST_MADE_SECONDS: Final = 60.0  # a directory may have no owner for a moment
+_log = get_logger("djinn.launch")
+
+
+class OwnJournals:
+    """A directory that only this user can enter. It is removed when this is closed or collected, and when the process ends.
+
+    Where the process is killed, the next program that makes one removes it.
+    """
+
+    def __init__(self, base: Path) -> None:
+        """Make one in `base`.
+
+        Raises:
+            OSError: there cannot be one.
+        """
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_abandoned(base)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
+        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+
+    @property
+    def empty(self) -> bool:
+        """Whether no session has left a journal."""
+        return not any(self.path.glob("*.journal"))
+
+    def room(self) -> int:
+        """How many bytes journals may have together."""
+        return shutil.disk_usage(self.path).free // SHARE
+
+    def close(self) -> None:
+        """Remove it. Calling it again does nothing."""
+        self._end()
+
+
+def own_journals() -> OwnJournals | None:
+    """A directory in the user's cache; None where there is no room for journals, which the log says."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn" / "own-journals"
+    try:
+        made = OwnJournals(base)
+    except OSError as error:
+        _log.warning("an executor of this program's own will not be replaced if it dies: no journals", error=str(error))
+        return None
+    room = made.room()
+    if room < LEAST:
+        made.close()
+        _log.warning(
+            "an executor of this program's own will not be replaced if it dies: no room for journals", bytes=room
+        )
+        return None
+    return made
+
+
+def _remove_abandoned(base: Path) -> None:
+    """Remove the directories of programs that were killed."""
+    for path in base.iterdir():
+        with contextlib.suppress(OSError):  # it is somebody's, or it has just been removed
+            if time.time() - path.stat().st_mtime < _JUST_MADE_SECONDS:
+                continue
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _remove(path: Path, lock: int, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)

@@ -1,0 +1,70 @@
+"""How to get back to a session whose executor was this program's own and died: with another one, which reads its journal."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_core.errors import AccessRefused
+from djinn_core.hookspecs.transports import Connection, Limits, Transport
+from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
+from djinn_core.runtime.dialling import ask
+from djinn_core.runtime.resuming import ResumingConnection
+from djinn_core.wire.messages import Attached
+from djinn_core.wire.resume_messages import Resume, Resumed
+
+
+@attrs.define
+class Restarting:
+    """Starts another executor where the one that there was has ended, and asks it to go on with a session.
+
+    Attributes:
+        timeout: seconds that any single step may take. start_timeout: seconds until an executor is ready.
+        how: how the last one ended that has died.
+    """
+
+    executor: OwnExecutor
+    transports: tuple[Transport, ...]
+    timeout: float
+    start_timeout: float
+    session: str
+    secret: str = attrs.field(repr=False)
+    how: str = ""
+
+    def __call__(self, taken: int, seconds: float) -> tuple[Connection, int]:
+        """A connection that goes on with the session, and how many frames the executor has taken.
+
+        Raises:
+            AccessRefused: the session is over.
+            TransportError: the executor does not answer, for the time being.
+            StartupError: another one did not start.
+        """
+        if not self.executor.alive:  # one that is just dying refuses connections, and is asked again
+            self.how = self.executor.ending
+            if not self.executor.recovers:
+                raise AccessRefused(f"its executor {self.how} and left no journal")
+            self.executor.start_again()
+        url = self.executor.wait_ready(min(self.start_timeout, seconds)).urls[0]
+        connection = transport_for(url, self.transports).connect(url, Limits(), self.timeout)
+        resume = Resume(self.session, self.secret, taken)
+        try:
+            return connection, ask(connection, resume, Resumed, self.timeout, url).taken
+        except AccessRefused as error:
+            raise AccessRefused(
+                f"{error} (the last executor that died {self.how})" if self.how else str(error)
+            ) from error
+
+
+def outliving(
+    connection: Connection,
+    attached: Attached,
+    executor: OwnExecutor,
+    transports: tuple[Transport, ...],
+    seconds: tuple[float, float],
+) -> Connection:
+    """The connection of a session that has begun with `executor`, which is started again when it dies.
+
+    `seconds`: that any single step may take, and until an executor is ready.
+    """
+    redial = Restarting(executor, transports, *seconds, attached.session, attached.secret)
+    return ResumingConnection(connection, redial, LEASE_SECONDS + seconds[1], "the executor of this program")
