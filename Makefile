@@ -64,9 +64,8 @@ bench-scheduling: $(READY) ## what knowing programs is worth on several executor
 semantics: $(READY) ## how right the semantic layer is; ARGS="--part development --misses --no-timing"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/semantics.py $(ARGS)
 
-load: $(READY) ## clients that send a byte a second, and a tenant that crashes its executor, while others are served
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/crashing_tenant.py --json
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/slow_clients.py --json
+load: $(READY) ## many clients, overload, crashes, slow clients, sessions that are dropped; ARGS="--only clients --minutes 1"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore benchmarks/load.py $(ARGS)
 
 chaos: $(READY) ## kill executors at random moments of generation and training; ARGS="--kills 10"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/chaos/run_chaos.py --json $(ARGS)

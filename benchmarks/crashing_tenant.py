@@ -114,6 +114,7 @@ def main() -> None:
         "wrong_generations": sum(right != "1" for right, _ in rounds),
         "calm_tenant_went_on": int(went_on),
         "slowest_generation_s": max(float(seconds) for _, seconds in rounds),
+        "calm_tenant_unharmed": int(went_on and crashes > 0 and all(right == "1" for right, _ in rounds)),
     }
     print(json.dumps(figures) if options.json else figures)
 
