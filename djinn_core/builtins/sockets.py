@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import attrs
+
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.streams import StreamConnection
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
@@ -243,6 +246,7 @@ class SocketListener:
         self._accept = accept
         self._release = release
         self._welcome = welcome
+        self._unwelcomed = Strangers()
         self._wake, self._woken = socket.socketpair()
         self._closing = threading.Lock()
         self._closed = False
@@ -292,11 +296,26 @@ class SocketListener:
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         try:
-            connection = self._welcome(sock, self._limits, f"client {peer}")
+            with self._unwelcomed.entered(Cut(sock)):
+                connection = self._welcome(sock, self._limits, f"client {peer}")
         except OSError as error:
             log.info("a connection did not come about", url=self.url, peer=peer, error=str(error))
             return
         serve_connection(connection, connection.peer, self._accept)
+
+
+@attrs.frozen
+class Cut:
+    """Ends a connection from another thread than the one that uses it: that one sees its end, and closes it."""
+
+    sock: socket.socket
+
+    def close(self) -> None:
+        """Let nothing through any more."""
+        try:
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+        except OSError as error:
+            log.debug("a connection has ended already", error=str(error))
 
 
 def serve_connection(connection: Connection, peer: str, accept: Callable[[Connection], None]) -> None:

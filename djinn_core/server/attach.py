@@ -7,6 +7,7 @@ import secrets
 import attrs
 import torch
 
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.ir.operators import allowed_operators, operators_digest
@@ -21,6 +22,7 @@ from djinn_core.wire.peer_messages import Join
 from djinn_core.wire.resume_messages import Resume
 
 ATTACH_SECONDS = 5.0  # a client sends its ticket as soon as it is connected
+_STRANGERS = Strangers()  # of this process, at all addresses together
 _log = get_logger("djinn.server")
 
 
@@ -41,7 +43,8 @@ def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> A
     """
     connection.limits = STRANGER_LIMITS
     try:
-        message = receive_message(connection, ATTACH_SECONDS)
+        with _STRANGERS.entered(connection):
+            message = receive_message(connection, ATTACH_SECONDS)
     except TimeoutError:
         _log.warning("a connection was closed that asked for nothing", seconds=ATTACH_SECONDS)
         return None

@@ -32,7 +32,7 @@ from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.metrics import Observed, exporter
 from djinn_core.server.offering import offered
 from djinn_core.server.operations import Operations, OperationsListener
-from djinn_core.server.strangers import Strangers
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.server.tenants import Tenants
 from djinn_core.server.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.watch import Watch

@@ -9,16 +9,21 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 
+from djinn_core.builtins.sockets import Cut
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.errors import TransportError
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.hosts import is_called, own_names
@@ -26,10 +31,10 @@ from djinn_core.logs import get_logger
 from djinn_core.server.admission import REFUSAL_SECONDS, Counts
 from djinn_core.server.audit import Audit
 from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
-from djinn_core.server.strangers import Strangers
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
 _MOST: Final = 64  # connections at a time
+_HEAD_BYTES: Final = 16 << 10  # of a request: its line and headers
 _log = get_logger("djinn.server")
 
 
@@ -125,41 +130,43 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """One connection, in a thread of its own, with a limit on how long it may take in all."""
-        cut = _Cut(request)
-        timer = threading.Timer(REQUEST_SECONDS, cut.close)
-        timer.daemon = True
-        timer.start()
         try:
-            with self.strangers.entered(cut):  # type: ignore[arg-type] # all that is asked of it is to close
-                secure = request if self.context is None else self.context.wrap_socket(request, server_side=True)
+            with self._limited(self._secured(request)) as secure:
+                if isinstance(secure, ssl.SSLSocket):
+                    secure.do_handshake()
                 super().process_request_thread(secure, client_address)
         except OSError as error:
             _log.info("a connection for operations did not come about", peer=str(client_address), error=str(error))
             request.close()
+
+    def _secured(self, request: socket.socket) -> socket.socket:
+        """Under TLS where there is any; the handshake, which has to be within the limit, is still to come."""
+        if self.context is None:
+            return request
+        return self.context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+
+    @contextmanager
+    def _limited(self, secure: socket.socket) -> Iterator[socket.socket]:
+        """It is cut off when its time is over, or where there are too many."""
+        cut = Cut(secure)
+        timer = threading.Timer(REQUEST_SECONDS, cut.close)
+        timer.daemon = True
+        timer.start()
+        try:
+            with self.strangers.entered(cut):
+                yield secure
         finally:
             timer.cancel()
+            secure.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Somebody hung up, or took too long."""
         del request
-        _log.info("a request for operations broke off", peer=str(client_address), exc_info=True)
+        _log.info("a request for operations broke off", peer=str(client_address), error=repr(sys.exception()))
 
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
-
-
-@attrs.frozen
-class _Cut:
-    """Ends a connection from another thread."""
-
-    sock: socket.socket
-
-    def close(self) -> None:
-        try:
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-        except OSError as error:
-            _log.debug("a connection for operations has ended already", error=str(error))
 
 
 def _server_at(host: str, port: int) -> _Server:
@@ -172,6 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "djinn"
     sys_version = ""
     protocol_version = "HTTP/1.0"  # one request a connection
+
+    def setup(self) -> None:
+        """As the base class, which would read several megabytes of headers."""
+        super().setup()
+        self.rfile = _Bounded(self.rfile)  # type: ignore[assignment] # only lines are read
 
     def do_GET(self) -> None:
         """A request."""
@@ -206,6 +218,35 @@ class _Handler(BaseHTTPRequestHandler):
         if route is None:
             return Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(ROUTES)}\n".encode())
         return route(operations, who, self.headers.get("Accept", ""))
+
+
+class _Bounded:
+    """The lines of a request, up to `_HEAD_BYTES` together."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = _HEAD_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        """The next one.
+
+        Raises:
+            LineTooLong: there was too much.
+        """
+        line: bytes = self._file.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise LineTooLong("header")
+        return line
+
+    @property
+    def closed(self) -> bool:
+        """As of a file."""
+        return bool(self._file.closed)
+
+    def close(self) -> None:
+        """As of a file."""
+        self._file.close()
 
 
 def _bearer(authorization: str) -> str:

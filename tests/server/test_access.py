@@ -37,7 +37,7 @@ from djinn_core.runtime.status import ask_servers
 from djinn_core.server import meter
 from djinn_core.server.exchange import Exchange, Harbour, Inbox
 from djinn_core.server.operations import ROUTES
-from djinn_core.server.strangers import Strangers
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.server.tokens import find_token, has_table
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,

@@ -101,7 +101,7 @@ class Channel:
         """A request for this channel comes over `transport`: its bytes count, and the client is alive."""
         self._requests += 1
         self._count(transport)
-        transport.pace.trusted = self.trusted
+        transport.pace.owner = self
         try:
             yield
         except (ConnectionError, asyncio.CancelledError):

@@ -54,7 +54,7 @@ class CountingTransport:
 class Counting(asyncio.BaseProtocol):
     """Passes everything on to `inner`, which gets a `CountingTransport`; `connections` has it while it lasts."""
 
-    def __init__(self, inner: Any, connections: set[CountingTransport]) -> None:
+    def __init__(self, inner: Any, connections: dict[CountingTransport, None]) -> None:
         self._inner = inner
         self._connections = connections
         self._transport: CountingTransport | None = None
@@ -62,13 +62,13 @@ class Counting(asyncio.BaseProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As `asyncio.Protocol`."""
         self._transport = CountingTransport(transport, Pace())  # type: ignore[arg-type]
-        self._connections.add(self._transport)
+        self._connections[self._transport] = None
         self._inner.connection_made(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As `asyncio.Protocol`."""
         if self._transport is not None:
-            self._connections.discard(self._transport)
+            self._connections.pop(self._transport, None)
         self._inner.connection_lost(exc)
 
     def eof_received(self) -> bool | None:

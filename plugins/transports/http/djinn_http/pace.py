@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 # For whoever has not shown a token; below the ten seconds that a server has for its first message.
 STRANGER_SECONDS: Final = 6.0
@@ -15,28 +15,46 @@ TRUSTED_SECONDS: Final = 120.0
 _BYTES_A_SECOND: Final = 1000.0
 
 
+class Trusting(Protocol):
+    """Who a connection carries requests of."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it has shown a token."""
+
+
 class Pace:
-    """The time that one connection was waited for, for the request that it is at.
+    """The time that one connection was waited for, for the request that it is at, or for its next one.
 
     Attributes:
-        trusted: whether it carries a channel of somebody who has shown a token.
+        owner: whose requests it carries, as far as that is known.
     """
 
     def __init__(self) -> None:
-        self.trusted = False
+        self.owner: Trusting | None = None
         self._waited = 0.0
         self._bytes = 0
+        self._idle = False
         self._since: float | None = time.monotonic()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it carries a channel of somebody who has shown a token."""
+        return self.owner is not None and self.owner.trusted
 
     def came(self, count: int) -> None:
         """So many bytes came. The first ones of a request begin it."""
         self._bytes += count
-        if self._since is None and not self._waited:
-            self._since = time.monotonic()
+        if self._idle:
+            self._since, self._idle = time.monotonic(), False
+
+    def begun(self) -> None:
+        """The headers of a request are here: the client owes nothing now."""
+        self._since, self._waited, self._bytes, self._idle = None, 0.0, 0, False
 
     def over(self) -> None:
-        """The request is answered, or its headers are here: the client owes nothing now."""
-        self._since, self._waited, self._bytes = None, 0.0, 0
+        """The request is answered. Who does not come with another one soon, and has shown nothing, has to go."""
+        self._since, self._waited, self._bytes, self._idle = time.monotonic(), 0.0, 0, True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import threading
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -40,6 +41,7 @@ from djinn_http.pace import Pace
 # the allocator would have given its pages back, by the time that it is read.
 _READ_BYTES: Final = 256 << 10
 _MOST_CHANNELS: Final = 1024
+_MOST_STRANGERS: Final = 512  # connections, each of which has a few seconds to show a token
 _BACKLOG: Final = 128
 _PAUSE_SECONDS: Final = 0.1
 _SWEEP_SECONDS: Final = 1.0
@@ -48,6 +50,12 @@ _HANDSHAKE_SECONDS: Final = 5
 _UNREAD_SECONDS: Final = 2  # for the rest of a request that was refused
 
 log = get_logger("djinn.transport.http")
+
+
+class _Frugal(SSLProtocol):
+    """Has a small buffer as long as nobody has agreed on keys; it grows when `max_size` does."""
+
+    max_size = 16 << 10
 
 
 class HttpListener:
@@ -69,7 +77,7 @@ class HttpListener:
         self.url = url
         self._context = context
         self._names = own_names(url)
-        self._connections: set[CountingTransport] = set()
+        self._connections: dict[CountingTransport, None] = {}  # oldest first
         self._socket = sock
         self._limits = limits
         self._accept = accept
@@ -143,18 +151,26 @@ class HttpListener:
                 log.warning("cannot accept a connection", url=self.url, error=str(error))
                 self._pause_accepting(http)
                 return
+            self._make_room()
             made = self._loop.connect_accepted_socket(lambda: self._protocol(http), sock)
             task = self._loop.create_task(made)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _make_room(self) -> None:
+        """Where there are too many that have shown nothing, the oldest has to go."""
+        strangers = [connection for connection in self._connections if not connection.pace.trusted]
+        if len(strangers) >= _MOST_STRANGERS:
+            log.warning("too many connections that ask for nothing: the oldest was closed", url=self.url)
+            self._connections.pop(strangers[0], None)
+            strangers[0].abort()
 
     def _protocol(self, http: web.Server) -> Counting:
         if self._context is None:
             return CountingProtocol(http(), self._connections)
         # TLS is put in here and not by the loop, so that what is counted is what goes over the network.
         waiter = self._loop.create_future()
-        waiter.add_done_callback(self._note_handshake)
-        secure = SSLProtocol(
+        secure = _Frugal(
             self._loop,
             http(),
             self._context,
@@ -163,11 +179,16 @@ class HttpListener:
             ssl_handshake_timeout=_HANDSHAKE_SECONDS,
             ssl_shutdown_timeout=_UNREAD_SECONDS,
         )
+        waiter.add_done_callback(partial(self._note_handshake, secure))
         return CountingBufferedProtocol(secure, self._connections)
 
-    def _note_handshake(self, done: asyncio.Future[None]) -> None:
-        if not done.cancelled() and (error := done.exception()) is not None:
+    def _note_handshake(self, secure: _Frugal, done: asyncio.Future[None]) -> None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
             log.info("a connection did not come about", url=self.url, error=str(error))
+        else:
+            secure.max_size = SSLProtocol.max_size  # type: ignore[misc] # of this one alone
 
     def _pause_accepting(self, http: web.Server) -> None:
         def resume() -> None:
@@ -190,14 +211,14 @@ class HttpListener:
     def _abort_slow(self) -> None:
         for connection in [connection for connection in self._connections if connection.pace.too_slow]:
             log.warning("a connection was closed that takes too long", url=self.url)
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             connection.abort()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         transport: object = None if request.transport is None else request.transport.get_extra_info(COUNTING)
         if not isinstance(transport, CountingTransport):
             return web.Response(status=500)
-        transport.pace.over()
+        transport.pace.begun()
         try:
             return await self._respond(request, transport)
         finally:
@@ -207,13 +228,16 @@ class HttpListener:
         if (refusal := refuse(request, self._names)) is not None:
             log.warning("request refused", url=self.url, peer=str(request.remote), reason=refusal.text)
             transport.take()
+            refusal.force_close()
             return refusal
         action = request.path.rpartition(dialect.PATH)[2]
         channel = self._open(request) if action == dialect.OPEN else self._channel(request)
         if channel is None:
             transport.take()
             gone = action != dialect.OPEN
-            return web.Response(status=410 if gone else 503, text="no such channel" if gone else "too many channels")
+            no = web.Response(status=410 if gone else 503, text="no such channel" if gone else "too many channels")
+            no.force_close()
+            return no
         try:
             with channel.request(transport):
                 response = await _answer(request, action, channel, transport.pace)

@@ -9,13 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
-from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 
 MOST: Final = 512
-_log = get_logger("djinn.server")
+_log = get_logger("djinn.transport")
+
+
+class Closable(Protocol):
+    """Whatever can be made to go, from any thread."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class Strangers:
@@ -24,11 +30,11 @@ class Strangers:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: dict[int, Connection] = {}
+        self._waiting: dict[int, Closable] = {}
         self.dropped = 0
 
     @contextmanager
-    def entered(self, connection: Connection) -> Iterator[None]:
+    def entered(self, connection: Closable) -> Iterator[None]:
         """`connection` is a stranger's while the block lasts."""
         with self._lock:
             self._waiting[id(connection)] = connection
