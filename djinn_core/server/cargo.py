@@ -159,7 +159,10 @@ def room_for(item: Item) -> memoryview:
         raise ProtocolError("a shipment brings memory that no value looks into")
     for view in item.views if item.failure is None else ():
         _check_view(item, view)
-    return allocate(item.size) if item.size else memoryview(b"")
+    try:
+        return allocate(item.size) if item.size else memoryview(b"")
+    except (MemoryError, ValueError) as error:
+        raise ProtocolError(f"no memory for {item.size:,} bytes of a shipment") from error
 
 
 def _check_view(item: Item, view: View) -> None:

@@ -1,0 +1,315 @@
+"""What reads bytes from elsewhere: each target is given any bytes, and may raise nothing but what it says."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import torch
+from generating import generated, message_types
+
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.errors import (
+    ConfigurationError,
+    DjinnError,
+    ProtocolError,
+    SessionLost,
+    StartupError,
+    UnsupportedOperation,
+)
+from djinn_core.ir.form import Form, Operand
+from djinn_core.launch import orders, tickets
+from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
+from djinn_core.launch.token_table import TokenTable, create, parse_table
+from djinn_core.server.cargo import room_for
+from djinn_core.server.journal import Base, Journal, Owner, Past
+from djinn_core.server.own_operators import own_operators
+from djinn_core.server.random_state import DeviceRandomness
+from djinn_core.server.replay import compile_template
+from djinn_core.server.snapshots import KnownTemplate, Snapshot, decode_snapshot, encode_snapshot, octets_of, put_values
+from djinn_core.server.uploads import Uploads
+from djinn_core.server.values import ValueTable
+from djinn_core.wire import bindings, compression, messages
+from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
+from djinn_core.wire.numbering import Inbox, Outbox, split
+from djinn_core.wire.peer_messages import Cargo, Item, View
+from djinn_core.wire.tensors import tensor_from_wire
+
+RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
+TEMPLATE = messages.Template((RELU,), (0,), (0, 1), (0,), (1,))
+RUNTIME = CpuRuntime()
+OWN = own_operators(RUNTIME, DeviceRandomness(RUNTIME.device))
+KEY = bytes(32)
+_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+@attrs.frozen
+class Target:
+    """One reader.
+
+    Attributes:
+        read: takes any bytes.
+        seeds: what it should be able to read.
+        codec: what the bytes are written in, where they are: `msgspec.msgpack` or `msgspec.json`.
+        allowed: what it may raise.
+    """
+
+    read: Callable[[bytes], object]
+    seeds: Callable[[random.Random], Sequence[bytes]]
+    codec: Any = None
+    allowed: tuple[type[Exception], ...] = (ProtocolError,)
+
+
+def typed(data: bytes, kind: Any) -> Any:
+    """`data` as MessagePack of a type; what does not fit it is refused as messages are."""
+    if kind not in _DECODERS:
+        _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return _DECODERS[kind].decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise ProtocolError("not of this type") from error
+
+
+def _packed(*values: Any) -> list[bytes]:
+    return [msgspec.msgpack.encode(v) for v in values]
+
+
+def _frames(data: bytes) -> None:
+    decoder = FrameDecoder(Limits())
+    step = data[0] * 97 + 1 if data else 1
+    for start in range(1, len(data), step):
+        decoder.feed(data[start : start + step])
+    for frame in decoder.frames:
+        messages.decode(frame.head)
+
+
+def _frame_seeds(draw: random.Random) -> list[bytes]:
+    bodies: tuple[list[bytes], ...] = ([], [b"x" * 8], [b"", b"y" * 1500], [b"z" * 40_000])
+    heads = [messages.encode(generated(kind, draw)) for kind in message_types()]
+    return [
+        bytes([draw.randrange(256)])
+        + b"".join(
+            bytes(part)
+            for _ in range(draw.choice((1, 2)))
+            for part in encode_frame(Frame(head, draw.choice(bodies)), Limits())
+        )
+        for head in heads
+    ]
+
+
+def _message_seeds(draw: random.Random) -> list[bytes]:
+    return [messages.encode(generated(kind, draw)) for kind in message_types() for _ in range(3)]
+
+
+def _numbers(data: bytes) -> None:
+    inbox, outbox = Inbox(), Outbox()
+    for start in range(0, len(data), 9):
+        prefix, head = split(Frame(data[start : start + 9 + len(data) % 5]))
+        outbox.put(Frame(head))
+        outbox.acknowledge(prefix.taken)
+        inbox.judge(prefix.number)
+        inbox.misses(prefix.number)
+
+
+def _order(data: bytes) -> None:
+    (orders.read_order if data[:1] == b"o" else orders.read_answer)(data[1:])
+
+
+def _order_seeds(draw: random.Random) -> list[bytes]:
+    given = [
+        b"o" + orders.to_line(generated(kind, draw))
+        for kind in (orders.Start, orders.Report, orders.Drain, orders.Evict)
+    ]
+    return given + [
+        b"a" + orders.to_line(generated(kind, draw)) for kind in (orders.Ready, orders.Failed, orders.Sessions)
+    ]
+
+
+def _ticket(data: bytes) -> None:
+    checker = tickets.TicketChecker(KEY)
+    checker.redeem(data.decode("utf-8", "replace"))
+    forged = tickets._sign(KEY, data) + data
+    tickets._verify(KEY, tickets.base64.urlsafe_b64encode(forged).decode())
+
+
+def _ticket_seeds(draw: random.Random) -> list[bytes]:
+    return [tickets.issue(KEY, "somebody").encode(), msgspec.json.encode(tickets.Grant("x", 1.0, "n"))]
+
+
+def _file(read: Callable[[Path], object]) -> Callable[[bytes], None]:
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    path = folder / f"file-{os.getpid()}"
+    path.touch(0o600)
+
+    def reading(data: bytes) -> None:
+        path.write_bytes(data)
+        read(path)
+
+    return reading
+
+
+def _compressed(data: bytes) -> None:
+    if len(data) >= 12:
+        item, length = struct.unpack_from("<IQ", data)
+        compression.expanded(data[12:], compression.PLANES_ZSTD, max(1, item % 17), length % (1 << 27))
+
+
+def _compressed_seeds(draw: random.Random) -> list[bytes]:
+    plain = (b"", bytes(4000), draw.randbytes(64), b"abcd" * 500)
+    return [struct.pack("<IQ", 4, len(p)) + compression.compressed(p, 4 if len(p) % 4 == 0 else 1) for p in plain]
+
+
+_Bound = tuple[list[int], bindings.Handles, bindings.Rebound, list[bindings.Slot], bindings.Changes]
+
+
+def _bindings(data: bytes) -> None:
+    before, handles, rebound, slots, changes = typed(data, _Bound)
+    bindings.unpack_handles(handles)
+    bindings.rebound(before, rebound)
+    bindings.change_slots(slots, changes)
+
+
+def _bindings_seeds(draw: random.Random) -> list[bytes]:
+    handles = [1 << 32 | 5, 1 << 32 | 6, 7 << 32 | 6]
+    return _packed(
+        [handles, bindings.pack_handles(handles), bindings.rebind(handles, handles[::-1]), [1, 2.0, 3], ((5, (0, 2)),)]
+    )
+
+
+def _tensor(data: bytes) -> None:
+    header, body = typed(data, tuple[messages.TensorHeader, bytes])
+    tensor_from_wire(header, bytearray(body) if len(body) % 3 else body)
+
+
+def _tensor_seeds(draw: random.Random) -> list[bytes]:
+    kinds = (
+        ("float32", (2, 3), (3, 1), 24),
+        ("bool", (), (), 1),
+        ("int64", (2, 2), (1, 2), 32),
+        ("bfloat16", (0, 3), (3, 1), 0),
+    )
+    return _packed(*[[messages.TensorHeader(*kind[:3]), bytes(kind[3])] for kind in kinds])
+
+
+def _template(data: bytes) -> None:
+    compile_template(typed(data, messages.Template), torch.device("cpu"), OWN)
+
+
+def _template_seeds(draw: random.Random) -> list[bytes]:
+    return _packed(TEMPLATE, *[generated(messages.Template, draw) for _ in range(5)])
+
+
+def _snapshot(data: bytes) -> None:
+    snapshot, body = typed(data, tuple[bytes, tuple[bytes, ...]])
+    found = decode_snapshot(snapshot)
+    put_values(found, [memoryview(bytearray(b)) for b in body], ValueTable(), RUNTIME)
+    for one in found.templates:
+        compile_template(one.template, torch.device("cpu"), OWN)
+
+
+def _snapshot_seeds(draw: random.Random) -> list[bytes]:
+    items = (Item(8, (View(1 << 32 | 1, "float32", (2,), (1,)),)),)
+    known = (KnownTemplate(b"d" * 16, TEMPLATE, (), (5,)),)
+    state = octets_of(torch.Generator().get_state())
+    whole = Snapshot(3, known, items, ((9, 1.5), (10, (1.0, 2.0))), ((11, state),), state)
+    return _packed([encode_snapshot(whole), [bytes(8)]])
+
+
+def _past(path: Path) -> None:
+    past = Past(path)
+    try:
+        past.kept()
+        if past.base is not None:
+            past.memory()
+        while not past.over:
+            past.next_frame()
+            past.next_note()
+    finally:
+        past.close()
+
+
+def _journal_seeds(draw: random.Random) -> list[bytes]:
+    path = Path(tempfile.mkdtemp()) / "x.journal"
+    journal = Journal.begin(path, Owner("s", "c", "secret", tickets.NOBODY), 1 << 20)
+    journal.frame(Frame(messages.encode(messages.Query()), [b"abc", b""]))
+    journal.note(b"\1")
+    short = path.read_bytes()
+    journal.rewrite(Base(1, 1, b"state"), [b"memory"], [Frame(b"k")])
+    journal.try_again()
+    return [short, path.read_bytes()]
+
+
+def _cargo(data: bytes) -> None:
+    for item in typed(data, Cargo).items:
+        room_for(item)
+
+
+def _cargo_seeds(draw: random.Random) -> list[bytes]:
+    views = (View(5, "float32", (2, 3), (3, 1), 2), View(6, "int64", (2,), (1,)))
+    return _packed(Cargo(1, (Item(64, views), Item(64, views[:1], dense=True))), Cargo(1, ()))
+
+
+def _uploads(data: bytes) -> None:
+    uploads = Uploads(RUNTIME, ValueTable(), None)
+    for given, body in typed(data, tuple[tuple[messages.Upload | messages.Offer | messages.Have, bytes], ...]):
+        if isinstance(given, messages.Upload):
+            uploads.take(given, [bytearray(body)])
+        elif isinstance(given, messages.Offer):
+            uploads.consider(given)
+        else:
+            uploads.hold(given)
+
+
+def _upload_seeds(draw: random.Random) -> list[bytes]:
+    whole = messages.Upload(5, "float32", (2, 3), (3, 1), 24)
+    part = messages.Upload(6, "float32", (2,), (1,), 8)
+    rest = messages.Upload(6, "float32", (2,), (1,), 8, start=4)
+    coded = messages.Upload(7, "float32", (9,), (1,), 36, coding=compression.PLANES_ZSTD, length=36)
+    offer = messages.Offer(8, "int64", (1,), (1,), 8, bytes(32))
+    have = messages.Have((8,), (bytes(32),))
+    sent = [
+        [whole, bytes(24)],
+        [part, bytes(4)],
+        [rest, bytes(4)],
+        [coded, compression.compressed(bytes(36), 4)],
+        [offer, b""],
+        [have, b""],
+    ]
+    return _packed(sent, sent[:1], sent[1:3])
+
+
+def _token_seeds(draw: random.Random) -> list[bytes]:
+    return [msgspec.json.encode(create(TokenTable(), "somebody", 10.0)[0])]
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "frames": lambda: Target(_frames, _frame_seeds),
+    "messages": lambda: Target(messages.decode, _message_seeds, msgspec.msgpack),
+    "numbers": lambda: Target(
+        _numbers, lambda draw: [struct.pack("<IIB", 1, 0, 0) + b"head", struct.pack("<IIB", 1, 0, 1)]
+    ),
+    "orders": lambda: Target(_order, _order_seeds, None, (StartupError,)),
+    "tickets": lambda: Target(_ticket, _ticket_seeds, None, ()),
+    "tokens": lambda: Target(lambda d: parse_table(d, Path("x")), _token_seeds, msgspec.json, (ConfigurationError,)),
+    "connection_file": lambda: Target(
+        _file(read_connection_file),
+        lambda draw: [msgspec.json.encode(ConnectionFile(("tcp://x:1",), "t"))],
+        msgspec.json,
+        (ConfigurationError,),
+    ),
+    "compression": lambda: Target(_compressed, _compressed_seeds),
+    "bindings": lambda: Target(_bindings, _bindings_seeds, msgspec.msgpack),
+    "tensors": lambda: Target(_tensor, _tensor_seeds, msgspec.msgpack),
+    "templates": lambda: Target(_template, _template_seeds, msgspec.msgpack, (ProtocolError, UnsupportedOperation)),
+    "snapshots": lambda: Target(_snapshot, _snapshot_seeds, msgspec.msgpack, (DjinnError,)),
+    "journals": lambda: Target(_file(_past), _journal_seeds, None, (SessionLost, ProtocolError)),
+    "cargo": lambda: Target(_cargo, _cargo_seeds, msgspec.msgpack),
+    "uploads": lambda: Target(_uploads, _upload_seeds, msgspec.msgpack),
+}
