@@ -56,6 +56,10 @@ class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
         super().__init__(message)
 
 
+class DeadlineExceeded(DjinnError, TimeoutError):  # noqa: N818 - says what happened
+    """What was waited for did not come in time. The session lives on; work that nobody wants any more is stopped."""
+
+
 class QuotaExceeded(DjinnError):  # noqa: N818 - says what happened
     """A tenant has used up what it may use of a server."""
 
@@ -100,6 +104,10 @@ class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch
     """The executor's device had no memory left for an op."""
 
 
+class ProgramStopped(RemoteError):  # noqa: N818 - says what happened
+    """A value that was not computed, or not written, because its program was stopped at a deadline."""
+
+
 _REMOTE_KINDS: dict[str, type[RemoteError]] = {
     "IndexError": RemoteIndexError,
     "ValueError": RemoteValueError,
@@ -107,6 +115,7 @@ _REMOTE_KINDS: dict[str, type[RemoteError]] = {
     "NotImplementedError": RemoteNotImplementedError,
     "UnsupportedOperation": RemoteNotImplementedError,
     "OutOfMemoryError": RemoteOutOfMemory,
+    "ProgramStopped": ProgramStopped,
 }
 
 

@@ -10,6 +10,7 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
+from djinn_core.server.poisoning import poison_rest, put_poison
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
 from djinn_core.server.values import Poison, ValueTable, no_such_value
 from djinn_core.server.work import Work
@@ -34,6 +35,8 @@ class Run:
 
     failures: list[Failure] = attrs.field(factory=list)
     relaid: list[Relaid] = attrs.field(factory=list)
+    halt: Sequence[bool] = ()  # as in `Work`
+    stopped_at: int | None = None  # the first op that did not run because nobody wanted it any more
 
 
 class Shortcut(Protocol):
@@ -65,6 +68,7 @@ class Guard(Protocol):
 
         Raises:
             Stopped: a step failed.
+            Halted: nobody wants the rest any more.
         """
 
 
@@ -82,23 +86,29 @@ def run_template(
 ) -> Run:
     """Run a template and put what it makes into `values`.
 
-    An op that raises poisons what it would have made or written, and what depends on it; everything else runs.
+    An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Where nobody
+    wants the submission any more, no further op runs, and what those would have made or written is poison.
     """
-    run = Run()
+    run = Run(halt=work.halt)
     env = environment_of(template, work, slots, values)
     first_input = len(template.constants) + template.slots
     for place in template.consumed:
         values.free((work.inputs[place - first_input],))
     claims = _by_instruction(work.claims)
-    step, count = 0, len(template.steps)
-    if claims:  # whoever takes a shortcut does not see what is claimed of the instructions in between
+    steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
+    step, count = 0, len(steps)
+    # Whoever takes a shortcut does not see what is claimed of the instructions in between, nor stops there.
+    if claims or work.stop_at is not None:
         shortcut = None
     with torch.inference_mode():
         while step < count:
             try:
                 if shortcut is not None and step <= shortcut.start:
-                    step = _short(template.steps, step, env, shortcut)
-                step = (_advance if guard is None else guard.advance)(template.steps, step, env, claims, run)
+                    step = _short(steps, step, env, shortcut)
+                step = (_advance if guard is None else guard.advance)(steps, step, env, claims, run)
+            except Halted as halted:
+                run.stopped_at = halted.step
+                break
             except Stopped as stop:
                 step = stop.step
                 failed = template.steps[step]
@@ -110,6 +120,10 @@ def run_template(
                 for step in range(shortcut.start, shortcut.stop):
                     _poison(template, Stopped(step, error), work, env, values, run)
                 step, shortcut = shortcut.stop, None
+    if run.stopped_at is None:
+        run.stopped_at = work.stop_at
+    if run.stopped_at is not None:
+        run.failures += poison_rest(template, run.stopped_at, work, env, values)
     for handle, place in zip(work.outputs, template.outputs, strict=True):
         values[handle] = env[place]
     return run
@@ -129,17 +143,29 @@ class Stopped(Exception):  # noqa: N818 - a signal between two functions
         self.error = error
 
 
+class Halted(Exception):  # noqa: N818 - a signal between two functions
+    """Nobody wants step `step` and those after it any more."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
 def _advance(
     steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
 ) -> int:
     """Run steps from `start` to the end. The bookkeeping costs nothing per step unless there are claims."""
-    step = start
+    step, halt = start, run.halt
     try:
         if not claims:
             for step in range(start, len(steps)):
+                if halt:
+                    raise Halted(step)
                 steps[step].run(env)
         else:
             for step in range(start, len(steps)):
+                if halt:
+                    raise Halted(step)
                 if step in claims:
                     steps[step].store(env)
                     fulfil(steps[step], claims[step], env, run)
@@ -147,6 +173,8 @@ def _advance(
                         env[place] = None
                 else:
                     steps[step].run(env)
+    except Halted:
+        raise
     except Exception as error:
         raise Stopped(step, error) from error
     return len(steps)
@@ -254,32 +282,4 @@ def _poison(
         failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[:MESSAGE_LIMIT])
         run.failures.append(failure)
         poison = Poison(failure)
-    for _, place in step.makes:
-        env[place] = poison
-    first_input = len(template.constants) + template.slots
-    for written in step.writes:
-        target = env[written]
-        address = target.untyped_storage().data_ptr() if isinstance(target, torch.Tensor) else 0
-        for place in _poison_written(env, written, address, poison):
-            if first_input <= place < first_input + template.inputs:
-                values.poison_storage(work.inputs[place - first_input], address, poison.failure)
-    for place in step.release:
-        env[place] = None
-
-
-def _poison_written(env: Environment, written: int, address: int, poison: Poison) -> list[int]:
-    """Poison the value at `written` and every other one of the run with memory at `address`, which may be half written.
-
-    Returns their places.
-    """
-    places = [written]
-    if address:
-        places += [
-            place
-            for place, value in enumerate(env)
-            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == address
-        ]
-    for place in places:
-        value = env[place]
-        env[place] = value if isinstance(value, Poison) else Poison(poison.failure, value)
-    return places
+    put_poison(template, step, poison, work, env, values)

@@ -12,7 +12,12 @@ from djinn_core.wire.messages import Claim, Submit
 
 @attrs.define
 class Work:
-    """What a submission asks for, as in `Submit`; `inputs` are those of its template, once that is known."""
+    """What a submission asks for, as in `Submit`; `inputs` are those of its template, once that is known.
+
+    Attributes:
+        halt: holds something as soon as nobody wants the submission any more; looked at before each op.
+        stop_at: the number of the op at which it was stopped when it ran before; None: it was not.
+    """
 
     sequence: int
     outputs: list[int]
@@ -22,6 +27,8 @@ class Work:
     claims: Sequence[Claim]
     synchronize: bool
     inputs: list[int] = attrs.field(factory=list)
+    halt: list[bool] = attrs.field(factory=list)
+    stop_at: int | None = None
 
 
 def unpack(submit: Submit) -> Work:

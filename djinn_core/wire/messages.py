@@ -30,6 +30,7 @@ from djinn_core.wire.peer_messages import (
     Ship,
 )
 from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_core.wire.stop_messages import Stop
 
 PROTOCOL_VERSION = 1
 PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values have had to make room
@@ -421,6 +422,7 @@ AnyMessage = (
     | Query
     | Figures
     | Goodbye
+    | Stop
     | Invite
     | Invited
     | Meet

@@ -16,7 +16,7 @@ from djinn_core.server.memory.order import FAR, USUAL, Order
 from djinn_core.server.memory.outlook import Outlook, bytes_of_step
 from djinn_core.server.memory.remaking import Remaking
 from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
-from djinn_core.server.run import Run, Stopped, fulfil
+from djinn_core.server.run import Halted, Run, Stopped, fulfil
 from djinn_core.wire.messages import Claim
 
 MEASURED = 64  # the process is looked at when the limit by this was made
@@ -53,6 +53,8 @@ class CarefulRun:
         """As `Guard.advance`."""
         self._begin(env)
         for index in range(start, len(steps)):
+            if run.halt:
+                raise Halted(index)
             self._step = index
             step = steps[index]
             try:

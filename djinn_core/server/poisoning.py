@@ -1,0 +1,105 @@
+"""What stands in place of values that an op would have made or written, had it run to its end."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.values import Poison, ValueTable
+from djinn_core.server.work import Work
+from djinn_core.wire.message import Failure
+
+STOPPED: Final = "its program was stopped before this op: a deadline was over, and nobody waited for it any more"
+_SHARING: Final = frozenset(
+    {"aten::_unsafe_view"}
+)  # what it returns shares memory, although its schema does not say so
+
+
+def put_poison(
+    template: CompiledTemplate, step: CompiledStep, poison: Poison, work: Work, env: Environment, values: ValueTable
+) -> None:
+    """In place of what a step would have made, and of what it would have written."""
+    for _, place in step.makes:
+        env[place] = poison
+    for written in step.writes:
+        target = env[written]
+        address = _address(target) if isinstance(target, torch.Tensor) else 0
+        _poison_memory(template, written, address, poison, work, env, values)
+    for place in step.release:
+        env[place] = None
+
+
+def poison_rest(
+    template: CompiledTemplate, first: int, work: Work, env: Environment, values: ValueTable
+) -> list[Failure]:
+    """Poison what the steps from `first` on would have made or written: they did not run. What to tell the client.
+
+    A step that would have made a view leaves nothing behind, so what is written through it is found by what it looks into.
+    """
+    if first >= len(template.steps):
+        return []
+    failure = Failure(work.sequence, first, template.steps[first].op, "ProgramStopped", STOPPED)
+    poison, addresses = Poison(failure), dict[int, int]()
+    for step in template.steps[first:]:
+        found = {place: addresses.get(place) or _address(env[place]) for place in step.reads}
+        if any(found.values()) and _shares(step.op):
+            first_found = next(address for address in found.values() if address)
+            addresses.update({place: first_found for _, place in step.makes})
+        for written in step.writes:
+            _poison_memory(template, written, found.get(written, 0), poison, work, env, values)
+        for _, place in step.makes:
+            env[place] = poison
+    return [failure]
+
+
+def _shares(op: str) -> bool:
+    """Whether what an op returns may share memory with what it is given."""
+    if op in OWN_OPERATORS:
+        return False
+    returns = torch_private.schema_of(resolve(op)).returns
+    return op in _SHARING or any(returned.alias_info is not None for returned in returns)
+
+
+def _address(value: Any) -> int:
+    """Where the memory of a value is, also of one that is poison; 0 where it has none."""
+    if isinstance(value, Poison):
+        value = value.memory
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def _poison_memory(
+    template: CompiledTemplate,
+    written: int,
+    address: int,
+    poison: Poison,
+    work: Work,
+    env: Environment,
+    values: ValueTable,
+) -> None:
+    """Poison the value at `written` and all that shares memory with it, within the run and outside."""
+    first_input = len(template.constants) + template.slots
+    for place in _poison_written(env, written, address, poison):
+        if first_input <= place < first_input + template.inputs:
+            values.poison_storage(work.inputs[place - first_input], address, poison.failure)
+
+
+def _poison_written(env: Environment, written: int, address: int, poison: Poison) -> list[int]:
+    """Poison the value at `written` and every other one of the run with memory at `address`, which may be half written.
+
+    Returns their places.
+    """
+    places = [written]
+    if address:
+        places += [
+            place
+            for place, value in enumerate(env)
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == address
+        ]
+    for place in places:
+        value = env[place]
+        env[place] = value if isinstance(value, Poison) else Poison(poison.failure, value)
+    return places

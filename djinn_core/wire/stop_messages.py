@@ -1,0 +1,20 @@
+"""What a client says of work that nobody wants any more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from djinn_core.wire.message import Count, Message
+
+STOPS_LIMIT = 1024  # submissions that one message names
+
+
+class Stop(Message, frozen=True):
+    """Nobody waits for these submissions any more: the one that runs is cut between two ops, the others do not begin.
+
+    Each is answered all the same. What a cut one would have made or written says so when it is used.
+    """
+
+    submissions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=STOPS_LIMIT)]
