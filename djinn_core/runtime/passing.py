@@ -22,11 +22,8 @@ class Passing:
         """Whether a shipment is here whole."""
         return bool(self._frames) and not self._missing
 
-    def take(self, message: Cargo | Parcel | LinkSeen, body: Sequence[Buffer]) -> None:
+    def take(self, message: Cargo | Parcel, body: Sequence[Buffer]) -> None:
         """The next frame."""
-        if isinstance(message, LinkSeen):
-            self.seen.append(message)
-            return
         if isinstance(message, Cargo):
             self._missing = sum(item.size for item in message.items)
         else:

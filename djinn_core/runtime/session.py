@@ -49,7 +49,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import Cargo, Invited, LinkSeen, Met, Parcel, Ship
+from djinn_core.wire.peer_messages import Cargo, Invited, Met, Parcel, Ship
 
 log = get_logger("djinn.session")
 R = TypeVar("R", Figures, Invited, Met)
@@ -329,7 +329,7 @@ class Session:
             self._uploads.answered(message)
         elif isinstance(message, Figures | Invited | Met):
             self._replies.append(message)
-        elif isinstance(message, Cargo | Parcel | LinkSeen):
+        elif isinstance(message, Cargo | Parcel):
             self.passing.take(message, body)
         elif isinstance(message, Broken):
             self._lose(ProtocolError(message.reason))
@@ -348,6 +348,7 @@ class Session:
             raise ProtocolError(f"the executor answers submission {completed.sequence}, which does not wait")
         timing = completed.timing
         self._late.has_read(pending.position)
+        self.passing.seen.extend(completed.seen)
         self._observers.tell("completed", submission=completed.sequence, execute=timing.execute, queue=timing.queue)
         pending.spent(timing, self._stats)
         self._spent += seconds_of(completed)

@@ -24,7 +24,7 @@ from djinn_core.server.relay import relay
 from djinn_core.builtins.strangers import Strangers
 from djinn_core.server.tenants import Tenants
 from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
-from djinn_core.wire.resume_messages import Resume
+from djinn_core.wire.resume_messages import Aside, Resume
 
 HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
 REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
@@ -158,7 +158,7 @@ class Admission:
         if attach is not None:
             self._relay(connection, attach, executor)
 
-    def _relay(self, connection: Connection, attach: Attach | Resume, executor: ExecutorProcess) -> None:
+    def _relay(self, connection: Connection, attach: Attach | Resume | Aside, executor: ExecutorProcess) -> None:
         url = executor.urls[0]
         try:
             inner = transport_for(url, self.transports).connect(url, Limits(), HELLO_SECONDS)
@@ -180,13 +180,13 @@ def _peer(connection: Connection) -> str:
     return str(getattr(connection, "peer", "")).removeprefix("client ")
 
 
-def _wish_for_relay(connection: Connection) -> Attach | Resume | None:
-    """The client's `Attach` or `Resume`, or None where it reached the executor by itself and hung up."""
+def _wish_for_relay(connection: Connection) -> Attach | Resume | Aside | None:
+    """The client's `Attach`, `Resume` or `Aside`, or None where it reached the executor by itself and hung up."""
     try:
         message = receive_message(connection, LIFETIME)
     except (TransportError, TimeoutError):
         return None
-    if not isinstance(message, Attach | Resume):
+    if not isinstance(message, Attach | Resume | Aside):
         raise ProtocolError(f"expected Attach, got {type(message).__name__}")
     return message
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 import attrs
 import torch
 
@@ -13,13 +11,14 @@ from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
-from djinn_core.server.exchange import Guest, Harbour
-from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse
+from djinn_core.server.exchange import Harbour
+from djinn_core.server.greetings import INSTANCE, STRANGER_LIMITS, complain, receive_message, refuse
+from djinn_core.server.inbox import Guest
 from djinn_core.server.meter import METER
 from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import Join
-from djinn_core.wire.resume_messages import Resume
+from djinn_core.wire.resume_messages import Aside, Resume
 
 ATTACH_SECONDS = 5.0  # a client sends its ticket as soon as it is connected
 _STRANGERS = Strangers()  # of this process, at all addresses together
@@ -34,10 +33,10 @@ class Admitted:
     operators: str
 
 
-def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> Admitted | Guest | Resume | None:
+def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> Admitted | Guest | Resume | Aside | None:
     """Read a client's `Attach` or another executor's `Join`; None where it was refused, broken or never came.
 
-    A `Resume` is returned as it is: whether its secret is right only the session knows.
+    A `Resume` or `Aside` is returned as it is: whether its secret is right only the session knows.
 
     Until then the connection may carry small messages only, afterwards frames of any usual size.
     """
@@ -55,7 +54,7 @@ def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> A
     except TransportError as error:
         _log.info("a connection ended before it attached", error=str(error))
         return None
-    if isinstance(message, Resume):
+    if isinstance(message, Resume | Aside):
         return message
     if isinstance(message, Join) and (guest := harbour.redeem(message.ticket)) is not None:
         return guest
@@ -67,9 +66,6 @@ def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> A
         return None
     connection.limits = Limits()
     return Admitted(grant, message.operators)
-
-
-_INSTANCE = secrets.token_urlsafe(8)  # of this process
 
 
 def attached(session: str, process: int, device: DeviceInfo, client_operators: str, *, recalls: bool) -> Attached:
@@ -86,5 +82,5 @@ def attached(session: str, process: int, device: DeviceInfo, client_operators: s
         operators=tuple(sorted(allowed_operators())) if differs else None,
         recalls=recalls,
         codings=codings(),
-        instance=_INSTANCE,
+        instance=INSTANCE,
     )

@@ -33,12 +33,14 @@ from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_where_started
 from djinn_core.role import become_server
+from djinn_core.server.aside import serve_aside
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.control import Control
 from djinn_core.server.devices import OpenDevice, limited, open_device
-from djinn_core.server.exchange import Guest, Harbour
-from djinn_core.server.greetings import complain, refuse, send_message
+from djinn_core.server.exchange import Harbour
+from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
+from djinn_core.server.inbox import Guest
 from djinn_core.server.journal import Owner, remove_stale
 from djinn_core.server.leases import Leases, resend
 from djinn_core.server.roster import Entry, Roster, Session
@@ -48,7 +50,7 @@ from djinn_core.server.store import WeightStore
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import Attached
-from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 
 SessionFactory = Callable[[DeviceRuntime, WeightStore | None, Harbour], Session]
 _log = logs.get_logger("djinn.server")
@@ -76,7 +78,7 @@ class Executor:
         self._roster = Roster()
         self._leases = leases or Leases(0.0)
         self._network = registry.transports if tls is None else under_tls(registry.transports, tls)
-        self._harbour = Harbour(registry.transports, tls)
+        self._harbour = Harbour(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
         self._accepting = True
 
@@ -106,6 +108,9 @@ class Executor:
             return
         if isinstance(admitted, Resume):
             self._resume(connection, admitted)
+            return
+        if isinstance(admitted, Aside):
+            self._aside(connection, admitted)
             return
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
@@ -141,7 +146,15 @@ class Executor:
             return
         owner, leased, taken = found
         _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
-        self._converse(owner, leased, connection, Resumed(taken))
+        self._converse(owner, leased, connection, Resumed(taken, INSTANCE))
+
+    def _aside(self, connection: Connection, asked: Aside) -> None:
+        """Let a client say something beside its session; a wrong secret is answered like no such session."""
+        session = self._roster.session(asked.session)
+        if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):
+            refuse(connection, "there is no such session (any more)")
+            return
+        serve_aside(connection, session.exchange)
 
     def _converse(self, owner: Owner, talk: Connection, connection: Connection, greeting: Message) -> None:
         name, client = owner.session, owner.client

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
-from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import LinkSeen, Probe
 
@@ -17,6 +18,8 @@ _PINGS = 3
 _BULK = 4 << 20  # bytes that measure a link, where a first small piece did not take long
 _SMALL = 64 << 10
 _SLOW_SECONDS = 0.01
+Send = Callable[[Frame], None]
+Receive = Callable[[float], Frame]
 
 
 class Sightings:
@@ -46,22 +49,24 @@ class Sightings:
         return seen
 
 
-def measure(connection: Connection) -> tuple[float, float]:
+def measure(send: Send, receive: Receive) -> tuple[float, float]:
     """The latency in seconds and the bandwidth in bytes a second of a link on which nothing else is on its way.
+
+    `receive` gives the next answer, within so many seconds.
 
     Raises:
         TransportError: the connection has ended.
         TimeoutError: the other end does not answer.
     """
-    latency = min(_probe(connection, 0) for _ in range(_PINGS)) / 2
-    took, size = _probe(connection, _SMALL), _SMALL
+    latency = min(_probe(send, receive, 0) for _ in range(_PINGS)) / 2
+    took, size = _probe(send, receive, _SMALL), _SMALL
     if took < _SLOW_SECONDS:
-        took, size = min(_probe(connection, _BULK), _probe(connection, _BULK)), _BULK
+        took, size = min(_probe(send, receive, _BULK), _probe(send, receive, _BULK)), _BULK
     return latency, size / max(took - 2 * latency, took / 4)
 
 
-def _probe(connection: Connection, size: int) -> float:
+def _probe(send: Send, receive: Receive, size: int) -> float:
     started = time.perf_counter()
-    connection.send(Frame(encode(Probe()), [bytes(size)] if size else []))
-    expect(connection.receive(PATIENCE).head, Probe)
+    send(Frame(encode(Probe()), [bytes(size)] if size else []))
+    expect(receive(PATIENCE).head, Probe)
     return time.perf_counter() - started

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import AnyMessage, Broken, Refused, decode, encode
 
+INSTANCE = secrets.token_urlsafe(8)  # of this process
 # Whoever has not shown a token or a ticket can make this end hold no more than this.
 STRANGER_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
 

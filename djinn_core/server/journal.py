@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,12 +23,15 @@ import msgspec
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.logs import get_logger
+from djinn_core.server.contents import Contents, Part, contents_folder, mapped, read_part, remove_contents
+from djinn_core.server.shipments import KINDS, PastShipments
+from djinn_core.server.shipments import Record as Shipped
 from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
 
 _MAGIC: Final = b"DJNJ1\n"
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
 _LENGTH: Final = struct.Struct("<I")  # number of buffers
-_HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED = b"H", b"F", b"N", b"S", b"K", b"T"
+_HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
 STALE_SECONDS: Final = 600.0
 _AT_ONCE: Final = 512  # buffers that one system call writes
 _log = get_logger("djinn.server")
@@ -50,15 +54,19 @@ _NOBODY: Final = Owner("", "", "", NOBODY)
 
 
 class Base(msgspec.Struct, frozen=True):
-    """Where a session was at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state."""
+    """Where a session was at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state.
+
+    `elsewhere`: which parts of its memory are in files of their own, by position and digest, and not in the journal.
+    """
 
     taken: int
     sent: int
     state: bytes
+    elsewhere: tuple[tuple[int, bytes], ...] = ()
 
 
 class Journal:
-    """The open journal of a session. Used by one thread at a time."""
+    """The open journal of a session. Any thread may add to it; one of them, the session's, begins it anew."""
 
     def __init__(self, path: Path, owner: Owner, limit: int) -> None:
         """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more.
@@ -67,8 +75,10 @@ class Journal:
             OSError: it cannot be written, or another process has it.
         """
         self.path = path
+        self.contents: Contents | None = None
         self._owner = owner
         self._limit = limit
+        self._lock = threading.RLock()
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,9 +104,28 @@ class Journal:
         """Whether it is still written."""
         return self._file >= 0
 
-    def frame(self, frame: Frame) -> None:
-        """A frame is taken."""
-        self.append(_FRAME, frame.head, frame.body)
+    def frame(self, frame: Frame) -> Frame:
+        """A frame is taken; as which one."""
+        try:
+            found = self.contents.take(frame) if self.contents is not None and frame.body else None
+        except OSError as error:
+            self.give_up(f"an upload cannot be written: {error}")
+            return frame
+        if found is None:
+            self.append(_FRAME, frame.head, frame.body)
+            return frame
+        self.append(_PART, msgspec.msgpack.encode(found[1]), ())
+        return found[0]
+
+    def expect(self, handle: int, digest: bytes, size: int, again: bool) -> None:
+        """The store wants bytes of that digest, which will come as `handle`. `again`: as in `Contents.expect`."""
+        if self.contents is None or not self.open:
+            return
+        try:
+            if self.contents.expect(handle, digest, size, again) and self._size + self.contents.own_bytes() + size > self._limit:
+                self.give_up(f"it has more than {self._limit:,} bytes")
+        except OSError as error:
+            self.give_up(f"an upload cannot be written: {error}")
 
     def note(self, decided: bytes) -> None:
         """Something was decided that the frames do not say."""
@@ -106,10 +135,12 @@ class Journal:
         """Another process does again what is written."""
         self.append(_TRIED, b"", ())
 
-    def rewrite(self, base: Base, memory: Sequence[Buffer], kept: Sequence[Frame]) -> None:
+    def rewrite(
+        self, base: Base, memory: Sequence[Buffer], kept: Sequence[Frame], shipments: Sequence[Shipped] = ()
+    ) -> None:
         """Begin anew with the session as it is now: its state, its memory, and answers that the client has not taken yet.
 
-        A process that dies meanwhile leaves the old journal.
+        `shipments`: records of those that wait, or are under way. A process that dies meanwhile leaves the old journal.
         """
         if not self.open:
             return
@@ -118,9 +149,14 @@ class Journal:
         new: Journal | None = None
         try:
             new = Journal.begin(path, self._owner, self._limit)
-            new.append(_SNAPSHOT, msgspec.msgpack.encode(base), memory)
+            found = self.contents.match(memory) if self.contents is not None else {}
+            base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
+            rest = [buffer for position, buffer in enumerate(memory) if position not in found]
+            new.append(_SNAPSHOT, msgspec.msgpack.encode(base), rest)
             for frame in kept:
                 new.append(_KEPT, frame.head, frame.body)
+            for record in shipments:
+                new.append(*record)
             if not new.open:
                 self.give_up("its state does not fit into a journal")
                 return
@@ -130,8 +166,11 @@ class Journal:
                 new.end()
             _log.warning("a journal stays as it is", error=str(error))
             return
-        os.close(self._file)
-        self._file, self._size = new.hand_over()
+        with self._lock:
+            os.close(self._file)
+            self._file, self._size = new.hand_over()
+        if self.contents is not None:
+            self.contents.retain(set(found.values()))
 
     def hand_over(self) -> tuple[int, int]:
         """The file, and how many bytes it has; this is of no use any more."""
@@ -149,26 +188,30 @@ class Journal:
         if self.open:
             self.leave()
             self.path.unlink(missing_ok=True)
+            if self.contents is not None:
+                self.contents.end()
 
     def leave(self) -> None:
         """Write nothing more; another process may go on with it."""
-        if self.open:
-            os.close(self._file)
-            self._file = -1
+        with self._lock:
+            if self.open:
+                os.close(self._file)
+                self._file = -1
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""
-        if not self.open:
-            return
         parts = [flatten(buffer) for buffer in body]
         lengths = struct.pack(f"<{len(parts)}Q", *[len(part) for part in parts])
         prefix = _RECORD.pack(kind, len(head), sum(len(part) for part in parts)) + _LENGTH.pack(len(parts))
-        try:
-            self._write([prefix + lengths + head, *parts])
-        except OSError as error:
-            self.give_up(f"its journal cannot be written: {error}")
-        if self._size > self._limit:
-            self.give_up(f"its journal has more than {self._limit:,} bytes")
+        with self._lock:
+            if not self.open:
+                return
+            try:
+                self._write([prefix + lengths + head, *parts])
+            except OSError as error:
+                self.give_up(f"its journal cannot be written: {error}")
+            if self._size > self._limit:
+                self.give_up(f"its journal has more than {self._limit:,} bytes")
 
     def _write(self, parts: list[Buffer]) -> None:
         for start in range(0, len(parts), _AT_ONCE):
@@ -189,6 +232,7 @@ class Past:
         owner: whose session it is.
         taken: how many frames were taken.
         base: where the session was when the journal began; None: at its beginning.
+        shipments: what came from other executors, and went there.
         tried: how many processes have done it again and died before they took anything new.
     """
 
@@ -205,12 +249,17 @@ class Past:
         self._frames: deque[int] = deque()
         self._notes: deque[bytes] = deque()
         self._kept: list[int] = []
+        self.shipments = PastShipments(self._read_at)
+        self._contents = contents_folder(path)
         self._base_at = 0
         self.base: Base | None = None
         self.tried = 0
         self.taken = 0
         try:
             self.owner, self.end = self._scan(path)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self.close()
+            raise SessionLost(f"{path} cannot be read: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -223,7 +272,7 @@ class Past:
         end = len(_MAGIC)
         for start, kind, head, whole in self._records(size):
             end = start + whole
-            if kind == _FRAME:
+            if kind in (_FRAME, _PART):
                 self._frames.append(start)
                 self.taken += 1
                 self.tried = 0
@@ -231,6 +280,9 @@ class Past:
                 self.tried += 1
             elif kind == _KEPT:
                 self._kept.append(start)
+            elif kind in KINDS:
+                self.tried = 0
+                self.shipments.note(kind, start, self._head_at(start))
             elif kind == _SNAPSHOT:
                 self._base_at = start
                 self.base = msgspec.msgpack.decode(self._read_at(start).head, type=Base)
@@ -278,13 +330,25 @@ class Past:
 
     def memory(self) -> Sequence[memoryview]:
         """The memory of the snapshot."""
-        return [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
+        memory = [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
+        for position, digest in sorted(self.base.elsewhere) if self.base is not None else ():
+            memory.insert(position, mapped(self._contents, digest))
+        return memory
+
+    def _head_at(self, start: int) -> bytes:
+        self._file.seek(start)
+        _, head, _, buffers = self._prefix()
+        self._file.seek(8 * buffers, os.SEEK_CUR)
+        return self._file.read(head)
 
     def _read_at(self, start: int) -> Frame:
         self._file.seek(start)
-        _, head, _, buffers = self._prefix()
+        kind, head, body, buffers = self._prefix()
         lengths = struct.unpack(f"<{buffers}Q", self._file.read(8 * buffers))
-        return Frame(self._file.read(head), [_read(self._file, length) for length in lengths])
+        if sum(lengths) != body:  # a record is known to lie within the file, a buffer not yet
+            raise SessionLost("a journal contradicts itself: the lengths of its buffers are not what its record has")
+        frame = Frame(self._file.read(head), [_read(self._file, length) for length in lengths])
+        return frame if kind != _PART else read_part(self._contents, msgspec.msgpack.decode(frame.head, type=Part))
 
     def next_note(self) -> bytes | None:
         """What was decided then; None where the process ended before it was."""
@@ -314,6 +378,9 @@ def remove_stale(directory: Path) -> None:
                 Journal(path, _NOBODY, 0).end()
         except OSError as error:
             _log.debug("a journal stays", path=str(path), reason=str(error))
+    for folder in directory.glob("*.contents"):
+        if not folder.with_suffix(".journal").exists():
+            remove_contents(folder)
 
 
 def journal_path(directory: Path, session: str) -> Path | None:

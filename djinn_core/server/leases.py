@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -17,16 +18,21 @@ from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, Transpo
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.greetings import refuse, send_message
+from djinn_core.server.contents import Contents, contents_folder
+from djinn_core.server.greetings import INSTANCE, refuse, send_message
 from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path
 from djinn_core.server.meter import METER
+from djinn_core.server.shipments import Record
 from djinn_core.wire.frames import Buffer, flatten
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
 SNAPSHOT_SECONDS: Final = 20.0
+STARTING_SECONDS: Final = 60.0  # that an executor takes to start at most, as clients see it
 TRIES: Final = 3  # of recovering a session at the same place: an op that kills its executor kills the next one, too
 _SHARE: Final = 20
+# A session between two frames: encoded, its memory, and records of shipments that wait or are under way.
+State = tuple[bytes, Sequence[Buffer], Sequence[Record]]
 _log = get_logger("djinn.server")
 
 
@@ -63,27 +69,29 @@ class LeasedConnection(LastingConnection):
         self._outbox.repeat(taken)
 
     @property
-    def left(self) -> Past | None:
-        """What another process left, where it begins with a snapshot."""
-        return self._past if self._past is not None and self._past.base is not None else None
+    def papers(self) -> tuple[Journal | None, Past | None]:
+        """Where the session is written down, and what another process has left."""
+        return self._journal, self._past
 
-    def keep(self, state: Callable[[], tuple[bytes, Sequence[Buffer]] | None]) -> None:
+    def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
         """The session is between two frames: where the journal has become long, begin it anew with the session's `state`.
 
-        That takes a part of the time that the session works: at most one in `_SHARE`.
+        `still`: while it is entered, no other thread writes down what the state has. That takes a part of the time that the
+        session works: at most one in `_SHARE`.
         """
         journal, started = self._journal, time.monotonic()
         if journal is None or started < self._due or self._early or (self._past is not None and not self._past.over):
             return
-        taken = state() if journal.open else None
-        if taken is not None:
-            with self._sending, self._keeping:
-                base = Base(self._inbox.taken, self._outbox.sent, taken[0])
-                kept = [frame for _, frame in self._outbox.kept()]
-            journal.rewrite(base, taken[1], kept)
-            if self._past is not None:  # it holds the file that was there before
-                self._past.close()
-                self._past = None
+        with still:
+            taken = state() if journal.open else None
+            if taken is not None:
+                with self._sending, self._keeping:
+                    base = Base(self._inbox.taken, self._outbox.sent, taken[0])
+                    kept = [frame for _, frame in self._outbox.kept()]
+                journal.rewrite(base, taken[1], kept, taken[2])
+        if taken is not None and self._past is not None:  # it holds the file that was there before
+            self._past.close()
+            self._past = None
         spent = time.monotonic() - started
         self._due = started + spent + max(self._every, _SHARE * spent)
 
@@ -121,14 +129,8 @@ class LeasedConnection(LastingConnection):
         """Send what was not taken over the connection that there is."""
         self._again(self._inner)
 
-    def _took(self, frame: Frame) -> None:
-        if self._journal is not None:
-            self._journal.frame(frame)
-
-    def forget(self, reason: str) -> None:
-        """The session does something that another process could not repeat."""
-        if self._journal is not None:
-            self._journal.give_up(reason)
+    def _took(self, frame: Frame) -> Frame:
+        return frame if self._journal is None else self._journal.frame(frame)
 
     @property
     def _probes(self) -> bool:
@@ -156,7 +158,7 @@ class LeasedConnection(LastingConnection):
             ProtocolError: the client cannot have taken that many.
             TransportError: the connection broke at once.
         """
-        self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine)))
+        self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, INSTANCE)))
         METER.count("sessions_resumed")
         with self._changed:
             self._changed.notify_all()
@@ -199,6 +201,11 @@ class Leases:
         self._lock = threading.Lock()
 
     @property
+    def patience(self) -> float:
+        """Seconds for which other executors are waited for, which may have to be started again."""
+        return self.seconds + (STARTING_SECONDS if self.recovers else 0.0) if self.seconds else 0.0
+
+    @property
     def recovers(self) -> bool:
         """Whether sessions outlive the process."""
         return self._journals is not None
@@ -210,6 +217,7 @@ class Leases:
         if path is not None:
             try:
                 journal = Journal.begin(path, owner, self._journal_bytes)
+                journal.contents = Contents(contents_folder(path))
             except OSError as error:
                 _log.warning("a session will not outlive its executor: no journal", error=str(error))
         leased = LeasedConnection(connection, self.seconds, owner.secret, journal, self._every)
@@ -251,6 +259,7 @@ class Leases:
     def _continue(self, connection: Connection, path: Path, past: Past, taken: int) -> LeasedConnection:
         """What goes on with a journal, of whose answers the client has taken so many."""
         journal = Journal(path, past.owner, self._journal_bytes)  # from here on it is nobody else's
+        journal.contents = Contents(contents_folder(path))
         try:
             if past.tried >= TRIES:
                 journal.end()
@@ -292,6 +301,13 @@ class Leases:
         except TransportError as error:
             _log.info("a client that came back was gone again", session=asked.session, error=str(error))
 
+    def knows(self, session: str, secret: str) -> bool:
+        """Whether that is the secret of a session that is here."""
+        with self._lock:
+            leased = self._leased.get(session)
+        expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
+        return hmac.compare_digest(expected, secret) and leased is not None
+
     def expire(self) -> None:
         """Nobody may come back any more."""
         with self._lock:
@@ -305,24 +321,18 @@ def decided(connection: Connection, decision: Callable[[bytes | None], bytes]) -
     return connection.decide(decision) if isinstance(connection, LeasedConnection) else decision(None)
 
 
-def keep(connection: Connection, state: Callable[[], tuple[bytes, Sequence[Buffer]] | None]) -> None:
+def keep(connection: Connection, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
     """As `LeasedConnection.keep`; on other connections nothing is kept."""
     if isinstance(connection, LeasedConnection):
-        connection.keep(state)
+        connection.keep(state, still)
 
 
-def left(connection: Connection) -> Past | None:
-    """As `LeasedConnection.left`; on other connections nothing was left."""
-    return connection.left if isinstance(connection, LeasedConnection) else None
+def papers(connection: Connection) -> tuple[Journal | None, Past | None]:
+    """As `LeasedConnection.papers`; sessions of other connections have none."""
+    return connection.papers if isinstance(connection, LeasedConnection) else (None, None)
 
 
 def resend(connection: Connection) -> None:
     """Send what another process had sent and the client has not taken."""
     if isinstance(connection, LeasedConnection):
         connection.resend()
-
-
-def forget(connection: Connection, reason: str) -> None:
-    """As `LeasedConnection.forget`; the sessions of other connections cannot be recovered anyway."""
-    if isinstance(connection, LeasedConnection):
-        connection.forget(reason)

@@ -82,6 +82,12 @@ class Roster:
         with self._lock:
             return list(self._entries.values())
 
+    def session(self, name: str) -> Session | None:
+        """The session of that name."""
+        with self._lock:
+            entry = self._entries.get(name)
+        return entry.session if entry is not None else None
+
     def of_tokens(self, tokens: Collection[str]) -> list[Entry]:
         """Those who came with one of these tokens."""
         with self._lock:

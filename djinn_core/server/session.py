@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from djinn_core.delivery.lasting import own
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.hookspecs.transports import Buffer, Connection, Frame
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.answering import collect
 from djinn_core.server.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
-from djinn_core.server.exchange import Exchange, Harbour, frames_of
+from djinn_core.server.cargo import Packed, pack_copies, pack_storages, unpack_item
+from djinn_core.server.exchange import Exchange, Harbour
 from djinn_core.server.figures import device_figures, reset_device_peak
-from djinn_core.server.leases import decided, forget, keep, left
+from djinn_core.server.leases import State, decided, keep, papers
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.meter import METER
 from djinn_core.server.random_state import SessionRandomness
 from djinn_core.server.replay import compile_template
+from djinn_core.server.route import frames_of
 from djinn_core.server.run import Run, run_template
 from djinn_core.server.shared_device import shared_device
+from djinn_core.server.shipments import PastShipments, PoolCounts
 from djinn_core.server.snapshots import (
     KnownTemplate,
     Snapshot,
@@ -61,8 +66,9 @@ from djinn_core.wire.messages import (
     Want,
     decode,
     encode,
+    expect,
 )
-from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, Meet, Ship
+from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, Meet, Met, Ship
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 
 _log = get_logger("djinn.server")
@@ -88,7 +94,7 @@ class ExecutorSession:
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = Uploads(device.runtime, self.values, store)
-        self._exchange = Exchange(harbour or Harbour())
+        self.exchange = Exchange(harbour or Harbour())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         METER.enter(self)
 
@@ -99,11 +105,17 @@ class ExecutorSession:
             TransportError: the connection ended without a goodbye.
             ProtocolError: the client sent something that cannot be accepted.
         """
-        past = left(connection)
+        journal, past = papers(connection)
+        self._uploads.journal = journal
+        counts = PoolCounts()
         if past is not None and past.base is not None:
-            self._restore(decode_snapshot(past.base.state), past.memory())
+            snapshot = decode_snapshot(past.base.state)
+            counts = snapshot.pool
+            self._restore(snapshot, past.memory())
+        shipments = past.shipments if past is not None else PastShipments()
+        self.exchange.begin(journal.append if journal is not None else None, shipments, counts)
         while self._serve_one(connection):
-            keep(connection, self._state)
+            keep(connection, self._state, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: Connection) -> bool:
         frame = self._next_frame(connection)
@@ -146,7 +158,7 @@ class ExecutorSession:
         """Whether what is offered is here; where it was not before, it comes, whatever is here meanwhile."""
         return YES if self._uploads.consider(offer, look=before != NO) else NO
 
-    def _state(self) -> tuple[bytes, Sequence[Buffer]] | None:
+    def _state(self) -> State | None:
         """The session as it is between two frames; None where it is in the middle of something, or cannot be written down."""
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
@@ -158,7 +170,9 @@ class ExecutorSession:
             return None
         known = [value for _, value in self._templates.everything()]
         templates = tuple(KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs)) for k in known)
-        return encode_snapshot(Snapshot(self.submissions, templates, random=random, **taken[0])), taken[1]
+        counts, shipments = self.exchange.state()
+        snapshot = Snapshot(self.submissions, templates, random=random, pool=counts, **taken[0])
+        return encode_snapshot(snapshot), taken[1], shipments
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
         """Go on where another session was."""
@@ -174,38 +188,48 @@ class ExecutorSession:
 
     def _exchange_values(self, message: AnyMessage, connection: Connection) -> None:
         """What concerns other executors."""
-        forget(connection, "it exchanges values with other executors")
         if isinstance(message, Ship):
             self._await_uploads(connection)
             self._ship(message, connection)
         elif isinstance(message, Expect):
-            self._expect(message)
+            self._expect(message, connection)
         elif isinstance(message, Cargo):
-            self._exchange.inbox.unload(message, lambda: self._next_frame(connection))
+            self.exchange.inbox.unload(message, lambda: self._next_frame(connection))
         elif isinstance(message, Gauge):
-            self._exchange.gauge(message.peer)
+            self.exchange.gauge(message.peer)
         elif isinstance(message, Invite):
-            connection.send(Frame(encode(self._exchange.invite(message.source))))
+            connection.send(Frame(encode(self.exchange.invite(message.source))))
         elif isinstance(message, Meet):
-            connection.send(Frame(encode(self._exchange.meet(message))))
+            connection.send(Frame(decided(connection, lambda before: self._meet(message, before))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
 
+    def _meet(self, meet: Meet, before: bytes | None) -> bytes:
+        """Connect to another executor; where another process has, the client tells this one anew where that is."""
+        if before is None:
+            return encode(self.exchange.meet(meet))
+        self.exchange.met(meet, expect(before, Met))
+        return before
+
     def _ship(self, ship: Ship, connection: Connection) -> None:
         handles = unpack_handles(ship.handles)
+        if ship.peer == CLIENT:
+            packed = self._pack(ship, handles)
+            for frame in frames_of(Cargo(ship.shipment, tuple(item for item, _ in packed)), packed):
+                connection.send(frame)
+        else:
+            pack, wait = partial(self._pack, ship, handles), partial(self._read_ahead, connection)
+            self.exchange.send(ship.shipment, ship.peer, pack, wait)
+        if ship.move:
+            self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
+
+    def _pack(self, ship: Ship, handles: Sequence[int]) -> list[Packed]:
         pack = pack_storages if ship.move else pack_copies
         with self._turn:
-            packed = pack(handles, self.values, self.device.runtime, self._exchange.number)
-        if ship.move:
-            self.values.free(view.handle for item, _ in packed for view in item.views)
-        if ship.peer != CLIENT:
-            self._exchange.send(ship.shipment, ship.peer, packed)
-            return
-        for frame in frames_of(ship.shipment, packed):
-            connection.send(frame)
+            return pack(handles, self.values, self.device.runtime, self.exchange.number)
 
-    def _expect(self, expected: Expect) -> None:
-        arrived = self._exchange.inbox.take(expected.shipment, expected.source)
+    def _expect(self, expected: Expect, connection: Connection) -> None:
+        arrived = self.exchange.expect(expected.shipment, expected.source, partial(self._read_ahead, connection))
         handles = unpack_handles(expected.handles)
         if isinstance(arrived, str):
             reason = f"a value did not come from executor {expected.source}: {arrived}"
@@ -217,6 +241,12 @@ class ExecutorSession:
             for item, data in arrived:
                 for handle, value in unpack_item(item, data, self.device.runtime):
                     self.values[handle] = value
+
+    def _read_ahead(self, connection: Connection) -> None:
+        """Take in what the client says while another executor is waited for: it can go on sending, and is seen to be gone."""
+        with contextlib.suppress(TimeoutError):
+            while len(self._backlog) < BACKLOG_LIMIT:
+                self._next_urgent(connection, 0.0)
 
     def _next_frame(self, connection: Connection) -> Frame:
         return self._backlog.popleft() if self._backlog else connection.receive()
@@ -258,9 +288,8 @@ class ExecutorSession:
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
-        for seen in self._exchange.sightings.take():
-            connection.send(Frame(encode(seen)))
-        completed = Completed(submit.sequence, tuple(results), tuple(described), failures, tuple(run.relaid), timing)
+        found = tuple(results), tuple(described), failures, tuple(run.relaid)
+        completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()))
         connection.send(Frame(encode(completed), body))
 
     def _known(self, submit: Submit, connection: Connection) -> BoundTemplate | None:
@@ -304,9 +333,9 @@ class ExecutorSession:
         while self._uploads.wanted:
             self._next_urgent(connection)
 
-    def _next_urgent(self, connection: Connection) -> AnyMessage | None:
+    def _next_urgent(self, connection: Connection, timeout: float | None = None) -> AnyMessage | None:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
-        frame = connection.receive()
+        frame = connection.receive(timeout)
         message = decode(frame.head)
         if isinstance(message, Upload):
             self._uploads.take(message, frame.body)
@@ -363,7 +392,8 @@ class ExecutorSession:
                 "reserved": max(memory, device.get("device_reserved", 0)),
                 "submissions": self.submissions,
                 "templates": len(self._templates),
-                "peer_bytes": self._exchange.bytes_sent,
+                "peer_bytes": self.exchange.bytes_sent,
+                "peer_kept": self.exchange.kept_bytes,
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
             | (self.device.ledger.figures() if self.device.ledger else {})
@@ -372,7 +402,7 @@ class ExecutorSession:
     def close(self) -> None:
         """Free everything."""
         METER.leave(self)
-        self._exchange.close()
+        self.exchange.close()
         with self._turn:
             if self._memory is not None:
                 self._memory.close()

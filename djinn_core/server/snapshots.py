@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import torch
 
-from djinn_core.errors import SessionLost
+from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.cargo import pack_storages, unpack_item
+from djinn_core.server.shipments import PoolCounts
 from djinn_core.server.values import Stored, ValueTable
 from djinn_core.wire.bindings import Slot
 from djinn_core.wire.frames import Buffer
@@ -33,7 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """A session between two frames. The memory of `items` comes beside it, in their order.
 
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
-    handle, `random` is the session's own random state.
+    handle, `random` is the session's own random state. `pool`: what it has counted of shipments, which are beside it.
     """
 
     submissions: int
@@ -42,6 +43,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     numbers: tuple[tuple[int, Number], ...]
     generators: tuple[tuple[int, bytes], ...]
     random: bytes
+    pool: PoolCounts = PoolCounts()
 
 
 def take_values(values: ValueTable, runtime: DeviceRuntime) -> tuple[dict[str, Any], list[Buffer]] | None:
@@ -68,9 +70,16 @@ def take_values(values: ValueTable, runtime: DeviceRuntime) -> tuple[dict[str, A
 
 
 def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTable, runtime: DeviceRuntime) -> None:
-    """Make the values of a snapshot."""
-    for handle, value in _values(snapshot, body, runtime):
-        values[handle] = value
+    """Make the values of a snapshot.
+
+    Raises:
+        SessionLost: its numbers do not fit together.
+    """
+    try:
+        for handle, value in _values(snapshot, body, runtime):
+            values[handle] = value
+    except (ProtocolError, RuntimeError, ValueError, OverflowError, TypeError) as error:
+        raise SessionLost(f"a journal begins with a snapshot that contradicts itself: {error}") from error
 
 
 def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:

@@ -28,8 +28,9 @@ from djinn_core.wire.peer_messages import (
     Parcel,
     Probe,
     Ship,
+    Taken,
 )
-from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 from djinn_core.wire.stop_messages import Stop
 
 PROTOCOL_VERSION = 1
@@ -300,7 +301,7 @@ class Completed(Message, frozen=True):
     """The answer to a submission.
 
     `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
-    failed themselves, `relaid` the results (with a claim) that had to be laid out anew.
+    failed themselves, `relaid` the results (with a claim) that had to be laid out anew, `seen` what was seen of links lately.
     """
 
     sequence: Count
@@ -309,6 +310,7 @@ class Completed(Message, frozen=True):
     failures: tuple[Failure, ...] = ()
     relaid: tuple[Relaid, ...] = ()
     timing: Timing = Timing()
+    seen: tuple[LinkSeen, ...] = ()
 
 
 class Meaning(Message, frozen=True):
@@ -407,6 +409,7 @@ AnyMessage = (
     | Attached
     | Resume
     | Resumed
+    | Aside
     | Upload
     | Offer
     | Have
@@ -431,7 +434,7 @@ AnyMessage = (
     | Joined
     | Probe
     | Gauge
-    | LinkSeen
+    | Taken
     | Ship
     | Expect
     | Cargo

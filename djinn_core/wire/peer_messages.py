@@ -53,13 +53,25 @@ class Met(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """First message of an executor to another one: the ticket of `Invited`."""
+    """First message of an executor to another one: the ticket of `Invited`, or, where it came before, the secret of `Joined`."""
 
     ticket: Secret
 
 
 class Joined(Message, frozen=True):
-    """The other executor's answer: values may come."""
+    """The other executor's answer: values may come. It has taken `taken` shipments of this sender for its session.
+
+    `secret`: good for coming back when the connection breaks; empty where it does not wait for that.
+    """
+
+    taken: Count = 0
+    secret: Secret = ""
+
+
+class Taken(Message, frozen=True):
+    """So many shipments of the sender's were taken, and written down where sessions are: it need not keep them."""
+
+    shipments: Count
 
 
 class Probe(Message, frozen=True):
@@ -75,7 +87,7 @@ class Gauge(Message, frozen=True):
 class LinkSeen(Message, frozen=True):
     """What an executor has seen of the link from (`incoming`) or to executor `peer`: so many bytes took so many seconds.
 
-    Where it was measured, and not only seen, there is a latency in seconds one way. Comes before a `Completed`.
+    Where it was measured, and not only seen, there is a latency in seconds one way. Comes with a `Completed`.
     """
 
     peer: Count
@@ -130,10 +142,14 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cargo(Message, frozen=True):
-    """A shipment, on the way from executor to executor: the bytes follow in `Parcel`s, in the order of the items."""
+    """A shipment, on the way from executor to executor: the bytes follow in `Parcel`s, in the order of the items.
+
+    `number`: which one it is, from 1, of those that go from this executor to that one directly; 0 where it passes through the client.
+    """
 
     shipment: Count
     items: tuple[Item, ...]
+    number: Count = 0
 
 
 class Parcel(Message, frozen=True):

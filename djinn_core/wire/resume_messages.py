@@ -17,6 +17,20 @@ class Resume(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """The executor's answer: how many frames of the client's it has taken. What follows is numbered again."""
+    """The executor's answer: how many frames of the client's it has taken. What follows is numbered again.
+
+    `instance`: of the process, as in `Attached`. Where it is another one, the session was recovered, and other executors have to be told.
+    """
 
     taken: Count
+    instance: Name = ""
+
+
+class Aside(Message, frozen=True):
+    """First message on a connection beside that of a session: tell the session about other executors, whatever it is just doing.
+
+    `secret` as in `Resume`. Answered with a `Resumed` that resumes nothing; then come `Invite`s and `Meet`s.
+    """
+
+    session: Name
+    secret: Secret

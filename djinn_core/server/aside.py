@@ -1,0 +1,37 @@
+"""What a client says beside its session, whatever the session is just doing: where other executors of its pool are now.
+
+An executor that was recovered is another process, with other addresses, and the tickets in its journal are used up. The session itself may
+be waiting for that very executor, and hears nothing.
+"""
+
+from __future__ import annotations
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.logs import get_logger
+from djinn_core.server.exchange import Exchange
+from djinn_core.server.greetings import INSTANCE, complain, receive_message, send_message
+from djinn_core.wire.peer_messages import Invite, Meet
+from djinn_core.wire.resume_messages import Resumed
+
+_SECONDS = 60.0  # of silence
+_log = get_logger("djinn.server")
+
+
+def serve_aside(connection: Connection, exchange: Exchange) -> None:
+    """Answer what a client says beside its session, until it hangs up."""
+    try:
+        send_message(connection, Resumed(0, INSTANCE))
+        while True:
+            message = receive_message(connection, _SECONDS)
+            if isinstance(message, Invite):
+                send_message(connection, exchange.invite(message.source))
+            elif isinstance(message, Meet):
+                send_message(connection, exchange.meet(message))
+            else:
+                raise ProtocolError(f"{type(message).__name__} cannot be said beside a session")
+    except (TransportError, TimeoutError) as error:
+        _log.debug("a client has told of other executors", end=str(error))
+    except ProtocolError as error:
+        _log.warning("a client does not follow the protocol beside its session", error=str(error))
+        complain(connection, str(error))

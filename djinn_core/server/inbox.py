@@ -1,0 +1,202 @@
+"""What other executors bring to a session: taken once each, in order, and written down before they hear that it was taken."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.server.cargo import Packed, room_for
+from djinn_core.server.gauging import Sightings
+from djinn_core.server.shipments import Arrival, PastShipments, WriteDown
+from djinn_core.wire.messages import decode, encode, expect
+from djinn_core.wire.peer_messages import Cargo, Joined, Parcel, Probe, Taken
+
+COMING_SECONDS: Final = 60.0  # that an executor has to come for the first time
+_SAID_SHIPMENTS: Final = 16  # taken without a word, before the sender is told
+_SAID_BYTES: Final = 1 << 20
+
+
+class Inbox:
+    """What other executors have brought to a session, by shipment."""
+
+    def __init__(self, sightings: Sightings | None = None, patience: float = 0.0) -> None:
+        """`patience`: seconds for which a sender whose connection broke may stay away."""
+        self._sightings = sightings or Sightings()
+        self._patience = patience
+        self._arrived: dict[int, tuple[Arrival, list[Packed]]] = {}
+        self._counts: dict[int, int] = {}  # by source, of what came from there directly
+        self._guests: dict[int, Connection] = {}
+        self._gone: dict[int, tuple[str, float]] = {}  # by source, why it is gone and until when it may come back
+        self._changed = threading.Condition()
+        self._past = PastShipments()
+        self._write: WriteDown | None = None
+        # Held while shipments are taken and written down: who begins the journal anew takes it.
+        self.writing = threading.RLock()
+
+    def begin(self, write: WriteDown | None, past: PastShipments, counts: Mapping[int, int]) -> None:
+        """Write down what comes with `write`, if anywhere, after what an earlier process has taken.
+
+        `counts`: by executor how many shipments that were at the snapshot which the journal begins with.
+        """
+        self._write, self._past = write, past
+        for before in (counts, past.arrived):
+            for source, count in before.items():
+                self._counts[source] = max(count, self._counts.get(source, 0))
+
+    # --- from executors ----------------------------------------------------------------------------------------
+
+    def join(self, source: int, connection: Connection) -> int:
+        """Executor `source` comes, or comes back, over a connection; how many of its shipments were taken."""
+        with self._changed:
+            before = self._guests.get(source)
+            self._guests[source] = connection
+            self._gone.pop(source, None)
+        if before is not None:
+            before.close()
+        with self.writing:  # what the connection before has brought whole
+            return self._counts.get(source, 0)
+
+    def leave(self, source: int, connection: Connection, reason: str) -> None:
+        """A connection of executor `source` has ended; it may come back for a while."""
+        with self._changed:
+            if self._guests.get(source) is connection:
+                del self._guests[source]
+                self._gone[source] = (reason, time.monotonic() + self._patience)
+            self._changed.notify_all()
+
+    def unload(self, cargo: Cargo, receive: Callable[[], Frame], source: int = 0) -> int:
+        """Take in a shipment that has begun to arrive; `receive` gives the frames after its first.
+
+        `source`: the executor that it comes from, where it comes from there directly; how many of its shipments were taken then.
+
+        Raises:
+            TransportError: the connection has ended.
+            ProtocolError: what comes is not what was announced.
+        """
+        buffers = [room_for(item) for item in cargo.items]
+        began = time.perf_counter()
+        for buffer in buffers:
+            _fill(buffer, receive)
+        if source:
+            self._sightings.arrived(source, sum(map(len, buffers)), time.perf_counter() - began)
+        with self.writing:
+            return self._take_in(Arrival(source, cargo), list(zip(cargo.items, buffers, strict=True)))
+
+    def _take_in(self, arrival: Arrival, items: list[Packed]) -> int:
+        source, number = arrival.source, arrival.cargo.number
+        count = self._counts.get(source, 0)
+        if source and number != count + 1:
+            if number > count:
+                raise ProtocolError(f"shipment {number} of executor {source} comes after {count}")
+            return count  # again
+        with self._changed:
+            self._arrived[arrival.cargo.shipment] = arrival, items
+            self._changed.notify_all()
+        if source:  # what comes through the client is among the frames
+            self._counts[source] = number
+            if self._write is not None:
+                self._write(*arrival.record(items))
+        return number
+
+    # --- to the session ----------------------------------------------------------------------------------------
+
+    def take(self, shipment: int, source: int, seconds: float | None = None) -> list[Packed] | str | None:
+        """Wait for a shipment, for so many seconds; or why it will not come. None: not yet."""
+        before = self._past.taken(shipment)
+        if before is not None:
+            return before
+        with self._changed:
+            if source not in self._guests:
+                self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
+            self._changed.wait_for(lambda: shipment in self._arrived or self._is_lost(source), seconds)
+            found = self._arrived.pop(shipment, None)
+            if found is not None:
+                return found[1]
+            return self._gone[source][0] if self._is_lost(source) else None
+
+    @property
+    def _coming(self) -> float:
+        return max(self._patience, COMING_SECONDS)
+
+    def _is_lost(self, source: int) -> bool:
+        gone = self._gone.get(source)
+        return gone is not None and time.monotonic() >= gone[1]
+
+    def state(self) -> tuple[dict[int, int], list[tuple[Arrival, list[Packed]]]]:
+        """How many shipments came by source, and those that wait. Whoever calls holds `writing`, and begins the journal anew."""
+        with self._changed:
+            past, self._past = self._past, PastShipments()
+            self._arrived |= {arrival.cargo.shipment: (arrival, items) for arrival, items in past.waiting()}
+            return dict(self._counts), list(self._arrived.values())
+
+    def close(self) -> None:
+        """Nobody brings anything any more."""
+        with self._changed:
+            guests = list(self._guests.values())
+        for connection in guests:
+            connection.close()
+
+
+@attrs.frozen
+class Guest:
+    """Another executor that showed a good ticket: it may bring values to `inbox`, as number `source`.
+
+    `secret`: what it may come back with.
+    """
+
+    inbox: Inbox
+    source: int
+    secret: str = attrs.field(default="", repr=False)
+
+    def serve(self, connection: Connection) -> None:
+        """Take what it brings until the connection ends.
+
+        Raises:
+            TransportError: it has ended.
+            ProtocolError: what came is no shipment.
+        """
+        reason = "the executor that it was on hung up"
+        try:
+            connection.limits = Limits()
+            taken = self.inbox.join(self.source, connection)
+            connection.send(Frame(encode(Joined(taken, self.secret))))
+            self._take_all(connection)
+        except (TransportError, ProtocolError) as error:
+            reason = str(error)
+            raise
+        finally:
+            self.inbox.leave(self.source, connection, reason)
+
+    def _take_all(self, connection: Connection) -> None:
+        unsaid = unsaid_bytes = 0
+        while True:
+            message = decode(connection.receive().head)
+            if isinstance(message, Probe):
+                connection.send(Frame(encode(Probe())))
+            elif isinstance(message, Cargo):
+                taken = self.inbox.unload(message, connection.receive, self.source)
+                unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
+                if unsaid >= _SAID_SHIPMENTS or unsaid_bytes >= _SAID_BYTES:
+                    connection.send(Frame(encode(Taken(taken))))
+                    unsaid = unsaid_bytes = 0
+            else:
+                raise ProtocolError(f"an executor does not bring a {type(message).__name__}")
+
+
+def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:
+    filled = 0
+    while filled < len(buffer):
+        frame = receive()
+        expect(frame.head, Parcel)
+        for part in frame.body:
+            octets = memoryview(part)
+            if filled + octets.nbytes > len(buffer):
+                raise ProtocolError("a shipment brings more bytes than it announced")
+            buffer[filled : filled + octets.nbytes] = octets
+            filled += octets.nbytes

@@ -1,0 +1,301 @@
+"""The way from a session to another executor: shipments are kept until they were taken there, and sent again where the connection broke."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.logs import get_logger
+from djinn_core.server.cargo import Packed
+from djinn_core.server.gauging import WORTH, Sightings, measure
+from djinn_core.server.shipments import UnderWay
+from djinn_core.wire.messages import decode, encode
+from djinn_core.wire.peer_messages import Cargo, LinkSeen, Parcel, Probe, Taken
+
+PARCEL: Final = 4 << 20  # bytes
+WAITING_LIMIT: Final = 64  # shipments that were not taken, before the executor waits for the link, too
+KEPT_LIMIT: Final = 1 << 30  # bytes of them
+_CLOSING_SECONDS: Final = 5.0
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+_log = get_logger("djinn.server")
+
+Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many shipments it has taken
+NoteTaken = Callable[[int], None]
+
+
+@attrs.frozen
+class _Kept:
+    number: int
+    shipment: int
+    items: list[Packed]
+    nbytes: int
+
+    @property
+    def cargo(self) -> Cargo:
+        return Cargo(self.shipment, tuple(item for item, _ in self.items), self.number)
+
+
+class Route:
+    """The way to another executor, and the threads that send on it and listen to it."""
+
+    def __init__(self, peer: int, sightings: Sightings, patience: float, note: NoteTaken) -> None:
+        """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was taken."""
+        self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
+        self._connection: Connection | None = None
+        self._dial: Dial | None = None
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
+        self._numbered = 0  # shipments
+        self._taken = 0
+        self._next = 1  # number of the one that is sent next
+        self._gauges = self._closing = False
+        self._broken = ""
+        self._given_up_at = 0.0
+        self._echoes: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._unpaid = 0  # bytes of connections so far that are not those of shipments
+        self._past_bytes = 0
+        self._changed = threading.Condition()
+        self._sender = threading.Thread(target=self._work, name="djinn-route", daemon=True)
+        self._sender.start()
+
+    # --- what is counted --------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that went this way, but for those that measured it."""
+        now = self._connection.bytes_sent if self._connection is not None else 0
+        return self._past_bytes + now - self._unpaid
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of shipments that the other executor has not said it has taken."""
+        return self._kept_bytes
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Shipments that were sent, and those that were taken."""
+        with self._changed:
+            return self._numbered, self._taken
+
+    def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
+        """What was not taken yet."""
+        with self._changed:
+            return [(UnderWay(self._peer, kept.cargo), kept.items) for kept in self._kept]
+
+    def restore(self, sent: int, taken: int) -> None:
+        """Another process has sent so many shipments, and so many were taken."""
+        with self._changed:
+            self._numbered, self._next = sent, max(self._next, taken + 1)
+            self._accept(taken)
+
+    def restore_kept(self, cargo: Cargo, items: list[Packed]) -> None:
+        """That process had sent this one before the snapshot, and it was not taken then."""
+        with self._changed:
+            if cargo.number > self._taken:
+                self._keep(cargo.number, cargo.shipment, items)
+
+    # --- the session's side -----------------------------------------------------------------------------------
+
+    def number(self) -> int | None:
+        """Number the next shipment; None where it was taken before this process sent it, or nobody takes it any more."""
+        with self._changed:
+            self._numbered += 1
+            return None if self._numbered <= self._taken or self._broken else self._numbered
+
+    def has_room(self, seconds: float) -> bool:
+        """Wait until there is room for a shipment, for so many seconds; whether there is."""
+        with self._changed:
+            return self._changed.wait_for(self._roomy, seconds)
+
+    def _roomy(self) -> bool:
+        return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
+
+    def send(self, number: int, shipment: int, items: list[Packed]) -> None:
+        """Have a shipment sent, and kept until it was taken."""
+        with self._changed:
+            if not self._broken and number > self._taken:
+                self._keep(number, shipment, items)
+                self._changed.notify_all()
+
+    def _keep(self, number: int, shipment: int, items: list[Packed]) -> None:
+        kept = _Kept(number, shipment, items, sum(len(data) for _, data in items))
+        self._kept.append(kept)
+        self._kept_bytes += kept.nbytes
+
+    def gauge(self) -> None:
+        """Have the way measured, unless something is on it: then the receiver sees how long that takes."""
+        with self._changed:
+            if self._connection is not None and self._waiting() is None:
+                self._gauges = True
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what waits, then hang up."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._sender.join(_CLOSING_SECONDS)
+        if self._connection is not None:
+            self._connection.close()
+
+    # --- connections ------------------------------------------------------------------------------------------
+
+    def adopt(self, connection: Connection, taken: int, dial: Dial) -> None:
+        """Go on over `connection`, at whose other end so many shipments were taken; `dial` gives the next one."""
+        with self._changed:
+            before, self._connection = self._connection, connection
+            self._past_bytes += before.bytes_sent if before is not None else 0
+            self._unpaid += connection.bytes_sent
+            self._dial, self._broken = dial, ""
+            self._accept(taken)
+            self._next = taken + 1
+            self._changed.notify_all()
+        if before is not None:
+            before.close()
+        threading.Thread(target=self._listen, args=(connection,), name="djinn-route-answers", daemon=True).start()
+
+    def _listen(self, connection: Connection) -> None:
+        try:
+            while True:
+                frame = connection.receive()
+                message = decode(frame.head)
+                if isinstance(message, Taken):
+                    with self._changed:
+                        self._accept(message.shipments)
+                        self._changed.notify_all()
+                elif isinstance(message, Probe):
+                    self._echoes.put(frame)
+                else:
+                    raise ProtocolError(f"an executor that is sent values says {type(message).__name__}")
+        except (TransportError, ProtocolError) as error:
+            self._lose(connection, str(error))
+
+    def _accept(self, taken: int) -> None:
+        if taken <= self._taken:
+            return
+        self._taken = taken
+        while self._kept and self._kept[0].number <= taken:
+            self._kept_bytes -= self._kept.popleft().nbytes
+        self._note(taken)
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        """A connection has broken."""
+        connection.close()
+        with self._changed:
+            if self._connection is not connection:
+                return
+            self._connection = None
+            self._past_bytes += connection.bytes_sent
+            self._given_up_at = time.monotonic() + self._patience
+            if not self._patience:
+                self._give_up(reason)
+            elif not self._closing:
+                _log.info("the way to another executor broke", peer=self._peer, reason=reason)
+            self._changed.notify_all()
+
+    def _give_up(self, reason: str) -> None:
+        """Whoever expects what does not arrive notices that nobody comes."""
+        if not self._closing:
+            _log.warning("the way to another executor is lost", peer=self._peer, error=reason)
+        self._broken = reason or "it is lost"
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    # --- the sender -------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._is_to_do)
+                if self._closing and (self._connection is None or self._waiting() is None):
+                    return
+                connection, waiting, gauges = self._connection, self._waiting(), self._gauges
+                dial = self._dial
+            if connection is None:
+                assert dial is not None
+                pause = self._dial_again(dial, pause)
+                continue
+            pause = _FIRST_PAUSE_SECONDS
+            try:
+                if waiting is not None:
+                    self._send(connection, waiting)
+                elif gauges:
+                    self._measure(connection)
+            except DjinnError as error:
+                self._lose(connection, str(error))
+
+    def _is_to_do(self) -> bool:
+        if self._closing:
+            return True
+        if self._connection is None:
+            return self._dial is not None and not self._broken
+        return self._gauges or self._waiting() is not None
+
+    def _waiting(self) -> _Kept | None:
+        """What is to be sent next."""
+        index = self._next - self._kept[0].number if self._kept else 0
+        return self._kept[max(index, 0)] if index < len(self._kept) else None
+
+    def _send(self, connection: Connection, kept: _Kept) -> None:
+        for frame in frames_of(kept.cargo, kept.items):
+            connection.send(frame)
+        with self._changed:
+            if self._connection is connection:
+                self._next = kept.number + 1
+
+    def _dial_again(self, dial: Dial, pause: float) -> float:
+        """Try to connect again; how long to wait after the next time that it does not work."""
+        try:
+            connection, taken = dial()
+        except (DjinnError, TimeoutError) as error:
+            with self._changed:
+                if time.monotonic() > self._given_up_at:
+                    self._give_up(str(error))
+                    return pause
+                self._changed.wait_for(lambda: self._closing or self._connection is not None, pause)
+            return min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        with self._changed:
+            late = self._connection is not None or self._closing  # it came another way meanwhile
+        if late:
+            connection.close()
+        else:
+            _log.info("the way to another executor is there again", peer=self._peer)
+            self.adopt(connection, taken, dial)
+        return _FIRST_PAUSE_SECONDS
+
+    def _measure(self, connection: Connection) -> None:
+        self._gauges = False
+        while not self._echoes.empty():
+            self._echoes.get()
+        before = connection.bytes_sent
+        try:
+            latency, bandwidth = measure(connection.send, self._echo)
+        except TimeoutError:
+            _log.debug("a link was not measured: no answer in time", peer=self._peer)
+        else:
+            self._sightings.note(LinkSeen(self._peer, False, WORTH, WORTH / bandwidth, latency))
+        self._unpaid += connection.bytes_sent - before
+
+    def _echo(self, timeout: float) -> Frame:
+        try:
+            return self._echoes.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"no answer in {timeout:g} s") from None
+
+
+def frames_of(cargo: Cargo, items: Sequence[Packed]) -> Iterator[Frame]:
+    """A shipment as it travels."""
+    yield Frame(encode(cargo))
+    for _, data in items:
+        for start in range(0, len(data), PARCEL):
+            yield Frame(encode(Parcel()), [data[start : start + PARCEL]])
