@@ -200,7 +200,7 @@ class LastingConnection(abc.ABC):
                 self._outbox.acknowledge(prefix.taken)
             judged = self._inbox.judge(prefix.number) if head else None
             if judged is Numbered.NEXT:
-                self._took(Frame(head, frame.body))
+                taken = self._took(Frame(head, frame.body))
                 self._inbox.take()
         if judged is None:
             self._heed(prefix, inner)
@@ -209,12 +209,12 @@ class LastingConnection(abc.ABC):
         elif judged is Numbered.NEXT:
             self._asked_again = False
             self._count(frame)
-            return Frame(head, frame.body)
+            return taken
         return None
 
-    def _took(self, frame: Frame) -> None:
-        """A frame is taken: what has to be done before the other end may hear of it. Here, nothing."""
-        del frame
+    def _took(self, frame: Frame) -> Frame:
+        """A frame is taken, and goes on as what this returns: what has to be done before the other end may hear of it."""
+        return frame
 
     def _count(self, frame: Frame) -> None:
         nbytes = sum(len(memoryview(buffer)) for buffer in frame.body) if frame.body else 0

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import tempfile
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -22,15 +24,25 @@ from djinn_core.server.weight_files import WeightFiles
 from djinn_core.wire.content import ContentHash, digest_of_file
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
+NEW: Final = "new-"  # names of files that are not whole yet, or not known to be what they should be
+STALE_SECONDS: Final = 3600.0
 QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it uploads wait
 _log = get_logger("djinn.server")
 
 
 @attrs.frozen
 class _Parcel:
+    """What is to be stored: `data`, or a file that is in the store's directory under another name already."""
+
     digest: bytes
-    data: torch.Tensor
-    done: threading.Event
+    data: torch.Tensor | Path
+    done: threading.Event = attrs.field(factory=threading.Event)
+    proven: Callable[[bytes], None] = lambda _: None
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it holds until it was stored."""
+        return self.data.nbytes if isinstance(self.data, torch.Tensor) else 0
 
 
 class WeightStore:
@@ -47,6 +59,7 @@ class WeightStore:
         self._changed = threading.Condition()
         self._queued = 0
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._remove_unfinished()
 
     def of_tenant(self, tenant: str, limit: int) -> WeightStore:
         """A tenant's own: what others have sent is not found in it, what the operator lends (`lend`) is.
@@ -74,7 +87,7 @@ class WeightStore:
             if not self._is_good(path, digest, size):
                 return None
             os.utime(path)
-            return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+            return mapped_bytes(path, size)
         except FileNotFoundError:
             return None
         except (OSError, RuntimeError) as error:
@@ -86,13 +99,35 @@ class WeightStore:
 
         Until then whoever writes into `data` makes it something else, which is not kept.
         """
-        parcel = _Parcel(digest, data, threading.Event())
+        return self._put(_Parcel(digest, data))
+
+    def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
+        """Have `file`, too, without copying it, once its bytes have turned out to have that digest; `proven` is told then.
+
+        Nobody may write to it any more. False where it cannot be shared.
+        """
+        path = self._path(digest)
+        name = path.with_name(f"{NEW}{secrets.token_hex(8)}")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            os.link(file, name)
+        except OSError as error:
+            _log.info("a file is not shared with the store", reason=str(error))
+            return False
+        self._put(_Parcel(digest, name, proven=proven))
+        return True
+
+    def file_of(self, digest: bytes) -> Path:
+        """Where these bytes are, if they were kept (and not lent)."""
+        return self._path(digest)
+
+    def _put(self, parcel: _Parcel) -> threading.Event:
         with self._changed:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_parcels, name="djinn-store", daemon=True)
                 self._writer.start()
             self._changed.wait_for(lambda: self._queued < QUEUED_LIMIT)
-            self._queued += data.nbytes
+            self._queued += parcel.nbytes
         self._parcels.put(parcel)
         return parcel.done
 
@@ -144,18 +179,30 @@ class WeightStore:
         self._checked[digest] = seen
         return True
 
+    def _remove_unfinished(self) -> None:
+        """Remove what processes that were killed had begun to write."""
+        for path in self._directory.glob(f"??/{NEW}*"):
+            try:
+                if time.time() - path.stat().st_ctime > STALE_SECONDS:
+                    path.unlink()
+            except OSError as error:
+                _log.debug("an unfinished file stays", path=str(path), reason=str(error))
+
     # --- in the background ------------------------------------------------------------------------------------
 
     def _write_parcels(self) -> None:
         while True:
             parcel = self._parcels.get()
             try:
-                self._write(parcel.digest, parcel.data)
+                if isinstance(parcel.data, torch.Tensor):
+                    self._write(parcel.digest, parcel.data)
+                else:
+                    self._take_over(parcel, parcel.data)
             except OSError as error:
                 _log.warning("a weight was not stored", digest=parcel.digest.hex(), error=str(error))
             finally:
                 with self._changed:
-                    self._queued -= parcel.data.nbytes
+                    self._queued -= parcel.nbytes
                     self._changed.notify_all()
                 parcel.done.set()
                 del parcel
@@ -166,7 +213,7 @@ class WeightStore:
             return
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._make_room(size)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=NEW)
         try:
             with os.fdopen(handle, "wb") as file:
                 found = _copy_hashed(data, file.fileno())
@@ -176,6 +223,19 @@ class WeightStore:
                 _log.warning("an upload was not stored: its bytes are not those that were announced")
         finally:
             Path(name).unlink(missing_ok=True)
+
+    def _take_over(self, parcel: _Parcel, name: Path) -> None:
+        try:
+            if digest_of_file(name) != parcel.digest:
+                _log.warning("an upload was not stored: its bytes are not those that were announced")
+                return
+            parcel.proven(parcel.digest)
+            path, size = self._path(parcel.digest), name.stat().st_size
+            if size <= self.limit and not path.exists():
+                self._make_room(size)
+                name.rename(path)
+        finally:
+            name.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
         files = sorted(self._files(), key=lambda found: found[1].st_mtime_ns)
@@ -189,11 +249,18 @@ class WeightStore:
     def _files(self) -> list[tuple[Path, os.stat_result]]:
         found: list[tuple[Path, os.stat_result]] = []
         for path in self._directory.glob("??/*"):
+            if path.name.startswith(NEW):
+                continue
             try:
                 found.append((path, path.stat()))
             except FileNotFoundError:  # another process made room
                 continue
         return found
+
+
+def mapped_bytes(path: Path, size: int) -> torch.Tensor:
+    """The bytes of a file (uint8), read where they are looked at; what is written to them stays here."""
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 def _copy_hashed(data: torch.Tensor, file: int) -> bytes:

@@ -10,7 +10,8 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
-from djinn_core.server.store import WeightStore
+from djinn_core.server.journal import Journal
+from djinn_core.server.store import WeightStore, mapped_bytes
 from djinn_core.server.values import Poison, ValueTable
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message import Failure
@@ -30,6 +31,7 @@ class Uploads:
 
     Attributes:
         wanted: digests of what was offered and is not here, by handle.
+        journal: where the session is written down, if anywhere.
     """
 
     def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
@@ -38,6 +40,7 @@ class Uploads:
         self._values = values
         self._store = store
         self.wanted: dict[int, bytes] = {}
+        self.journal: Journal | None = None
         self._partial: dict[int, _Partial] = {}
         self._held: dict[bytes, torch.Tensor] = {}
 
@@ -53,18 +56,27 @@ class Uploads:
         return Had(tuple([self._hold(d, n) for d, n in zip(have.digests, have.sizes, strict=True)]))
 
     def _hold(self, digest: bytes, size: int) -> bool:
-        if self._store is None or len(self._held) >= HAVE_LIMIT:
+        if len(self._held) >= HAVE_LIMIT:
             return False
-        data = self._store.find(digest, size)
+        data = self._find(digest, size)
         if data is not None:
             self._held[digest] = data
         return data is not None
 
-    def _find(self, offer: Offer) -> torch.Tensor | None:
+    def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
+        """These bytes; where the session is written down, it holds on to them, whatever the store does."""
+        contents = self.journal.contents if self.journal is not None and self.journal.open else None
+        kept = contents.find(digest, size) if contents is not None else None
+        if kept is not None:
+            return mapped_bytes(kept, size)
+        found = self._store.find(digest, size) if self._store is not None else None
+        if found is not None and contents is not None and self._store is not None:
+            contents.link(digest, self._store.file_of(digest))
+        return found
+
+    def _find_offered(self, offer: Offer) -> torch.Tensor | None:
         held = self._held.pop(offer.digest, None)
-        if held is not None and held.nbytes == offer.size:
-            return held
-        return self._store.find(offer.digest, offer.size) if self._store is not None else None
+        return held if held is not None and held.nbytes == offer.size else self._find(offer.digest, offer.size)
 
     def consider(self, offer: Offer, look: bool = True) -> bool:
         """Make a value of what was offered, if its bytes are here; whether they are. Otherwise they are wanted.
@@ -76,9 +88,11 @@ class Uploads:
         """
         header = Upload(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
         self._check_new(header)
-        data = self._find(offer) if look else None
+        data = self._find_offered(offer) if look else None
         if data is None:
             self.wanted[offer.handle] = offer.digest
+            if self.journal is not None:
+                self.journal.expect(offer.handle, offer.digest, offer.size, again=not look)
             return False
         self._finish(header, data)
         return True
@@ -140,7 +154,7 @@ class Uploads:
     def _finish(self, upload: Upload, data: torch.Tensor) -> None:
         digest = self.wanted.pop(upload.handle, None)
         if digest is not None and self._store is not None:
-            self._store.keep(digest, data)
+            self._keep(self._store, upload.handle, digest, data)
         try:
             with torch.inference_mode():
                 placed = self._runtime.receive(data)
@@ -148,6 +162,12 @@ class Uploads:
                 self._values[upload.handle] = typed.as_strided(upload.shape, upload.stride)
         except (RuntimeError, MemoryError) as error:
             self._refuse(upload, error)
+
+    def _keep(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
+        contents = self.journal.contents if self.journal is not None and self.journal.open else None
+        file = contents.whole(handle) if contents is not None else None
+        if contents is None or file is None or not store.adopt(digest, file, contents.prove):
+            store.keep(digest, data)
 
     def _refuse(self, upload: Upload, error: Exception) -> None:
         """The value is poison: whoever uses it learns why, and the session goes on."""

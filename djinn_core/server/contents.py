@@ -1,0 +1,240 @@
+"""Bytes that a journal refers to in place of holding them: weights, each in a file of its own that the store has as well.
+
+What a client uploads because the store wants it is written once, here, as it comes; then the store takes the file under a name of its own
+(a hard link). What the store has found is linked here. Whichever forgets it first, the other still has it. Files are named by digest; they
+are never written again once they are whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+
+from djinn_core.errors import SessionLost
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.logs import get_logger
+from djinn_core.wire.compression import expanded
+from djinn_core.wire.content import digest_of_content, digest_of_file
+from djinn_core.wire.frames import Buffer, allocate, flatten
+from djinn_core.wire.messages import Upload, decode, encode
+from djinn_core.wire.tensors import dtype_from_name
+
+_log = get_logger("djinn.server")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A frame of an upload whose body is in a file: its head, and where."""
+
+    head: bytes
+    digest: bytes
+    start: int
+    length: int
+
+
+@attrs.define
+class _Growing:
+    digest: bytes
+    size: int
+    written: int
+
+
+class Contents:
+    """The files of one session's journal. Used by one thread at a time, but for what it is told by the store."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is made when something is put into it."""
+        self._folder = folder
+        self._growing: dict[int, _Growing] = {}
+        self._proven: set[bytes] = set()  # what has the digest that it is named by
+
+    # --- what comes in ----------------------------------------------------------------------------------------
+
+    def expect(self, handle: int, digest: bytes, size: int, again: bool = False) -> bool:
+        """Bytes of that digest will be uploaded as `handle`; whether they are kept here from now on.
+
+        `again`: another process expected them before, and may have begun.
+
+        Raises:
+            OSError: there cannot be a file.
+        """
+        path, written = self.path(digest), 0
+        if self._grows(digest):
+            return False
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            written = path.stat().st_size
+            if not again or written > size:
+                return False
+        self._growing[handle] = _Growing(digest, size, written)
+        return True
+
+    def take(self, frame: Frame) -> tuple[Frame, Part] | None:
+        """Write a part of what is expected; the frame as it is taken now (not compressed), and what stands for it in a journal.
+
+        None where the frame is something else.
+
+        Raises:
+            OSError: it cannot be written.
+            ProtocolError: it cannot be decompressed.
+        """
+        if not self._growing or len(frame.body) != 1:
+            return None
+        upload = decode(frame.head)
+        growing = self._growing.get(upload.handle) if isinstance(upload, Upload) else None
+        if growing is None or not isinstance(upload, Upload):
+            return None
+        data = flatten(_plain(upload, frame.body[0]))
+        if not 0 <= upload.start <= growing.written or upload.start + len(data) > growing.size:
+            del self._growing[upload.handle]  # the session will not like it either
+            return None
+        if not self._write(growing, upload.start, data):
+            return None
+        head = encode(msgspec.structs.replace(upload, coding="", length=0)) if upload.coding else frame.head
+        return Frame(head, [data]), Part(head, growing.digest, upload.start, len(data))
+
+    def _write(self, growing: _Growing, start: int, data: memoryview) -> bool:
+        """Whether it was written: what the store has as well never is."""
+        file = os.open(self.path(growing.digest), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_nlink > 1:
+                return False
+            while data:
+                count = os.pwrite(file, data, start)
+                data, start = data[count:], start + count
+        finally:
+            os.close(file)
+        growing.written = max(growing.written, start)
+        return True
+
+    def whole(self, handle: int) -> Path | None:
+        """The file with what was uploaded as `handle`, if all of it is there; nothing more is expected for it."""
+        growing = self._growing.pop(handle, None)
+        return self.path(growing.digest) if growing is not None and growing.written == growing.size else None
+
+    def link(self, digest: bytes, file: Path) -> None:
+        """Keep a file of the store's, whose bytes have that digest. Where it cannot be, the journal depends on the store."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            os.link(file, self.path(digest), follow_symlinks=False)
+        except FileExistsError:
+            return
+        except OSError as error:
+            _log.info("a journal depends on the store", digest=digest.hex(), reason=str(error))
+            return
+        self._proven.add(digest)
+
+    def prove(self, digest: bytes) -> None:
+        """The file of that digest has it; from any thread."""
+        self._proven.add(digest)
+
+    # --- what is there ----------------------------------------------------------------------------------------
+
+    def find(self, digest: bytes, size: int) -> Path | None:
+        """The file with these bytes, if it is whole."""
+        path = self.path(digest)
+        try:
+            if path.stat().st_size != size or self._grows(digest):
+                return None
+            if digest not in self._proven and digest_of_file(path) != digest:
+                return None
+        except OSError:
+            return None
+        self._proven.add(digest)
+        return path
+
+    def match(self, memory: Sequence[Buffer]) -> dict[int, bytes]:
+        """Which of these are in a file, by position: their digests. Only what has the size of a file is looked at."""
+        sizes = {self.path(digest).stat().st_size for digest in tuple(self._proven)}
+        found: dict[int, bytes] = {}
+        for position, buffer in enumerate(memory):
+            data = flatten(buffer)
+            if len(data) in sizes and (digest := digest_of_content(data)) in self._proven:
+                found[position] = digest
+        return found
+
+    def own_bytes(self) -> int:
+        """Bytes of files that nobody else has."""
+        return sum(s.st_size for s in (path.stat() for path in self._files()) if s.st_nlink == 1)
+
+    def retain(self, digests: set[bytes]) -> None:
+        """Forget all others."""
+        kept = {digest.hex() for digest in digests}
+        for path in self._files():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+        self._proven &= digests
+
+    def end(self) -> None:
+        """Forget all."""
+        self._growing.clear()
+        self._proven.clear()
+        remove_contents(self._folder)
+
+    def path(self, digest: bytes) -> Path:
+        """Where the bytes of that digest are, or would be."""
+        return self._folder / digest.hex()
+
+    def _grows(self, digest: bytes) -> bool:
+        return any(growing.digest == digest for growing in self._growing.values())
+
+    def _files(self) -> list[Path]:
+        return list(self._folder.iterdir()) if self._folder.exists() else []
+
+
+def contents_folder(journal: Path) -> Path:
+    """Where the contents of the journal at that path are."""
+    return journal.with_suffix(".contents")
+
+
+def remove_contents(folder: Path) -> None:
+    """Remove the contents of a journal; somebody else may be at it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_part(folder: Path, part: Part) -> Frame:
+    """The frame that a journal has this of.
+
+    Raises:
+        SessionLost: its file is not what it was.
+    """
+    view = allocate(part.length)
+    try:
+        with (folder / part.digest.hex()).open("rb") as file:
+            file.seek(part.start)
+            count = file.readinto(view)
+    except OSError as error:
+        raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
+    if count != part.length:
+        raise SessionLost(f"what a journal refers to has {count} bytes of {part.length}")
+    return Frame(part.head, [view])
+
+
+def mapped(folder: Path, digest: bytes) -> memoryview:
+    """All bytes of that digest; what is written to them stays in memory.
+
+    Raises:
+        SessionLost: they are not there, or others are.
+    """
+    path = folder / digest.hex()
+    try:
+        if digest_of_file(path) != digest:
+            raise SessionLost("what a journal refers to is not what it was")
+        found: Any = np.memmap(path, np.uint8, "c").view(np.ndarray)
+    except (OSError, ValueError) as error:
+        raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
+    return memoryview(found).cast("B")
+
+
+def _plain(upload: Upload, part: Buffer) -> Buffer:
+    if not upload.coding:
+        return part
+    return expanded(part, upload.coding, dtype_from_name(upload.dtype).itemsize, upload.length)
