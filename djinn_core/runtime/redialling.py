@@ -10,9 +10,11 @@ from djinn_core.launch.addresses import transport_for
 from djinn_core.logs import get_logger
 from djinn_core.runtime.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
 from djinn_core.runtime.resuming import ResumingConnection
-from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_core.wire.message import Message
+from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 
 STARTING_SECONDS = 60.0  # that another executor may take until it is ready
+Reached = tuple[Connection, Resumed]
 _log = get_logger("djinn.session")
 
 
@@ -25,6 +27,7 @@ class Redialling:
         direct: the executor's own address, empty where the gateway passes frames on.
         recovers: whether the executor that takes the place of one that died goes on with its sessions.
         timeout: seconds that any single step may take.
+        instance: of the process that had the session last.
     """
 
     urls: tuple[str, ...]
@@ -36,6 +39,7 @@ class Redialling:
     timeout: float
     session: str
     secret: str = attrs.field(repr=False)
+    instance: str = ""
 
     def __call__(self, taken: int, seconds: float) -> tuple[Connection, int]:
         """A connection that goes on with the session, and how many frames the executor has taken.
@@ -44,19 +48,32 @@ class Redialling:
             AccessRefused: the session is over.
             TransportError: nobody answers, for the time being.
         """
-        timeout = min(self.timeout, seconds)
+        connection, resumed = self._reach(Resume(self.session, self.secret, taken), min(self.timeout, seconds))
+        self.instance = resumed.instance
+        return connection, resumed.taken
+
+    def aside(self) -> Connection:
+        """A connection to say something beside the session.
+
+        Raises:
+            AccessRefused: there is no such session there.
+            TransportError: nobody answers, for the time being.
+        """
+        return self._reach(Aside(self.session, self.secret), self.timeout)[0]
+
+    def _reach(self, question: Message, timeout: float) -> Reached:
         if self.direct:
             try:
-                return self._resume_at(self.direct, min(timeout, DIRECT_SECONDS), taken)
+                return self._ask_at(self.direct, min(timeout, DIRECT_SECONDS), question)
             except TransportError as error:
                 if not isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
                     raise
                 # Executors listen as long as they live.
                 if not self.recovers:
                     raise AccessRefused(f"nobody listens at {self.direct} any more") from error
-        return self._ask_gateway(taken, timeout)
+        return self._ask_gateway(question, timeout)
 
-    def _ask_gateway(self, taken: int, timeout: float) -> tuple[Connection, int]:
+    def _ask_gateway(self, question: Message, timeout: float) -> Reached:
         """By way of the gateway, which knows whether there is another executor in its place."""
         try:
             gateway = reach_gateway(self.urls, self.token, self.device, self.transports, timeout)
@@ -64,30 +81,27 @@ class Redialling:
             raise TransportError(f"{error}") from error  # while an executor is started again, there is none
         found = None
         try:
-            found = self._resume_by(gateway, timeout, taken)
+            found = self._ask_by(gateway, timeout, question)
         finally:
             if found is None or found[0] is not gateway.connection:
                 gateway.connection.close()
         return found
 
-    def _resume_by(self, gateway: Gateway, timeout: float, taken: int) -> tuple[Connection, int]:
+    def _ask_by(self, gateway: Gateway, timeout: float, question: Message) -> Reached:
         """At the executor that the gateway names, or over the gateway's own connection."""
         for url, _ in direct_ways(gateway, self.transports) if self.direct else ():
             try:
-                found = self._resume_at(url, min(timeout, DIRECT_SECONDS), taken)
+                found = self._ask_at(url, min(timeout, DIRECT_SECONDS), question)
             except TransportError as error:
                 _log.debug("an address does not work", url=url, reason=str(error))
             else:
                 self.direct = url
                 return found
-        return gateway.connection, self._resume(gateway.connection, gateway.url, taken, timeout)
+        return gateway.connection, ask(gateway.connection, question, Resumed, timeout, gateway.url)
 
-    def _resume_at(self, url: str, timeout: float, taken: int) -> tuple[Connection, int]:
+    def _ask_at(self, url: str, timeout: float, question: Message) -> Reached:
         connection = transport_for(url, self.transports).connect(url, Limits(), timeout)
-        return connection, self._resume(connection, url, taken, self.timeout)
-
-    def _resume(self, connection: Connection, url: str, taken: int, timeout: float) -> int:
-        return ask(connection, Resume(self.session, self.secret, taken), Resumed, timeout, url).taken
+        return connection, ask(connection, question, Resumed, self.timeout, url)
 
 
 def lasting(
@@ -99,6 +113,6 @@ def lasting(
         return reached.connection
     direct = "" if reached.relayed else reached.url
     where = (urls, token, device, direct, attached.recovers, transports, timeout)
-    redial = Redialling(*where, attached.session, attached.secret)
+    redial = Redialling(*where, attached.session, attached.secret, attached.instance)
     patience = attached.lease + (STARTING_SECONDS if attached.recovers else 0.0)
     return ResumingConnection(reached.connection, redial, patience, reached.url)

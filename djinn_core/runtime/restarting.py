@@ -11,7 +11,7 @@ from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.runtime.dialling import ask
 from djinn_core.runtime.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
-from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 
 
 @attrs.define
@@ -20,7 +20,7 @@ class Restarting:
 
     Attributes:
         timeout: seconds that any single step may take. start_timeout: seconds until an executor is ready.
-        how: how the last one ended that has died.
+        how: how the last one ended that has died. instance: of the process that had the session last.
     """
 
     executor: OwnExecutor
@@ -29,6 +29,7 @@ class Restarting:
     start_timeout: float
     session: str
     secret: str = attrs.field(repr=False)
+    instance: str = ""
     how: str = ""
 
     def __call__(self, taken: int, seconds: float) -> tuple[Connection, int]:
@@ -48,11 +49,24 @@ class Restarting:
         connection = transport_for(url, self.transports).connect(url, Limits(), self.timeout)
         resume = Resume(self.session, self.secret, taken)
         try:
-            return connection, ask(connection, resume, Resumed, self.timeout, url).taken
+            resumed = ask(connection, resume, Resumed, self.timeout, url)
         except AccessRefused as error:
             raise AccessRefused(
                 f"{error} (the last executor that died {self.how})" if self.how else str(error)
             ) from error
+        self.instance = resumed.instance
+        return connection, resumed.taken
+
+    def aside(self) -> Connection:
+        """A connection to say something beside the session.
+
+        Raises:
+            DjinnError: there is none, for the time being.
+        """
+        url = self.executor.wait_ready(self.start_timeout).urls[0]
+        connection = transport_for(url, self.transports).connect(url, Limits(), self.timeout)
+        ask(connection, Aside(self.session, self.secret), Resumed, self.timeout, url)
+        return connection
 
 
 def outliving(
@@ -66,5 +80,5 @@ def outliving(
 
     `seconds`: that any single step may take, and until an executor is ready.
     """
-    redial = Restarting(executor, transports, *seconds, attached.session, attached.secret)
+    redial = Restarting(executor, transports, *seconds, attached.session, attached.secret, attached.instance)
     return ResumingConnection(connection, redial, LEASE_SECONDS + seconds[1], "the executor of this program")

@@ -22,11 +22,15 @@ _log = get_logger("djinn.session")
 Redial = Callable[[int, float], tuple[Connection, int]]
 
 
+def _nobody() -> None:
+    """Is told that the connection is there again."""
+
+
 class ResumingConnection(LastingConnection):
     """A connection to an executor that is dialled again when it breaks, for as long as the executor keeps the session."""
 
     def __init__(self, inner: Connection, redial: Redial, patience: float, server: str) -> None:
-        """`patience`: seconds after which it gives up."""
+        """`patience`: seconds after which it gives up. Whoever sets `resumed_by` is told when the connection is there again."""
         super().__init__(inner)
         self._redial = redial
         self._patience = patience
@@ -35,6 +39,13 @@ class ResumingConnection(LastingConnection):
         self._progress = (0, 0)  # frames taken at both ends when it broke last
         self._in_vain = 0
         self.resumed = 0
+        self.deadly = False  # whether it is what the session does that kills executors
+        self.resumed_by: Callable[[], None] = _nobody
+
+    @property
+    def redial(self) -> object:
+        """How it is dialled again."""
+        return self._redial
 
     @property
     def _probes(self) -> bool:
@@ -84,6 +95,7 @@ class ResumingConnection(LastingConnection):
                 inner, theirs = self._redial(taken, max(0.1, deadline - time.monotonic()))
                 self._adopt(inner, theirs)
             except AccessRefused as refused:
+                self.deadly = refused.deadly
                 self._give_up(f"{error}; the server does not go on with it: {refused}")
             except DjinnError as again:
                 if time.monotonic() + pause > deadline:
@@ -93,6 +105,7 @@ class ResumingConnection(LastingConnection):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 self.resumed += 1
+                self.resumed_by()
                 return
         self._give_up(str(error))
 

@@ -17,12 +17,13 @@ from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
+from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
+from djinn_core.runtime.pool.member import Member, acquaint
 from djinn_core.runtime.pool.planner import PoolPlanner, Whereabouts
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.session import PoolSession
-from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 
 PlanOnTopology = Callable[[ProgramGraph, Whereabouts, NetworkTopology], PipelineResult]
@@ -44,7 +45,7 @@ def open_pool(
     """
     failures, residency = Failures(), Residency()
     members = [
-        Session(
+        Member(
             one.connection,
             planner,
             stats,
@@ -57,6 +58,7 @@ def open_pool(
         )
         for number, one in enumerate(opened, 1)
     ]
+    acquaint(members)
     routes = Routes(members)
     infos = [one.attached.device for one in opened]
     devices = tuple(f"{number}/{info.id}" for number, info in enumerate(infos))
@@ -68,7 +70,9 @@ def open_pool(
     )
     pool_planner.memory = _memory_free(capabilities, limits)
     uploads = HeldUploads(members, pool_planner.memory, residency)
-    return PoolSession(members, pool_planner, residency, routes, uploads, links)
+    connections, urls = [one.connection for one in opened], [one.url for one in opened]
+    introductions = Introductions(connections, urls, [one.attached.instance for one in opened], routes.pairs_of)
+    return PoolSession(members, pool_planner, residency, routes, uploads, links, introductions)
 
 
 def _memory_free(devices: tuple[DeviceCapabilities, ...], limits: Mapping[str, int]) -> list[int]:

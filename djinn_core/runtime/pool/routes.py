@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from djinn_core.ir.costs import Link
-from djinn_core.launch.addresses import parse_url, with_host
 from djinn_core.logs import get_logger
+from djinn_core.runtime.pool.introductions import invitation
 from djinn_core.runtime.pool.parts import Carry
 from djinn_core.runtime.session import Session
 from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.peer_messages import CLIENT, Expect, Invite, Invited, Meet, Met, Ship
+from djinn_core.wire.peer_messages import CLIENT, Expect, Invite, Invited, Met, Ship
 
 ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
 # Seconds that a value's way takes beside the wire, measured on processors with Python at both ends: part of the program ends
@@ -37,11 +37,7 @@ class Routes:
         if met is None:
             there = self._members[target]
             invited = there.ask(Invite(source + 1), Invited)
-            host = parse_url(there.server).hostname or "" if "://" in there.server else ""
-            urls = tuple(with_host(url, host) for url in invited.urls)
-            met = self._members[source].ask(
-                Meet(target + 1, source + 1, invited.ticket, urls, invited.fingerprint), Met
-            )
+            met = self._members[source].ask(invitation(source, target, invited, there.server), Met)
             self._met[source, target] = met
             if met.error:
                 log.warning(
@@ -53,6 +49,10 @@ class Routes:
             else:
                 log.info("executors have met", source=source, target=target, url=met.url, bandwidth=met.bandwidth)
         return met
+
+    def pairs_of(self, executor: int) -> list[tuple[int, int]]:
+        """Who sends directly to whom, of those that an executor is part of."""
+        return [pair for pair, met in list(self._met.items()) if executor in pair and not met.error]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
         """The measured links between all of them."""

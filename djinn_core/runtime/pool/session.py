@@ -16,6 +16,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
+from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
 from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, PooledPlan, RunPart
 from djinn_core.runtime.pool.planner import PoolPlanner
@@ -81,6 +82,7 @@ class PoolSession:
         routes: Routes,
         uploads: HeldUploads,
         links: PresentLinks,
+        introductions: Introductions,
     ) -> None:
         self.members = tuple(members)
         self.server = ", ".join(member.server for member in members)
@@ -89,6 +91,7 @@ class PoolSession:
         self._routes = routes
         self._uploads = uploads
         self._links = links
+        self._introductions = introductions
         self._numbers = itertools.count(1)
         self._tables = threading.RLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
@@ -356,6 +359,7 @@ class PoolSession:
 
     def close(self) -> None:
         """End all sessions."""
+        self._introductions.close()
         for member in self.members:
             member.close()
 

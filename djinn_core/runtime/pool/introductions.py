@@ -1,0 +1,132 @@
+"""Executors that were recovered are introduced to the others again: they are other processes, with other addresses.
+
+That goes over connections of its own (`Aside`): sessions may be waiting for the very executor that is introduced to them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.errors import DjinnError, TransportError
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.launch.addresses import parse_url, with_host
+from djinn_core.logs import get_logger
+from djinn_core.runtime.dialling import ask
+from djinn_core.runtime.resuming import ResumingConnection
+from djinn_core.wire.peer_messages import Invite, Invited, Meet, Met
+
+_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 120.0  # the other one may have to be started again as well
+_ANSWER_SECONDS: Final = 30.0
+_log = get_logger("djinn.pool")
+
+
+@runtime_checkable
+class Reachable(Protocol):
+    """How to get back to a session, also beside it; `instance` is of the process that it was found in last."""
+
+    instance: str
+
+    def aside(self) -> Connection:
+        """A connection to say something beside the session.
+
+        Raises:
+            DjinnError: there is none, for the time being.
+        """
+
+
+def invitation(source: int, target: int, invited: Invited, server: str) -> Meet:
+    """What makes executor `source` meet executor `target`, of which the client knows the address `server`."""
+    host = parse_url(server).hostname or "" if "://" in server else ""
+    urls = tuple(with_host(url, host) for url in invited.urls)
+    return Meet(target + 1, source + 1, invited.ticket, urls, invited.fingerprint)
+
+
+@attrs.frozen
+class _Acquaintance:
+    """One executor as the others need to know it."""
+
+    reach: Reachable
+    server: str
+
+
+class Introductions:
+    """Watches which executors of a pool have been replaced, and tells those that send to them, or that they send to."""
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        servers: Sequence[str],
+        instances: Sequence[str],
+        pairs: Callable[[int], Sequence[tuple[int, int]]],
+    ) -> None:
+        """`instances`: of the processes at the beginning. `pairs`: who sends to whom, of those that an executor is part of."""
+        self._pairs = pairs
+        self._instances = list(instances)
+        self._known: dict[int, _Acquaintance] = {}
+        self._closed = threading.Event()
+        for number, (connection, server) in enumerate(zip(connections, servers, strict=True)):
+            if isinstance(connection, ResumingConnection) and isinstance(connection.redial, Reachable):
+                self._known[number] = _Acquaintance(connection.redial, server)
+                connection.resumed_by = partial(self._look, number)
+
+    def _look(self, number: int) -> None:
+        """A member's connection is there again, maybe to another process."""
+        found = self._known[number].reach.instance
+        if found != self._instances[number]:
+            self._instances[number] = found
+            threading.Thread(target=self._introduce, args=(number, found), name="djinn-introduce", daemon=True).start()
+
+    def _introduce(self, number: int, instance: str) -> None:
+        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _PAUSE_SECONDS
+        waiting = list(self._pairs(number))
+        while waiting and not self._closed.is_set() and self._instances[number] == instance:
+            try:
+                self._bring_together(*waiting[0])
+            except DjinnError as error:
+                if time.monotonic() > deadline:
+                    _log.error(
+                        "an executor that was recovered does not find another one", pair=waiting[0], error=str(error)
+                    )
+                    return
+                _log.debug("executors are not introduced yet", pair=waiting[0], reason=str(error))
+                self._closed.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                waiting.append(waiting.pop(0))  # the other one may be there already
+            else:
+                waiting.pop(0)
+                pause = _PAUSE_SECONDS
+
+    def _bring_together(self, source: int, target: int) -> None:
+        """Have one executor connect to another one that it sent values to before.
+
+        Raises:
+            DjinnError: one of them cannot be reached, or does not reach the other.
+        """
+        there = self._known[target]
+        connection = there.reach.aside()
+        try:
+            invited = ask(connection, Invite(source + 1), Invited, _ANSWER_SECONDS, there.server)
+        finally:
+            connection.close()
+        here = self._known[source]
+        connection = here.reach.aside()
+        try:
+            meet = invitation(source, target, invited, there.server)
+            met = ask(connection, meet, Met, _ANSWER_SECONDS, here.server)
+        finally:
+            connection.close()
+        if met.error:
+            raise TransportError(met.error)
+        _log.info("executors have met again", source=source, target=target, url=met.url)
+
+    def close(self) -> None:
+        """Introduce nobody any more."""
+        self._closed.set()
