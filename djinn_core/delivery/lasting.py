@@ -173,6 +173,28 @@ class LastingConnection(abc.ABC):
                     self._probe = _FIRST_PROBE_SECONDS
                     return frame
 
+    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
+        """Take in what came, for `receive`, unless another thread reads; at most so much may wait there. What is new of it.
+
+        Raises:
+            ProtocolError: the other end does not follow the protocol.
+            TransportError: the connection is broken. That is left to those who send and receive.
+        """
+        found: list[Frame] = []
+        if not self._reading.acquire(blocking=False):
+            return found
+        try:
+            while len(self._early) < frames and sum(_bytes_of(frame) for frame in self._early) < nbytes:
+                frame = self._read(self._inner, 0.0)
+                if frame is not None:
+                    self._early.append(frame)
+                    found.append(frame)
+        except TimeoutError:
+            return found
+        finally:
+            self._reading.release()
+        return found
+
     @property
     @abc.abstractmethod
     def _probes(self) -> bool:
@@ -324,6 +346,10 @@ class LastingConnection(abc.ABC):
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()
+
+
+def _bytes_of(frame: Frame) -> int:
+    return sum(len(memoryview(buffer)) for buffer in frame.body)
 
 
 def own(connection: Connection) -> None:

@@ -32,6 +32,8 @@ _MAGIC: Final = b"DJNJ1\n"
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
 _LENGTH: Final = struct.Struct("<I")  # number of buffers
 _HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
+_CUT: Final = b"X"
+_CUT_AT: Final = struct.Struct("<QQ")
 STALE_SECONDS: Final = 600.0
 _AT_ONCE: Final = 512  # buffers that one system call writes
 _log = get_logger("djinn.server")
@@ -126,6 +128,10 @@ class Journal:
                 self.give_up(f"it has more than {self._limit:,} bytes")
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
+
+    def cut(self, submission: int, op: int) -> None:
+        """A submission was stopped before that op, because nobody wanted it any more."""
+        self.append(_CUT, _CUT_AT.pack(submission, op), ())
 
     def note(self, decided: bytes) -> None:
         """Something was decided that the frames do not say."""
@@ -232,6 +238,7 @@ class Past:
         owner: whose session it is.
         taken: how many frames were taken.
         base: where the session was when the journal began; None: at its beginning.
+        cuts: before which op submissions were stopped that nobody wanted any more, by number.
         shipments: what came from other executors, and went there.
         tried: how many processes have done it again and died before they took anything new.
     """
@@ -253,6 +260,7 @@ class Past:
         self._contents = contents_folder(path)
         self._base_at = 0
         self.base: Base | None = None
+        self.cuts: dict[int, int] = {}
         self.tried = 0
         self.taken = 0
         try:
@@ -292,6 +300,8 @@ class Past:
                 data = self._file.read(head)
                 if kind == _HEADER:
                     owner = msgspec.msgpack.decode(data, type=Owner)
+                elif kind == _CUT:
+                    self.cuts.update([read_cut(data)])
                 else:
                     self._notes.append(data)
         if owner is None:
@@ -368,6 +378,18 @@ def _read(file: BufferedReader, length: int) -> memoryview:
             raise ProtocolError("a journal ends in the middle of a frame")
         done += count
     return view
+
+
+def read_cut(data: bytes) -> tuple[int, int]:
+    """A submission that was stopped, and before which op.
+
+    Raises:
+        SessionLost: that is no such record.
+    """
+    if len(data) != _CUT_AT.size:
+        raise SessionLost("a journal contradicts itself: it does not say where a program was stopped")
+    submission, op = _CUT_AT.unpack(data)
+    return submission, op
 
 
 def remove_stale(directory: Path) -> None:

@@ -55,6 +55,8 @@ class LeasedConnection(LastingConnection):
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
+        self._missed: Connection | None = None  # that was seen to be broken while the session computed, since when
+        self._missed_at = 0.0
         self._journal = journal
         self._past: Past | None = None
         self._every = every
@@ -82,7 +84,9 @@ class LeasedConnection(LastingConnection):
         journal, started = self._journal, time.monotonic()
         if journal is None or started < self._due or self._early or (self._past is not None and not self._past.over):
             return
-        with still:
+        with self._reading, still:  # nobody reads ahead meanwhile
+            if self._early:
+                return
             taken = state() if journal.open else None
             if taken is not None:
                 with self._sending, self._keeping:
@@ -136,10 +140,21 @@ class LeasedConnection(LastingConnection):
     def _probes(self) -> bool:
         return False
 
+    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
+        """As `LastingConnection.read_ahead`; nothing while the session does again what another process did."""
+        return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
+
+    def gone(self) -> bool:
+        """The connection is broken: whether the client has stayed away for longer than its lease since this was asked first."""
+        with self._changed:
+            if self._missed is not self._inner:
+                self._missed, self._missed_at = self._inner, time.monotonic()
+            return time.monotonic() - self._missed_at > self._seconds
+
     def _restore(self, broken: Connection, error: TransportError) -> None:
         self._copy_borrowed()  # it may take long, and memory is written meanwhile
-        deadline = time.monotonic() + self._seconds
         with self._changed:
+            deadline = self._seconds + (self._missed_at if self._missed is broken else time.monotonic())
             if self._inner is broken and not self._expired:
                 _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
             while self._inner is broken:

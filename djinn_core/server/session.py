@@ -40,6 +40,7 @@ from djinn_core.server.snapshots import (
     take_values,
     tensor_of,
 )
+from djinn_core.server.stopping import OVERSEER, Wanted
 from djinn_core.server.store import WeightStore
 from djinn_core.server.uploads import Uploads
 from djinn_core.server.values import Poison, ValueTable
@@ -69,6 +70,7 @@ from djinn_core.wire.messages import (
     expect,
 )
 from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, Meet, Met, Ship
+from djinn_core.wire.stop_messages import Stop
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 
 _log = get_logger("djinn.server")
@@ -96,6 +98,7 @@ class ExecutorSession:
         self._uploads = Uploads(device.runtime, self.values, store)
         self.exchange = Exchange(harbour or Harbour())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
+        self._wanted = Wanted()
         METER.enter(self)
 
     def serve(self, connection: Connection) -> None:
@@ -114,8 +117,10 @@ class ExecutorSession:
             self._restore(snapshot, past.memory())
         shipments = past.shipments if past is not None else PastShipments()
         self.exchange.begin(journal.append if journal is not None else None, shipments, counts)
-        while self._serve_one(connection):
-            keep(connection, self._state, self.exchange.inbox.writing)
+        self._wanted.write_to(journal, past)
+        with OVERSEER.over(self._wanted, connection):
+            while self._serve_one(connection):
+                keep(connection, self._state, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: Connection) -> bool:
         frame = self._next_frame(connection)
@@ -143,6 +148,8 @@ class ExecutorSession:
                     self.device.ledger.peak = 0
                 reset_device_peak(self.device.runtime.device)
             connection.send(Frame(encode(Figures(figures))))
+        elif isinstance(message, Stop):
+            self._wanted.stop(message.submissions)
         elif isinstance(message, Goodbye):
             return False
         else:
@@ -268,11 +275,13 @@ class ExecutorSession:
             return
         if known is not None:
             bind(known, submit, work)
+        self._wanted.begin(work)
         waited = time.perf_counter()
         own(connection)  # what was sent and not taken yet may be written now
         with self._turn:
             begun = time.perf_counter()
             run = self._run(known, work)
+            self._wanted.end(work, run)
             if work.synchronize:
                 self._synchronize(work, run)
             executed = time.perf_counter()
@@ -339,6 +348,9 @@ class ExecutorSession:
         message = decode(frame.head)
         if isinstance(message, Upload):
             self._uploads.take(message, frame.body)
+            return None
+        if isinstance(message, Stop):
+            self._wanted.stop(message.submissions)
             return None
         if isinstance(message, Define):
             return message
