@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import stat
 from collections.abc import Iterable
-from urllib.parse import SplitResult, urlsplit
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs.transports import Transport
 
+# Where an executor has its socket: a directory of this name, which only its user can enter.
+DIRECTORY_PREFIX: Final = "djinn-"
+SOCKET_NAME: Final = "executor.sock"
 _WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
 
@@ -69,6 +76,25 @@ def with_host(url: str, host: str) -> str:
     if parts.hostname not in _WILDCARDS:
         return url
     return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
+
+
+def at_host(url: str, host: str) -> str:
+    """`url` with `host` in place of its own: where somebody else says that something listens, it is on their machine."""
+    parts = parse_url(url)
+    return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
+
+
+def is_own_socket(url: str) -> bool:
+    """Whether a `unix://` URL leads to a socket where executors of this user's have theirs, and to nobody else's."""
+    parts = urlsplit(url)
+    path = Path(unquote(parts.path))
+    if parts.scheme != "unix" or path.name != SOCKET_NAME or not path.parent.name.startswith(DIRECTORY_PREFIX):
+        return False
+    try:
+        status = path.parent.lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
 
 
 def network_location(host: str, port: int | None) -> str:

@@ -18,6 +18,7 @@ import attrs
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.launch.addresses import DIRECTORY_PREFIX
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.lines import LineReader, write_line
 from djinn_core.launch.orders import (
@@ -303,11 +304,11 @@ def _tls_files(tls: TlsOptions | None) -> dict[str, str]:
 
 def _make_directory() -> str:
     """A directory that only this user can enter, with a path short enough for the address of a socket in it."""
-    directory = tempfile.mkdtemp(prefix="djinn-")
+    directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX)
     if len(os.fsencode(directory)) <= _LONGEST_DIRECTORY:
         return directory
     Path(directory).rmdir()
-    return tempfile.mkdtemp(prefix="djinn-", dir="/tmp")
+    return tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp")
 
 
 def _spawn(options: ExecutorOptions, report: int) -> subprocess.Popen[bytes]:

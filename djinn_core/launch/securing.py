@@ -16,3 +16,8 @@ def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transpor
     """All of `transports`, and under TLS those that can."""
     plain = tuple(transports)
     return (*plain, *under_tls(plain, tls))
+
+
+def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
+    """The schemes of URLs that TLS is spoken at, by the transports that can."""
+    return frozenset(scheme for transport in under_tls(transports, TlsOptions()) for scheme in transport.schemes)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
+from urllib.parse import SplitResult
 
 import attrs
 import torch
@@ -14,7 +15,15 @@ import torch
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
 from djinn_core.ir.operators import operators_digest
-from djinn_core.launch.addresses import has_transport, is_loopback, parse_url, transport_for, with_host
+from djinn_core.launch.addresses import (
+    at_host,
+    has_transport,
+    is_loopback,
+    is_own_socket,
+    parse_url,
+    transport_for,
+)
+from djinn_core.launch.securing import secure_schemes
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
@@ -160,7 +169,7 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
     try:
         answer = decode(_answer_to(connection, question, timeout).head)
         if isinstance(answer, Refused):
-            raise (TransportError if answer.again else AccessRefused)(f"{url} refused: {answer.reason}")
+            raise _refusal(answer, url)
         if not isinstance(answer, kind):
             detail = getattr(answer, "reason", type(answer).__name__)
             raise TransportError(f"{url} answered with something else than {kind.__name__}: {detail}")
@@ -174,6 +183,15 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
         connection.close()
         raise
     return answer
+
+
+def _refusal(answer: Refused, url: str) -> DjinnError:
+    reason = f"{url} refused: {answer.reason}"
+    if answer.again:
+        return TransportError(reason)
+    refused = AccessRefused(reason)
+    refused.deadly = answer.deadly
+    return refused
 
 
 def _answer_to(connection: Connection, question: Message, timeout: float) -> Frame:
@@ -209,11 +227,31 @@ def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tup
     if _came_through_another(gateway):
         _log.info("reached through a tunnel or a proxy: the gateway passes frames on", url=gateway.url)
         return []
-    host = parse_url(gateway.url).hostname or ""
-    urls = _fastest_first((with_host(url, host) for url in gateway.welcome.urls), transports)
-    ways = [(url, transport_for(url, transports)) for url in urls if has_transport(url, transports)]
-    here = not host or is_loopback(host)
-    return [(url, transport) for url, transport in ways if here or not transport.capabilities.same_host]
+    reached = parse_url(gateway.url)
+    urls = _fastest_first(_believed(gateway.welcome.urls, reached, transports), transports)
+    return [(url, transport_for(url, transports)) for url in urls]
+
+
+def _believed(urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...]) -> Iterator[str]:
+    """Those of a server's `urls` that a client follows, which reached it at `reached`.
+
+    They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to anybody else, and
+    under TLS where it was reached so.
+    """
+    host, secure = reached.hostname or "", secure_schemes(transports)
+    for url in urls:
+        try:
+            scheme, way = parse_url(url).scheme, transport_for(url, transports)
+        except (ConfigurationError, PluginError) as error:
+            _log.debug("an address of the server's is left out", error=str(error))
+            continue
+        if way.capabilities.same_host:
+            if (not host or is_loopback(host)) and is_own_socket(url):
+                yield url
+        elif reached.scheme in secure and scheme not in secure:
+            _log.warning("the server names an address without TLS, which is not followed", url=url)
+        else:
+            yield at_host(url, host) if host else url
 
 
 def _came_through_another(gateway: Gateway) -> bool:

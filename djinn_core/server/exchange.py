@@ -20,7 +20,7 @@ import attrs
 from djinn_core.builtins.tls_contexts import fingerprint_of_file
 from djinn_core.errors import DjinnError, ProtocolError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
-from djinn_core.launch.addresses import has_transport, transport_for
+from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
 from djinn_core.launch.securing import with_tls
 from djinn_core.server.cargo import Packed
 from djinn_core.server.gauging import Sightings, measure
@@ -148,6 +148,9 @@ class Exchange:
         for url in meet.urls:
             if not has_transport(url, self._harbour.ways_to(meet.fingerprint)):
                 reasons.append(f"{url}: no transport")
+                continue
+            if url.startswith("unix:") and not is_own_socket(url):  # a client could have it talk to anybody here
+                reasons.append(f"{url}: no socket of an executor")
                 continue
             try:
                 connection, joined = self._dial(url, meet.fingerprint, meet.ticket)

@@ -151,7 +151,7 @@ def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, 
     from djinn_core.runtime import dialling
 
     # Somebody else listens where the executor should: it answers, but it does not know the ticket.
-    monkeypatch.setattr(dialling, "with_host", lambda url, host: server.url("tcp"))
+    monkeypatch.setattr(dialling, "at_host", lambda url, host: server.url("tcp"))
     opened = begin(server.settings(), without(registry, "local"))
     assert opened.url == server.url("tcp")
     assert len(opened.fallbacks) >= 1

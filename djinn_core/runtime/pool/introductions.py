@@ -15,7 +15,7 @@ import attrs
 
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
-from djinn_core.launch.addresses import parse_url, with_host
+from djinn_core.launch.addresses import at_host, is_loopback, parse_url, with_host
 from djinn_core.logs import get_logger
 from djinn_core.runtime.dialling import ask
 from djinn_core.runtime.resuming import ResumingConnection
@@ -45,8 +45,15 @@ class Reachable(Protocol):
 def invitation(source: int, target: int, invited: Invited, server: str) -> Meet:
     """What makes executor `source` meet executor `target`, of which the client knows the address `server`."""
     host = parse_url(server).hostname or "" if "://" in server else ""
-    urls = tuple(with_host(url, host) for url in invited.urls)
+    urls = tuple(_placed(url, host) for url in invited.urls)
     return Meet(target + 1, source + 1, invited.ticket, urls, invited.fingerprint)
+
+
+def _placed(url: str, host: str) -> str:
+    """Where an executor says that it listens: at the host where this client reached it, unless through a tunnel perhaps."""
+    if not host or url.startswith("unix:"):
+        return url
+    return with_host(url, host) if is_loopback(host) else at_host(url, host)
 
 
 @attrs.frozen
