@@ -13,9 +13,11 @@ from __future__ import annotations
 from djinn_core.errors import (
     AccessRefused,
     ConfigurationError,
+    DeadlineExceeded,
     DjinnError,
     InvalidStage,
     PluginError,
+    ProgramStopped,
     ProtocolError,
     RemoteError,
     RemoteIndexError,
@@ -60,6 +62,7 @@ from djinn_core.runtime.client import (
     stats,
     synchronize,
 )
+from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
 from djinn_core.runtime.links import topology
 from djinn_core.runtime.remote_errors import RemoteLinAlgError
@@ -74,6 +77,7 @@ __all__ = [
     "ConfigurationError",
     "CostEstimate",
     "DataResidency",
+    "DeadlineExceeded",
     "DeviceCapabilities",
     "DjinnError",
     "ExecutionPhase",
@@ -88,6 +92,7 @@ __all__ = [
     "PatternMatch",
     "PlacementDecision",
     "PluginError",
+    "ProgramStopped",
     "ProtocolError",
     "RemoteError",
     "RemoteIndexError",
@@ -109,6 +114,7 @@ __all__ = [
     "WorkloadProfile",
     "capture",
     "configure",
+    "deadline",
     "execute",
     "explain",
     "get_graph",

@@ -201,6 +201,7 @@ class Settings:
         client_fallback: whether ops that the executor cannot do are computed on this machine.
         connect_timeout: seconds that a server may take to answer.
         start_timeout: seconds that an executor may take to start.
+        wait_timeout: seconds that a wait for results may take; 0: as long as it takes.
         progress: whether uploads that take seconds show how far they are, where there is a terminal.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
     """
@@ -234,6 +235,7 @@ class Settings:
     client_fallback: bool = attrs.field(default=False, converter=_flag)
     connect_timeout: float = attrs.field(default=30.0, converter=_seconds)
     start_timeout: float = attrs.field(default=60.0, converter=_seconds)
+    wait_timeout: float = attrs.field(default=0.0, converter=_target)
     progress: bool = attrs.field(default=True, converter=_flag)
     debug: str = attrs.field(default="", converter=_text)
 

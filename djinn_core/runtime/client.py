@@ -28,6 +28,7 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connect import Opened, open_connections, start_executors
 from djinn_core.runtime.counting import reset_stats, stats
+from djinn_core.runtime.deadlines import limit_waits
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning import load_plugins
 from djinn_core.runtime.pool.opening import open_pool
@@ -105,6 +106,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors})
     _state.observers = Observers([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
+    limit_waits(settings.wait_timeout)
     port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
     if settings.client_fallback:
         forget_calls()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -19,6 +20,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.answers import AnswerReader
 from djinn_core.runtime.binding import bind, settle_claims
 from djinn_core.runtime.compressing import Compressing
+from djinn_core.runtime.deadlines import due, exceeded
 from djinn_core.runtime.derived import DerivedValues
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.known_templates import KnownTemplates
@@ -50,6 +52,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import Cargo, Invited, Met, Parcel, Ship
+from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
 
 log = get_logger("djinn.session")
 R = TypeVar("R", Figures, Invited, Met)
@@ -213,11 +216,16 @@ class Session:
         Raises:
             RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
             SessionLost: the executor is gone.
+            DeadlineExceeded: as `deadline` says.
         """
         late, there = number in self._late, number not in self._pending
         self._stats.round_trips += not (late and there)
+        until = due()
         try:
-            self._receive_until(number)
+            if until is None:
+                self._receive_until(number)
+            else:
+                self._receive_before(until, number)
         except BaseException:
             if not late:  # who has come for it late may come again
                 self._abandoned.add(number)
@@ -267,6 +275,35 @@ class Session:
             with collect_later, self._receiving:
                 if number in self._pending:
                     self._receive_one(PATIENCE)
+
+    def _receive_before(self, until: float, number: int) -> None:
+        while number in self._pending:
+            left = until - time.monotonic()
+            if left <= 0:
+                self.stop_waiting()
+                raise exceeded(self.server)
+            if self._receiving.acquire(timeout=left):
+                try:
+                    with collect_later:
+                        if number in self._pending:
+                            self._receive_one(min(left, PATIENCE))
+                finally:
+                    self._receiving.release()
+
+    def stop_waiting(self) -> None:
+        """This thread does not want any more what it has sent and not got an answer to."""
+        thread = threading.get_ident()
+        numbers = tuple([n for n, p in list(self._pending.items()) if p.thread == thread])[-STOPS_LIMIT:]
+        if numbers and not self.lost:
+            self._excused.update(numbers)
+            # Not here: another thread may be sending for as long as the executor does not read.
+            threading.Thread(target=self._stop, args=(numbers,), name="djinn-stop", daemon=True).start()
+
+    def _stop(self, numbers: tuple[int, ...]) -> None:
+        try:
+            self.connection.send(Frame(encode(Stop(numbers))))
+        except TransportError as error:
+            log.debug("nobody was told what to stop", reason=str(error))
 
     def take_what_came(self) -> None:
         """Take in the answers that are there, so that neither end waits for the other to read.

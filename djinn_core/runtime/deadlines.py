@@ -1,0 +1,64 @@
+"""How long a thread waits for executors: inside `deadline`, and with the setting `wait_timeout`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from djinn_core.errors import ConfigurationError, DeadlineExceeded
+
+
+class _Deadlines(threading.local):
+    """Each thread's own. `limit` is that of all threads: seconds that any single wait may take; 0: as long as it takes."""
+
+    until: float | None = None
+    limit = 0.0
+
+
+_here = _Deadlines()
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """What this thread waits for inside the block must be there within `seconds`, all waits together.
+
+    Where it is not, the wait raises `DeadlineExceeded`, and executors stop between two ops what this thread has sent and not
+    got an answer to. Values that were to be made or written by what was stopped raise `ProgramStopped` when they are used;
+    all others, and the session, live on. Of deadlines inside each other the earliest counts.
+
+    Raises:
+        ConfigurationError: `seconds` is not above 0.
+        DeadlineExceeded: a wait inside the block took too long.
+    """
+    if not seconds > 0:
+        raise ConfigurationError(f"a deadline is a number of seconds above 0, not {seconds!r}")
+    before, until = _here.until, time.monotonic() + seconds
+    _here.until = until if before is None else min(before, until)
+    try:
+        yield
+    finally:
+        _here.until = before
+
+
+def limit_waits(seconds: float) -> None:
+    """No single wait of any thread may take longer; 0: as long as it takes."""
+    _Deadlines.limit = seconds
+
+
+def due() -> float | None:
+    """When a wait that begins now has to be over, on the monotonic clock; None: it takes as long as it takes."""
+    until, limit = _here.until, _here.limit
+    if not limit:
+        return until
+    latest = time.monotonic() + limit
+    return latest if until is None else min(until, latest)
+
+
+def exceeded(server: str) -> DeadlineExceeded:
+    """What to raise."""
+    return DeadlineExceeded(
+        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
+        "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"
+    )
