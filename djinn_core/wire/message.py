@@ -9,6 +9,8 @@ import msgspec
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Secret = Annotated[str, msgspec.Meta(max_length=1024)]
+# Passed on from one to another, so that nobody can have somebody else say more than random letters to a stranger.
+Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 

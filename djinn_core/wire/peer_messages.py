@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from djinn_core.wire.bindings import Handles
-from djinn_core.wire.message import Count, Dimensions, Failure, Message, Name, Secret
+from djinn_core.wire.message import Count, Dimensions, Failure, Message, Name, Ticket
 
 CLIENT = 0  # in place of the number of an executor
 
@@ -24,7 +24,7 @@ class Invited(Message, frozen=True):
     `fingerprint`: the certificate that it shows, where it speaks TLS.
     """
 
-    ticket: Secret
+    ticket: Ticket
     urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
     fingerprint: Name = ""
 
@@ -37,7 +37,7 @@ class Meet(Message, frozen=True):
 
     peer: Count
     me: Count
-    ticket: Secret
+    ticket: Ticket
     urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
     fingerprint: Name = ""
 
@@ -55,7 +55,7 @@ class Met(Message, frozen=True):
 class Join(Message, frozen=True):
     """First message of an executor to another one: the ticket of `Invited`, or, where it came before, the secret of `Joined`."""
 
-    ticket: Secret
+    ticket: Ticket
 
 
 class Joined(Message, frozen=True):
@@ -65,7 +65,7 @@ class Joined(Message, frozen=True):
     """
 
     taken: Count = 0
-    secret: Secret = ""
+    secret: Ticket = ""
 
 
 class Taken(Message, frozen=True):

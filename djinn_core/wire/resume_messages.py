@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.wire.message import Count, Message, Name, Secret
+from djinn_core.wire.message import Count, Message, Name, Ticket
 
 
 class Resume(Message, frozen=True):
@@ -12,7 +12,7 @@ class Resume(Message, frozen=True):
     """
 
     session: Name
-    secret: Secret
+    secret: Ticket
     taken: Count
 
 
@@ -33,4 +33,4 @@ class Aside(Message, frozen=True):
     """
 
     session: Name
-    secret: Secret
+    secret: Ticket
