@@ -24,6 +24,7 @@ from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.contents import Contents, Part, contents_folder, mapped, read_part, remove_contents
+from djinn_core.server.disk import DISK, STEP
 from djinn_core.server.shipments import KINDS, PastShipments
 from djinn_core.server.shipments import Record as Shipped
 from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
@@ -88,6 +89,7 @@ class Journal:
             os.close(self._file)
             raise
         self._size = os.fstat(self._file).st_size
+        self._looked = 0  # how large it was when the disk was looked at
 
     @classmethod
     def begin(cls, path: Path, owner: Owner, limit: int) -> Journal:
@@ -124,8 +126,8 @@ class Journal:
         if self.contents is None or not self.open:
             return
         try:
-            if self.contents.expect(handle, digest, size, again) and self._size + self.contents.own_bytes() + size > self._limit:
-                self.give_up(f"it has more than {self._limit:,} bytes")
+            if self.contents.expect(handle, digest, size, again):
+                self._look(self.contents.own_bytes() + size)
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
 
@@ -163,8 +165,7 @@ class Journal:
                 new.append(_KEPT, frame.head, frame.body)
             for record in shipments:
                 new.append(*record)
-            if not new.open:
-                self.give_up("its state does not fit into a journal")
+            if not new.open:  # which has said why
                 return
             path.replace(self.path)
         except OSError as error:
@@ -177,6 +178,8 @@ class Journal:
             self._file, self._size = new.hand_over()
         if self.contents is not None:
             self.contents.retain(set(found.values()))
+        DISK.forget(path)
+        self._look(self.contents.own_bytes() if self.contents is not None else 0)
 
     def hand_over(self) -> tuple[int, int]:
         """The file, and how many bytes it has; this is of no use any more."""
@@ -203,6 +206,7 @@ class Journal:
             if self.open:
                 os.close(self._file)
                 self._file = -1
+                DISK.forget(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""
@@ -216,8 +220,16 @@ class Journal:
                 self._write([prefix + lengths + head, *parts])
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
-            if self._size > self._limit:
-                self.give_up(f"its journal has more than {self._limit:,} bytes")
+            if self._size > min(self._limit, self._looked + STEP):
+                self._look(self.contents.own_bytes() if self.contents is not None else 0)
+
+    def _look(self, beside: int) -> None:
+        """Give it up where it has become too large with what is `beside` it, or there is no room for it."""
+        self._looked = self._size
+        if self._size + beside > self._limit:
+            self.give_up(f"its journal has more than {self._limit:,} bytes")
+        elif reason := DISK.takes(self.path, self._size + beside, self.path.parent):
+            self.give_up(reason)
 
     def _write(self, parts: list[Buffer]) -> None:
         for start in range(0, len(parts), _AT_ONCE):

@@ -44,6 +44,7 @@ GAUGES: Final = {
     "open_fds": "Open file descriptors of the process",
     "store_bytes": "Bytes of weights that are kept on disk",
     "store_limit_bytes": "Bytes of weights that may be kept on disk",
+    "disk_bytes": "Bytes of journals, and of values that had to make room in memory, on disk",
 }
 DISTRIBUTIONS: Final = {
     "queue_duration_seconds": "How long submissions waited for the device",

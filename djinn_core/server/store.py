@@ -20,6 +20,7 @@ import attrs
 import torch
 
 from djinn_core.logs import get_logger
+from djinn_core.server.disk import DISK
 from djinn_core.server.weight_files import WeightFiles
 from djinn_core.wire.content import ContentHash, digest_of_file
 
@@ -209,7 +210,7 @@ class WeightStore:
 
     def _write(self, digest: bytes, data: torch.Tensor) -> None:
         path, size = self._path(digest), data.nbytes
-        if size > self.limit or path.exists():
+        if size > self._room or path.exists():
             return
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._make_room(size)
@@ -231,17 +232,26 @@ class WeightStore:
                 return
             parcel.proven(parcel.digest)
             path, size = self._path(parcel.digest), name.stat().st_size
-            if size <= self.limit and not path.exists():
+            if size <= self._room and not path.exists():
                 self._make_room(size)
                 name.rename(path)
         finally:
             name.unlink(missing_ok=True)
 
-    def _make_room(self, size: int) -> None:
+    @property
+    def _room(self) -> int:
+        return DISK.left_for_weights(self.limit)
+
+    def make_way(self, limit: int) -> None:
+        """Forget what was used least recently until no more than `limit` bytes are left."""
+        self._make_room(0, limit)
+
+    def _make_room(self, size: int, limit: int | None = None) -> None:
+        limit = self._room if limit is None else limit
         files = sorted(self._files(), key=lambda found: found[1].st_mtime_ns)
         total = sum(status.st_size for _, status in files)
         for path, status in files:
-            if total + size <= self.limit:
+            if total + size <= limit:
                 return
             path.unlink(missing_ok=True)
             total -= status.st_size

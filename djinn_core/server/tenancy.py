@@ -7,6 +7,7 @@ import threading
 from djinn_core.launch.orders import Metered
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
+from djinn_core.server.disk import DISK
 from djinn_core.server.meter import METER
 from djinn_core.server.store import WeightStore
 
@@ -37,6 +38,9 @@ class Tenancy:
                 _log.error("a gateway sent somebody to another tenant's executor", tenant=badge.tenant)
                 return "this executor works for somebody else: connect to the gateway again"
             METER.quota = badge.quota
+            DISK.limit = badge.quota.disk
+            if self.store is not None:
+                DISK.make_way = self.store.make_way
             if self.store is not None and badge.quota.disk and self._shared is not None:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
             return METER.may_begin(sessions)
@@ -46,7 +50,7 @@ class Tenancy:
         stored = (
             {} if self.store is None else {"store_bytes": self.store.nbytes(), "store_limit_bytes": self.store.limit}
         )
-        return METER.report(stored)
+        return METER.report(stored | {"disk_bytes": DISK.taken})
 
     def _store_of(self, badge: Badge) -> WeightStore | None:
         if self._shared is None or badge.tenant in _OPERATOR:

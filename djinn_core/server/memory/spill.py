@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import tempfile
@@ -12,6 +13,8 @@ from typing import Protocol
 
 import attrs
 import torch
+
+from djinn_core.server.disk import DISK, STEP
 
 PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
 _ASSUMED = 1e9  # bytes a second, until something was measured
@@ -97,6 +100,7 @@ class FileSpill:
         self.used = 0
         self._directory = directory
         self._file: int | None = None
+        self._looked = 0  # how large it was when the disk was looked at
         self._gaps = Gaps()
 
     def write(self, storage: torch.UntypedStorage) -> Slot:
@@ -104,6 +108,8 @@ class FileSpill:
         slot = self._gaps.take(storage.nbytes())
         began = time.perf_counter()
         try:
+            if self._gaps.end > self._looked + STEP:
+                self._look()
             self._write(octets(storage), slot.start)
         except OSError:
             self._gaps.give(slot)
@@ -111,6 +117,12 @@ class FileSpill:
         self.write_speed = _mixed(self.write_speed, slot.size, time.perf_counter() - began)
         self.used += slot.size
         return slot
+
+    def _look(self) -> None:
+        """Raises `OSError` where it would become too large."""
+        if reason := DISK.takes(self, self._gaps.end, self._directory or tempfile.gettempdir()):
+            raise OSError(errno.EDQUOT, reason)
+        self._looked = self._gaps.end
 
     def _write(self, data: memoryview, start: int) -> None:
         file = self._descriptor()
@@ -142,7 +154,8 @@ class FileSpill:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        self._gaps, self.used = Gaps(), 0
+        self._gaps, self.used, self._looked = Gaps(), 0, 0
+        DISK.forget(self)
 
     def _descriptor(self) -> int:
         if self._file is None:

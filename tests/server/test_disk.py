@@ -1,0 +1,96 @@
+"""What a tenant may have on disk: journals and spilled values first, weights in what is left, and never all of the disk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.tickets import NOBODY, Badge
+from djinn_core.launch.token_table import Quota
+from djinn_core.server import disk
+from djinn_core.server.disk import DISK, STEP
+from djinn_core.server.journal import Base, Journal, Owner
+from djinn_core.server.memory.spill import FileSpill
+from djinn_core.server.store import WeightStore
+from djinn_core.server.tenancy import Tenancy
+from djinn_core.wire.content import digest_of_content
+
+OWNER = Owner("session", "a client", "secret", NOBODY)
+HALF = Frame(b"head", [bytes(STEP // 2 + 1)])
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    limit = DISK.limit
+    assert not DISK.taken
+    yield
+    DISK.limit, DISK.make_way = limit, lambda _: None
+    assert not DISK.taken
+
+
+def grown(path, frames):
+    journal = Journal.begin(path, OWNER, 1 << 40)
+    for _ in range(frames):
+        journal.frame(HALF)
+    return journal
+
+
+def test_journals_share_what_a_tenant_may_have(tmp_path):
+    DISK.limit = 3 * STEP
+    first = grown(tmp_path / "first.journal", 3)
+    second = grown(tmp_path / "second.journal", 2)
+    assert first.open
+    assert second.open
+    for _ in range(3):
+        second.frame(HALF)
+    assert not second.open, "its tenant has no more room"
+    assert [path.name for path in tmp_path.iterdir()] == ["first.journal"]
+    first.end()
+
+
+def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch):
+    journal = grown(tmp_path / "session.journal", 1)
+    monkeypatch.setattr(disk, "free_bytes", lambda _: disk.RESERVE - 1)
+    journal.frame(HALF)
+    journal.frame(HALF)
+    assert not journal.open
+
+
+def test_a_journal_that_cannot_begin_anew_goes_on(tmp_path):
+    journal = grown(tmp_path / "session.journal", 2)
+    DISK.limit = 2 * STEP
+    journal.rewrite(Base(2, 2, b""), [bytes(2 * STEP)], [])
+    assert journal.open
+    assert [path.name for path in tmp_path.iterdir()] == ["session.journal"]
+    journal.end()
+
+
+def test_weights_make_way_for_journals(tmp_path):
+    store = WeightStore(tmp_path / "weights", 1 << 30)
+    tenancy = Tenancy(store)
+    assert not tenancy.refusal(Badge(quota=Quota(disk=3 * STEP)), 0)
+    for value in range(2):
+        data = torch.full((STEP,), value, dtype=torch.uint8)
+        assert store.keep(digest_of_content(data.numpy()), data).wait(30)
+    assert store.nbytes() == 2 * STEP
+    journal = grown(tmp_path / "session.journal", 3)
+    assert store.nbytes() == STEP
+    assert tenancy.metered().gauges["disk_bytes"] > STEP
+    more = torch.full((2 * STEP,), 7, dtype=torch.uint8)
+    assert store.keep(digest_of_content(more.numpy()), more).wait(30)
+    assert store.nbytes() == STEP, "there is no room for it beside the journal"
+    journal.end()
+
+
+def test_spilled_values_count_as_well(tmp_path):
+    DISK.limit = STEP
+    spill = FileSpill(tmp_path)
+    memory = torch.ones(STEP // 4 + 4096).untyped_storage()
+    with pytest.raises(OSError, match="that you may have"):
+        spill.write(memory)
+    DISK.limit = 3 * STEP
+    slot = spill.write(memory)
+    assert DISK.taken >= STEP
+    spill.free(slot)
+    spill.close()
