@@ -39,42 +39,67 @@ OWN_OPERATORS = frozenset({
     ELAPSED_TIME,
 })  # fmt: skip
 
-# Ops that reach files, foreign memory or other processes, or build tensors without checking what they are given.
-_EXCLUDED = frozenset({
-    "_backward",  # runs autograd, which executors never do
-    "_coalesced_",
-    "_cuda_getCurrentRawStream",
-    "_has_compatible_shallow_copy_type",
-    "_make_dual",
-    "_make_dual_copy",
-    "_nested_tensor_from_mask",
-    "_pin_memory",
-    "_print",
-    "_propagate_xla_data",
-    "_remove_batch_dim",
-    "_sparse_bsc_tensor_unsafe",
-    "_sparse_bsr_tensor_unsafe",
-    "_sparse_compressed_tensor_unsafe",
-    "_sparse_coo_tensor_unsafe",
-    "_sparse_csc_tensor_unsafe",
-    "_sparse_csr_tensor_unsafe",
-    "_use_cudnn_ctc_loss",
-    "_version",
-    "backward",
-    "data",
-    "from_file",
-    "is_pinned",
-    "output_nr",
-    "pin_memory",
-    "record_stream",
-    "rename",
-    "rename_",
-    "requires_grad_",
-    "retain_grad",
-    "retains_grad",
-    "save",
-    "set_data",
-})  # fmt: skip
+_BEYOND_TENSORS = (
+    "it reaches files, foreign memory, other processes or autograd, or changes what a tensor is for PyTorch"
+)
+_UNCHECKED = "its kernel builds tensors or reads memory without looking at what it is given, and no program needs it by this name"
+# Why an op is refused, by its name without the overload.
+_EXCLUDED = dict.fromkeys(
+    (
+        "_backward",  # runs autograd, which executors never do
+        "_coalesced_",
+        "_cuda_getCurrentRawStream",
+        "_has_compatible_shallow_copy_type",
+        "_make_dual",
+        "_make_dual_copy",
+        "_nested_tensor_from_mask",
+        "_pin_memory",
+        "_print",
+        "_propagate_xla_data",
+        "_remove_batch_dim",
+        "_use_cudnn_ctc_loss",
+        "_version",
+        "backward",
+        "data",
+        "from_file",
+        "is_pinned",
+        "output_nr",
+        "pin_memory",
+        "record_stream",
+        "rename",
+        "rename_",
+        "requires_grad_",
+        "retain_grad",
+        "retains_grad",
+        "save",
+        "set_data",
+    ),
+    _BEYOND_TENSORS,
+) | dict.fromkeys(
+    (
+        "_batch_norm_impl_index_backward",
+        "_batch_norm_with_update_functional",
+        "_compute_linear_combination",
+        "_convert_indices_from_coo_to_csr",
+        "_convert_indices_from_csr_to_coo",
+        "_cummax_helper",
+        "_cummin_helper",
+        "_dyn_quant_matmul_4bit",
+        "_dyn_quant_pack_4bit_weight",
+        "_foreach_copy",
+        "_fused_moving_avg_obs_fq_helper_functional",
+        "_nnpack_spatial_convolution",
+        "_slow_conv2d_backward",
+        "_stack",
+        "_thnn_differentiable_gru_cell_backward",
+        "_thnn_differentiable_lstm_cell_backward",
+        "choose_qparams_optimized",
+        "promote_types",
+    ),
+    _UNCHECKED,
+)
+# The same of single overloads: PyTorch's own public functions reach the others.
+_EXCLUDED_OVERLOADS = dict.fromkeys(("aten::_chunk_cat.out", "aten::_logcumsumexp.out"), _UNCHECKED)
 # Ops that make, take or look into tensors that are not strided: sparse, quantized, nested and MKL-DNN ones.
 _OTHER_LAYOUTS = re.compile(
     r"sparse|mkldnn|nested|coalesce|cslt|^_?(indices|values)(_copy)?$|^(c?col|c?row|crow|ccol)_indices(_copy)?$|^_nnz$"
@@ -95,16 +120,22 @@ def split_name(name: str) -> tuple[str, str]:
 @functools.cache
 def allowed_operators() -> frozenset[str]:
     """Names of all overloads that a program may contain."""
-    dispatched = {n for n in torch_private.dispatched_operators() if n.startswith("aten::")}
-    return OWN_OPERATORS | frozenset(name for name in dispatched if _expressible(name))
+    return OWN_OPERATORS | frozenset(name for name in torch_private.dispatched_operators() if not refusal(name))
 
 
-def _expressible(name: str) -> bool:
+def refusal(name: str) -> str:
+    """Why no program may contain an overload that this PyTorch has; empty: it may."""
+    if not name.startswith("aten::"):
+        return "it is none of PyTorch's own operators"
     packet, overload = split_name(name)
-    if packet in _EXCLUDED or _OTHER_LAYOUTS.search(packet):
-        return False
+    if _OTHER_LAYOUTS.search(packet):
+        return "it is about tensors that are not strided"
+    if packet in _EXCLUDED or name in _EXCLUDED_OVERLOADS:
+        return _EXCLUDED.get(packet) or _EXCLUDED_OVERLOADS[name]
     schema = torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
-    return all(_TYPES.match(str(a.type)) for a in (*schema.arguments, *schema.returns))
+    types = [str(a.type) for a in (*schema.arguments, *schema.returns)]
+    strange = [kind for kind in types if not _TYPES.match(kind)]
+    return f"it takes or returns what cannot travel: {', '.join(strange)}" if strange else ""
 
 
 def needs_other_layout(name: str) -> bool:

@@ -29,6 +29,7 @@ from djinn_core.ir.form import (
     SlotArg,
 )
 from djinn_core.ir.operators import resolve
+from djinn_core.server.checks.rules import checked
 from djinn_core.server.own_operators import OwnOperators
 from djinn_core.wire.messages import Template
 
@@ -160,7 +161,7 @@ class _Compiler:
         writes: tuple[int, ...] = ()
         if function is None:
             overload = resolve(form.op)
-            function = torch_private.kernel_of(overload)
+            function = checked(form.op, overload, torch_private.kernel_of(overload))
             writes = _written(overload, form, operands)
             self.random |= torch.Tag.nondeterministic_seeded in overload.tags
         else:

@@ -29,6 +29,7 @@ from real_calls import database_calls
 
 from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, allowed_operators, resolve
+from djinn_core.server.checks.rules import checked
 
 CPU_SECONDS = 2.0
 HEAP_BYTES = 1 << 30
@@ -131,6 +132,8 @@ def main() -> None:
         if not re.search(options.match, name):
             continue
         function = torch_private.kernel_of(resolve(name))
+        if not options.unchecked:
+            function = checked(name, resolve(name), function)
         rehearsal = Rehearsal(name, real.get(name, []), options.seed, options.calls, function)
         crashes, good = rehearse(rehearsal, progress)
         calls, returned = calls + options.calls, returned + good
