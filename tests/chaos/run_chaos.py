@@ -2,8 +2,9 @@
 
     python tests/chaos/run_chaos.py [--kills 100] [--seed 0] [--quick] [--json]
 
-One server with one executor. Each run of a program is disturbed by one SIGKILL, at a moment drawn evenly over its duration. Then, over a
-relay: updates in place while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
+One server with one executor, then two executors that exchange values: two devices of one server, and two servers. Each run of a program is
+disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then, over a relay: updates in place
+while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
 connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
 
@@ -12,9 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
+import pools
 import torch
 from bad_network import HALF, LOSE, PASS, BadNetwork
 
@@ -38,6 +38,7 @@ REMOTE = "remote_accelerator:0"
 START_SECONDS = 120
 FRAMES_BETWEEN = 48  # of 4 MiB: three chunks of 64 MiB
 Program = Callable[[], object]
+Victims = Callable[[random.Random], list[int]]
 
 
 @contextlib.contextmanager
@@ -74,14 +75,14 @@ def using(url: str, token: str) -> Iterator[None]:
         djinn.configure()
 
 
-def executor() -> int:
+def executor(_: random.Random) -> list[int]:
     """The process of the executor that is ready, waiting for one."""
     while True:
         (status,) = ask_servers(client.settings()).values()
         if not isinstance(status, Exception):
             ready = [one.process for one in status.executors if one.state == "ready"]
             if ready:
-                return ready[0]
+                return ready[:1]
         time.sleep(0.05)
 
 
@@ -128,16 +129,16 @@ class Tally:
     recovery: list[float] = attrs.field(factory=list)
 
 
-def disturb(program: Program, kills: int, chance: random.Random) -> Tally:
-    """Run a program so many times, with one kill each."""
+def disturb(program: Program, kills: int, chance: random.Random, victims: Victims) -> Tally:
+    """Run a program so many times, at one moment of which the victims are killed."""
     program()  # so that what is timed is not the first run
     started = time.monotonic()
     expected = program()
     usual = time.monotonic() - started
     tally = Tally()
     for _ in range(kills):
-        process, moment = executor(), chance.uniform(0.0, usual)
-        killer = threading.Timer(moment, os.kill, (process, signal.SIGKILL))
+        moment = chance.uniform(0.0, usual)
+        killer = threading.Timer(moment, pools.kill, (victims(chance),))
         started = time.monotonic()
         killer.start()
         try:
@@ -149,6 +150,22 @@ def disturb(program: Program, kills: int, chance: random.Random) -> Tally:
         tally.kills += 1
         tally.recovery.append(time.monotonic() - started - usual)
     return tally
+
+
+def disturb_all(prefix: str, kills: int, chance: random.Random, victims: Victims) -> dict[str, float]:
+    """Disturb each program so many times; what came of it, under names that begin with `prefix`."""
+    report: dict[str, float] = {}
+    for name, make in (("generate", generation), ("train", training)):
+        tally = disturb(make(), kills, chance, victims)
+        middle = statistics.median(tally.recovery)
+        print(
+            f"{prefix + name:18} {tally.kills} kills, {tally.different} results differed, {tally.raised} raised, "
+            f"{middle:.1f} s longer than undisturbed (at most {max(tally.recovery):.1f})",
+            flush=True,
+        )
+        report |= {f"{prefix}{name}_kills": tally.kills, f"{prefix}{name}_different": tally.different}
+        report |= {f"{prefix}{name}_raised": tally.raised, f"{prefix}{name}_recovery_s": round(middle, 2)}
+    return report
 
 
 def updates(url: str, token: str, count: int) -> dict[str, float]:
@@ -199,15 +216,10 @@ def main() -> None:
     torch.set_num_threads(1)
     report: dict[str, float] = {}
     with serving() as (url, token), using(url, token):
-        for name, make in (("generate", generation), ("train", training)):
-            tally = disturb(make(), (options.kills + 1) // 2, chance)
-            middle = statistics.median(tally.recovery)
-            print(
-                f"{name:10} {tally.kills} kills, {tally.different} results differed, {tally.raised} raised, "
-                f"{middle:.1f} s longer than undisturbed (at most {max(tally.recovery):.1f})"
-            )
-            report |= {f"{name}_kills": tally.kills, f"{name}_different": tally.different}
-            report |= {f"{name}_raised": tally.raised, f"{name}_recovery_s": round(middle, 2)}
+        report |= disturb_all("", (options.kills + 1) // 2, chance, executor)
+    for kind in pools.KINDS:
+        with tempfile.TemporaryDirectory() as folder, pools.pool(kind, Path(folder)):
+            report |= disturb_all(f"{kind}_", (options.kills + 3) // 4, chance, pools.victims)
     with serving() as (url, token):
         report |= updates(url, token, 1000 if options.quick else 10_000)
         report |= upload(url, token, (256 if options.quick else 1024) << 20)
