@@ -20,6 +20,7 @@ _ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once
 _MUCH_BYTES: Final = 128 << 10  # less fits into the buffers of a socket
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
+_AHEAD_FRAMES: Final = 64  # that somebody who looks for notes takes in
 _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
 _LONGEST_PROBE_SECONDS: Final = 2.0
@@ -270,9 +271,12 @@ class LastingConnection(abc.ABC):
         """Take in what was acknowledged, if nobody else reads."""
         if self._reading.acquire(blocking=False):
             try:
-                while (frame := self._take(0.0)) is not None or self._outbox.borrows:
+                while len(self._early) < _AHEAD_FRAMES:
+                    frame = self._take(0.0)
                     if frame is not None:
                         self._early.append(frame)
+                    elif not self._outbox.borrows:
+                        return
             except TimeoutError:
                 return
             finally:
@@ -287,10 +291,18 @@ class LastingConnection(abc.ABC):
                 frame = self._take(_TURN_SECONDS)
                 if frame is not None:
                     self._early.append(frame)
+                    self._check_ahead()
             except TimeoutError:
                 self._note(Wish.ANSWER)
             finally:
                 self._reading.release()
+
+    def _check_ahead(self) -> None:
+        """Whether more came than may wait while this end sends. Here, whatever comes was asked for.
+
+        Raises:
+            ProtocolError: more came.
+        """
 
     # --- from one connection to the next -----------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from djinn_core.wire.resume_messages import Resume, Resumed
 CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
 SNAPSHOT_SECONDS: Final = 20.0
 STARTING_SECONDS: Final = 60.0  # that an executor takes to start at most, as clients see it
+AHEAD_BYTES: Final = 256 << 20  # that may come while an answer is being sent
 TRIES: Final = 3  # of recovering a session at the same place: an op that kills its executor kills the next one, too
 _SHARE: Final = 20
 # A session between two frames: encoded, its memory, and records of shipments that wait or are under way.
@@ -143,6 +144,10 @@ class LeasedConnection(LastingConnection):
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
         """As `LastingConnection.read_ahead`; nothing while the session does again what another process did."""
         return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
+
+    def _check_ahead(self) -> None:
+        if sum(len(frame.head) + sum(map(len, frame.body)) for frame in self._early) > AHEAD_BYTES:
+            raise ProtocolError("the client goes on sending and does not take what is sent to it")
 
     def gone(self) -> bool:
         """The connection is broken: whether the client has stayed away for longer than its lease since this was asked first."""
