@@ -146,6 +146,13 @@ def _seconds(value: object) -> float:
     return number
 
 
+def _gib(value: object) -> float:
+    number = _memory(value)
+    if number is None:
+        raise ValueError("must be a number of GiB above 0")
+    return number
+
+
 def _memory(value: object) -> float | None:
     if value is None or value == "":
         return None
@@ -183,6 +190,9 @@ class Settings:
         tls_authority: PEM file with the authorities that servers' certificates must come from; None: the machine's.
         tls_fingerprints: certificates that servers may show, whoever signed them, as `sha256:...`.
         tls_certificate, tls_key: PEM files to show to servers that ask clients for a certificate.
+        standby: servers that go on with the session where the one that has it is lost, as URLs or connection files.
+        standby_seconds: how long a server may not answer before one of them does.
+        standby_gib: how much of a session this machine keeps for that, in GiB.
         executors: how many executors to start on this machine, where no server is named.
         executor: `process`, or `inline` to debug without a second process.
         device: kind or id of the devices to ask servers for, such as `cuda:0`; empty for all of theirs.
@@ -217,6 +227,9 @@ class Settings:
     tls_fingerprints: tuple[str, ...] = attrs.field(default=(), converter=_fingerprints)
     tls_certificate: Path | None = attrs.field(default=None, converter=_path)
     tls_key: Path | None = attrs.field(default=None, converter=_path)
+    standby: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    standby_seconds: float = attrs.field(default=20.0, converter=_seconds)
+    standby_gib: float = attrs.field(default=8.0, converter=_gib)
     executors: int = attrs.field(default=1, converter=_count)
     executor: str = attrs.field(default="process", converter=_executor)
     device: str = attrs.field(default="", converter=_text)

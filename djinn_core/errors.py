@@ -36,7 +36,13 @@ class TransportError(DjinnError, ConnectionError):
 
 
 class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happened
-    """The server did not accept the token, the ticket or the version."""
+    """The server did not accept the token, the ticket or the version.
+
+    Attributes:
+        deadly: whether it was about a session that kills every executor that goes on with it.
+    """
+
+    deadly = False
 
 
 class SessionLost(DjinnError, ConnectionError):  # noqa: N818 - the state that it names is what the user must know

@@ -31,7 +31,19 @@ def nothing(_: int) -> None:
     """Say nothing to the other end of a new connection."""
 
 
-class LastingConnection(abc.ABC):
+class Lasting(abc.ABC):
+    """A connection that there may be another one after, and that borrows the memory of what it sends."""
+
+    @abc.abstractmethod
+    def own(self) -> None:
+        """The memory of what was sent is about to change: what was not taken yet is copied."""
+
+    @abc.abstractmethod
+    def expire(self) -> None:
+        """There will be no further connection; the one that there is goes on."""
+
+
+class LastingConnection(Lasting):
     """Implements `Connection` over one connection after the other. What is sent arrives once, and in order.
 
     `send` may be called from several threads, `receive` from one at a time.
@@ -366,11 +378,11 @@ def _bytes_of(frame: Frame) -> int:
 
 def own(connection: Connection) -> None:
     """As `LastingConnection.own`; other connections borrow nothing."""
-    if isinstance(connection, LastingConnection):
+    if isinstance(connection, Lasting):
         connection.own()
 
 
 def expire(connection: Connection) -> None:
     """As `LastingConnection.expire`; others have no further connection anyway."""
-    if isinstance(connection, LastingConnection):
+    if isinstance(connection, Lasting):
         connection.expire()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 import torch
 
 from djinn_core.config import Settings, bytes_of, unknown_variables
@@ -33,6 +34,8 @@ from djinn_core.runtime.dialling import (
 )
 from djinn_core.runtime.redialling import lasting
 from djinn_core.runtime.restarting import outliving
+from djinn_core.runtime.resuming import hasten
+from djinn_core.runtime.standby.servers import Candidate, StandbyServer, standby_servers, with_standby
 from djinn_core.torch_private import load_early
 from djinn_core.wire.messages import Attached, Welcome
 
@@ -147,7 +150,7 @@ def open_connections(
     servers = find_servers(settings)
     if servers is not None:
         reachable = attrs.evolve(registry, transports=servers.transports(registry.transports))
-        opened = _open_servers(settings, reachable, servers)
+        opened = _stood_by(settings, registry, servers, _open_servers(settings, reachable, servers))
     elif settings.executor == "inline":
         opened = (_open_inline(settings),)
     else:
@@ -281,6 +284,47 @@ def _dial(
     number = str(gateway.welcome.number)
     talk = lasting(reached, urls, token, number, registry.transports, settings.connect_timeout)
     return attrs.evolve(reached, connection=talk), gateway.welcome
+
+
+def _stood_by(
+    settings: Settings, registry: Registry, servers: Servers, opened: tuple[Opened, ...]
+) -> tuple[Opened, ...]:
+    """The sessions, which standby servers may take over where there are some."""
+    if not settings.standby:
+        return opened
+    try:
+        if len(opened) > 1:
+            _log.warning(
+                "standby servers take over sessions with one executor only: this one has several", executors=len(opened)
+            )
+            return opened
+        (only,) = opened
+        first = StandbyServer(next((urls for urls in servers.members if only.url in urls), servers.urls), servers.token)
+        others = [*standby_servers(settings), first]
+        candidates = [_candidate(settings, registry, servers, one, only.attached) for one in others]
+    except BaseException:
+        for member in opened:
+            member.connection.close()
+        raise
+    hasten(only.connection, settings.standby_seconds)
+    connection = with_standby(only.connection, only.url, candidates, settings)
+    # Another server does not have what this one recalls: everything travels, and is written down.
+    return (attrs.evolve(only, connection=connection, attached=msgspec.structs.replace(only.attached, recalls=False)),)
+
+
+def _candidate(
+    settings: Settings, registry: Registry, servers: Servers, server: StandbyServer, first: Attached
+) -> Candidate:
+    plain = registry.transports
+    reachable = attrs.evolve(registry, transports=with_tls(plain, server.tls(servers.tls)))
+
+    def dial() -> Dialled:
+        device = (settings.server_devices or (settings.device,))[0]
+        reached, _ = _dial(settings, reachable, server.urls, server.token, device)
+        hasten(reached.connection, settings.standby_seconds)
+        return reached
+
+    return Candidate(server.urls[0], first, dial)
 
 
 def _open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:

@@ -47,6 +47,10 @@ class ResumingConnection(LastingConnection):
         """How it is dialled again."""
         return self._redial
 
+    def hasten(self, patience: float) -> None:
+        """Give up after so many seconds, where that is sooner."""
+        self._patience = min(self._patience, patience)
+
     @property
     def _probes(self) -> bool:
         return True
@@ -112,3 +116,9 @@ class ResumingConnection(LastingConnection):
     def _give_up(self, reason: str) -> None:
         self._closed = reason
         raise TransportError(reason)
+
+
+def hasten(connection: Connection, patience: float) -> None:
+    """As `ResumingConnection.hasten`; other connections are not dialled again anyway."""
+    if isinstance(connection, ResumingConnection):
+        connection.hasten(patience)

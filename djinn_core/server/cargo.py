@@ -165,6 +165,18 @@ def room_for(item: Item) -> memoryview:
         raise ProtocolError(f"no memory for {item.size:,} bytes of a shipment") from error
 
 
+def check_item(item: Item, nbytes: int) -> None:
+    """Check that the views of an item lie within its memory, of which so many bytes have come.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    if item.size != nbytes:
+        raise ProtocolError(f"an item says {item.size:,} bytes, and {nbytes:,} come")
+    for view in item.views if item.failure is None else ():
+        _check_view(item, view)
+
+
 def _check_view(item: Item, view: View) -> None:
     itemsize = dtype_from_name(view.dtype).itemsize
     if len(view.shape) != len(view.stride) or min((*view.shape, *view.stride, 0)) < 0:

@@ -42,7 +42,7 @@ from djinn_core.server.exchange import Harbour
 from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
 from djinn_core.server.inbox import Guest
 from djinn_core.server.journal import Owner, remove_stale
-from djinn_core.server.leases import Leases, resend
+from djinn_core.server.leases import KillsExecutors, Leases, resend
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.shared_device import compile_on
@@ -139,7 +139,8 @@ class Executor:
             return
         except (SessionLost, OSError) as error:
             _log.error("a session cannot be recovered", session=asked.session, error=str(error))
-            refuse(connection, f"the session cannot be recovered: {error}")
+            deadly = isinstance(error, KillsExecutors)
+            refuse(connection, f"the session cannot be recovered: {error}", deadly=deadly)
             return
         if found is None:
             self._leases.serve(connection, asked)
@@ -213,7 +214,7 @@ class Executor:
         self.stop_accepting()
         for entry in self._roster.entries():
             if entry.connection is not None:
-                _part(entry.connection, "the server was stopped")
+                _part(entry.connection, "the server was stopped", stopped=True)
                 entry.connection.close()
 
 
@@ -254,10 +255,10 @@ def _log_session(connection: Connection, name: str, client: str) -> Iterator[Non
         log.info("session ended")
 
 
-def _part(connection: Connection, reason: str) -> None:
-    """Say why a session ends, if its client is still there."""
+def _part(connection: Connection, reason: str, *, stopped: bool = False) -> None:
+    """Say why a session ends, if its client is still there. `stopped`: as in `Broken`."""
     expire(connection)
-    complain(connection, reason)
+    complain(connection, reason, stopped=stopped)
 
 
 def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int:

@@ -35,13 +35,16 @@ def receive_message(connection: Connection, timeout: float | None) -> AnyMessage
     return decode(connection.receive(timeout).head)
 
 
-def refuse(connection: Connection, reason: str, *, again: bool = False) -> None:
-    """Say no, and why. The other end may be gone already. `again`: it makes sense to ask once more."""
+def refuse(connection: Connection, reason: str, *, again: bool = False, deadly: bool = False) -> None:
+    """Say no, and why. The other end may be gone already. `again`, `deadly`: as in `Refused`."""
     with contextlib.suppress(TransportError):
-        send_message(connection, Refused(reason, again))
+        send_message(connection, Refused(reason, again, deadly))
 
 
-def complain(connection: Connection, reason: str) -> None:
-    """Say that what came cannot be accepted. The transport has closed the connection if the frame itself was broken."""
+def complain(connection: Connection, reason: str, *, stopped: bool = False) -> None:
+    """Say that what came cannot be accepted. The transport has closed the connection if the frame itself was broken.
+
+    `stopped`: as in `Broken`.
+    """
     with contextlib.suppress(TransportError, ProtocolError):
-        send_message(connection, Broken(reason))
+        send_message(connection, Broken(reason, stopped))

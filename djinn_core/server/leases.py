@@ -37,6 +37,10 @@ State = tuple[bytes, Sequence[Buffer], Sequence[Record]]
 _log = get_logger("djinn.server")
 
 
+class KillsExecutors(SessionLost):
+    """A session kills every executor that goes on with it."""
+
+
 class LeasedConnection(LastingConnection):
     """A connection to a client that may come back over another one, with a secret that it was told at the beginning."""
 
@@ -114,6 +118,10 @@ class LeasedConnection(LastingConnection):
         """
         if frame.body and self._journal is not None:
             self.decide(lambda _: b"%d" % zlib.crc32(flatten(frame.body[0])[:CHECKED_BYTES]))
+        super().send(frame)
+
+    def send_unchecked(self, frame: Frame) -> None:
+        """As `send`, for what need not be the same again, as long as it comes in as many frames."""
         super().send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
@@ -283,7 +291,7 @@ class Leases:
         try:
             if past.tried >= TRIES:
                 journal.end()
-                raise SessionLost(
+                raise KillsExecutors(
                     f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
                 )
             os.truncate(path, past.end)
@@ -339,6 +347,14 @@ class Leases:
 def decided(connection: Connection, decision: Callable[[bytes | None], bytes]) -> bytes:
     """As `LeasedConnection.decide`; on other connections nothing was decided before."""
     return connection.decide(decision) if isinstance(connection, LeasedConnection) else decision(None)
+
+
+def send_unchecked(connection: Connection, frame: Frame) -> None:
+    """As `LeasedConnection.send_unchecked`; other connections check nothing anyway."""
+    if isinstance(connection, LeasedConnection):
+        connection.send_unchecked(frame)
+    else:
+        connection.send(frame)
 
 
 def keep(connection: Connection, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:

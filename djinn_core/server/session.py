@@ -21,7 +21,9 @@ from djinn_core.server.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.cargo import Packed, pack_copies, pack_storages, unpack_item
 from djinn_core.server.exchange import Exchange, Harbour
 from djinn_core.server.figures import device_figures, reset_device_peak
-from djinn_core.server.leases import State, decided, keep, papers
+from djinn_core.server.handing_on import hand_out, restored, take_in
+from djinn_core.server.leases import State as Found
+from djinn_core.server.leases import decided, keep, papers, send_unchecked
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.meter import METER
 from djinn_core.server.random_state import SessionRandomness
@@ -70,6 +72,7 @@ from djinn_core.wire.messages import (
     expect,
 )
 from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, Meet, Met, Ship
+from djinn_core.wire.state_messages import AskState, State
 from djinn_core.wire.stop_messages import Stop
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
 
@@ -150,6 +153,10 @@ class ExecutorSession:
             connection.send(Frame(encode(Figures(figures))))
         elif isinstance(message, Stop):
             self._wanted.stop(message.submissions)
+        elif isinstance(message, AskState):
+            hand_out(self._state(), message.limit, partial(send_unchecked, connection))
+        elif isinstance(message, State):
+            self._take_over(message, connection)
         elif isinstance(message, Goodbye):
             return False
         else:
@@ -165,7 +172,7 @@ class ExecutorSession:
         """Whether what is offered is here; where it was not before, it comes, whatever is here meanwhile."""
         return YES if self._uploads.consider(offer, look=before != NO) else NO
 
-    def _state(self) -> State | None:
+    def _state(self) -> Found | None:
         """The session as it is between two frames; None where it is in the middle of something, or cannot be written down."""
         if self._backlog or self._uploads.busy or self._memory is not None:
             return None
@@ -180,6 +187,16 @@ class ExecutorSession:
         counts, shipments = self.exchange.state()
         snapshot = Snapshot(self.submissions, templates, random=random, pool=counts, **taken[0])
         return encode_snapshot(snapshot), taken[1], shipments
+
+    def _take_over(self, state: State, connection: Connection) -> None:
+        """Go on where a session was whose server is lost, as its client has kept it.
+
+        Raises:
+            ProtocolError: this session has begun, or the state is not possible.
+        """
+        if self.submissions or len(self.values) or len(self._templates):
+            raise ProtocolError("a client sends a state to a session that has begun")
+        restored(self._restore, *take_in(state, partial(self._next_frame, connection)))
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
         """Go on where another session was."""

@@ -31,6 +31,7 @@ from djinn_core.wire.peer_messages import (
     Taken,
 )
 from djinn_core.wire.resume_messages import Aside, Resume, Resumed
+from djinn_core.wire.state_messages import AskState, State, StatePiece
 from djinn_core.wire.stop_messages import Stop
 
 PROTOCOL_VERSION = 1
@@ -97,10 +98,14 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """No, and why. The connection is closed after it. `again`: not now, so that asking again makes sense."""
+    """No, and why. The connection is closed after it.
+
+    `again`: not now, so that asking again makes sense. `deadly`: the session in question kills every executor that goes on with it.
+    """
 
     reason: str
     again: bool = False
+    deadly: bool = False
 
 
 class Attach(Message, frozen=True):
@@ -341,9 +346,13 @@ class Define(Message, frozen=True):
 
 
 class Broken(Message, frozen=True):
-    """The other end sent something that cannot be accepted. The connection is closed after it."""
+    """The other end sent something that cannot be accepted. The connection is closed after it.
+
+    `stopped`: it is not that, but the end of the server.
+    """
 
     reason: str
+    stopped: bool = False
 
 
 class Query(Message, frozen=True):
@@ -425,6 +434,9 @@ AnyMessage = (
     | Query
     | Figures
     | Goodbye
+    | AskState
+    | State
+    | StatePiece
     | Stop
     | Invite
     | Invited

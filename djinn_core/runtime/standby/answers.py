@@ -1,0 +1,42 @@
+"""What answers looked like: another server that does the same again must answer the same."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from typing import Final
+
+from djinn_core.wire.frames import Frame, flatten
+
+_CHECKED_BYTES: Final = 64 << 10  # of an answer's body
+_OPENING: Final = slice(
+    1, 14
+)  # of its head: the kind of message, and a submission's number; what comes after it has times in it
+
+
+def mark_of(frame: Frame) -> int:
+    """A checksum of what does not differ from server to server."""
+    mark = zlib.crc32(frame.head[_OPENING])
+    return zlib.crc32(flatten(frame.body[0])[:_CHECKED_BYTES], mark) if frame.body else mark
+
+
+class Answers:
+    """The answers that were taken, in order, as checksums."""
+
+    def __init__(self) -> None:
+        self._marks = array("L")
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def take(self, frame: Frame) -> None:
+        """One more."""
+        self._marks.append(mark_of(frame))
+
+    def agrees(self, position: int, frame: Frame) -> bool:
+        """Whether the answer at a position looked like `frame`."""
+        return self._marks[position] == mark_of(frame)
+
+    def clear(self) -> None:
+        """They need not be given again."""
+        del self._marks[:]

@@ -1,0 +1,392 @@
+"""A connection to an executor, and to one of another server when that does not answer any more: sessions go on there.
+
+A session is a deterministic machine: the frames that were sent make it what it is. So they are written down, and another server
+is sent them again; what it answers that was answered before is compared and dropped. Now and then the executor is asked for the session's
+state, with which what is written begins anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from djinn_core.delivery.lasting import Lasting, expire, own
+from djinn_core.errors import DjinnError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.logs import get_logger
+from djinn_core.runtime.standby.answers import Answers
+from djinn_core.runtime.standby.coming import ComingState
+from djinn_core.runtime.standby.sent import SentFrames
+from djinn_core.wire.messages import Broken, decode, encode
+from djinn_core.wire.state_messages import AskState
+
+SNAPSHOT_SECONDS: Final = 20.0
+_SHARE: Final = 20  # of the time at most one part is spent on asking for states
+_TURN_SECONDS: Final = 0.05
+_PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
+_SUBMIT, _BROKEN, _STOP = (
+    b"\xa6Submit",
+    b"\xa6Broken",
+    b"\xa4Stop",
+)  # how the heads of such messages begin, after a byte
+_log = get_logger("djinn.session")
+
+
+class Other(Protocol):
+    """A server that may take over."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    def begin(self) -> Connection:
+        """A connection to an executor of it, in a new session.
+
+        Raises:
+            DjinnError: it cannot be had.
+        """
+
+
+class StandbyConnection(Lasting):
+    """Implements `Connection` over a session with one server after the other.
+
+    `send` may be called from several threads, `receive` from one at a time.
+    """
+
+    def __init__(self, inner: Connection, server: str, others: Iterable[Other], limit: int) -> None:
+        """`others`: servers that may take over, in this order. `limit`: bytes that may be written down.
+
+        Raises:
+            OSError: nothing can be written down.
+        """
+        self.server = server
+        self._inner = inner
+        self._limits = inner.limits
+        self._others = list(others)
+        self._limit = limit
+        self._sent: SentFrames | None = SentFrames()
+        self._answers = Answers()
+        self._why_not = ""  # why another server cannot take over now
+        self._early: deque[Frame] = deque()
+        # In this order.
+        self._sending = threading.RLock()  # around what is written down and sent, and around a change of servers
+        self._reading = threading.RLock()  # around what is taken
+        self._coming: ComingState | None = None
+        self._due = time.monotonic() + SNAPSHOT_SECONDS
+        self._long_due = 0.0  # where much is written
+        self._base = 0  # bytes of the state that what is written begins with
+        self._said = False
+        self._closed = ""
+        self._expired = False
+        self._past_sent = self._past_received = 0
+
+    @property
+    def limits(self) -> Limits:
+        """As `Connection.limits`."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = self._inner.limits = limits
+
+    @property
+    def bytes_sent(self) -> int:
+        """As `Connection.bytes_sent`, to all servers so far."""
+        return self._past_sent + self._inner.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """As `Connection.bytes_received`, from all servers so far."""
+        return self._past_received + self._inner.bytes_received
+
+    # --- out --------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`.
+
+        Raises:
+            TransportError: no server goes on with the session.
+        """
+        with self._sending:
+            if self._closed:
+                raise TransportError(self._closed)
+            if frame.head.startswith(_SUBMIT, 1) and self._is_due():
+                self._ask_for_state()
+            self._write_down(frame)
+            try:
+                self._inner.send(frame)
+            except TransportError as error:
+                self._take_over(self._inner, error)
+
+    def own(self) -> None:
+        """As `LastingConnection.own`."""
+        own(self._inner)
+
+    def _write_down(self, frame: Frame) -> None:
+        if frame.head.startswith(_STOP, 1):
+            self._why_not = "work of it was cut short, which comes out differently each time"
+            return
+        if self._sent is None or self._expired:
+            return
+        try:
+            self._sent.append(frame, len(self._answers))
+        except OSError as error:
+            self._give_up(f"what is sent cannot be written down: {error}")
+        else:
+            if self._sent.nbytes > self._limit:
+                self._give_up(f"what was sent has more than {self._limit:,} bytes")
+
+    def _give_up(self, reason: str) -> None:
+        """The session cannot go on with another server from now on."""
+        _log.warning("no standby server can take this session over any more", reason=reason)
+        self._why_not = reason
+        if self._sent is not None:
+            self._sent.close()
+            self._sent = None
+        self._answers.clear()
+
+    # --- in ---------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            ProtocolError: the other end does not follow the protocol.
+            TransportError: no server goes on with the session.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            inner = self._inner
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                with self._reading:
+                    if self._early:
+                        return self._early.popleft()
+                    if self._closed:
+                        raise TransportError(self._closed)
+                    if inner is not self._inner:
+                        continue
+                    frame = self._take(inner, left)
+            except TransportError as error:
+                if self._closed:
+                    raise
+                with self._sending:
+                    self._take_over(inner, error)
+                continue
+            if frame is not None:
+                return frame
+
+    def _take(self, inner: Connection, timeout: float | None) -> Frame | None:
+        """One frame; None where it is a part of a state.
+
+        Raises:
+            TransportError: the server goes on with the session no more; another one may.
+        """
+        frame = inner.receive(timeout)
+        if frame.head.startswith(_BROKEN, 1):
+            message = decode(frame.head)
+            if isinstance(message, Broken) and message.stopped and not self._expired:
+                raise TransportError(f"{self.server} ended the session: {message.reason}")
+            self._why_not = "its server ended it"
+            return frame
+        if self._coming is not None and self._take_state(frame, self._coming):
+            return None
+        if self._sent is not None:
+            self._answers.take(frame)
+        return frame
+
+    # --- a new beginning of what is written -------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        sent = self._sent
+        if sent is None or self._coming is not None or self._expired:
+            return False
+        long = sent.nbytes > max(self._limit // 2, 2 * self._base)
+        return time.monotonic() >= (self._long_due if long else self._due)
+
+    def _ask_for_state(self) -> None:
+        """Begin anew with the session's state, which is waited for."""
+        started = time.monotonic()
+        inner = self._inner
+        try:
+            self._coming = coming = ComingState(SentFrames())
+        except OSError as error:
+            self._say_once(str(error))
+            self._due = self._long_due = started + SNAPSHOT_SECONDS
+            return
+        try:
+            inner.send(Frame(encode(AskState(self._limit // 2))))
+            self._await_state(inner, coming)
+        except TransportError as error:
+            _log.debug("the state did not come", reason=str(error))  # the frame that is sent next finds out
+        finally:
+            coming.drop()
+            spent = time.monotonic() - started
+            self._long_due = started + (1 + _SHARE) * spent
+            self._due = started + spent + max(SNAPSHOT_SECONDS, _SHARE * spent)
+
+    def _await_state(self, inner: Connection, coming: ComingState) -> None:
+        while not coming.over and not coming.disturbed and inner is self._inner:
+            if not self._reading.acquire(timeout=_TURN_SECONDS):
+                continue  # whoever reads takes it in
+            try:
+                frame = self._take(inner, _TURN_SECONDS)
+                if frame is not None:
+                    self._early.append(frame)
+            except TimeoutError:
+                continue
+            finally:
+                self._reading.release()
+
+    def _take_state(self, frame: Frame, coming: ComingState) -> bool:
+        """Whether a frame is a part of the state that comes; with the last one, what is written begins anew."""
+        try:
+            if not coming.take(frame, decode(frame.head)):
+                return False
+        except OSError as error:
+            _log.warning("a state does not fit on this machine", reason=str(error))
+            coming.drop()
+        if coming.over:
+            self._coming = None
+            frames = coming.frames
+            if coming.reason:
+                self._say_once(coming.reason)
+            elif frames is not None and self._sent is not None:
+                coming.frames = None
+                self._sent.close()
+                self._sent, self._base = frames, frames.nbytes
+                self._answers.clear()
+                self._why_not = ""
+        return True
+
+    def _say_once(self, reason: str) -> None:
+        tell = _log.debug if self._said else _log.warning
+        tell("what a standby server would do again grows: no state to begin with", reason=reason)
+        self._said = True
+
+    # --- from one server to the next --------------------------------------------------------------------------
+
+    def _take_over(self, broken: Connection, error: TransportError) -> None:
+        """Return when another server goes on. Whoever calls holds `_sending`.
+
+        Raises:
+            TransportError: none does.
+        """
+        if self._inner is not broken:
+            return
+        if self._expired or self._closed:
+            raise error
+        if self._reading.acquire(blocking=False):
+            try:
+                self._take_last(broken)
+            finally:
+                self._reading.release()
+        broken.close()  # whoever reads gets out of it
+        with self._reading:
+            reason = self._cannot(broken)
+            if reason:
+                self._end(f"{error}; {reason}")
+            _log.warning("a server is lost; another one is asked to go on", server=self.server, reason=str(error))
+            self._ask_others(error)
+
+    def _take_last(self, broken: Connection) -> None:
+        """Take in what came before the end: it may say why."""
+        try:
+            while True:
+                frame = self._take(broken, 0.0)
+                if frame is not None:
+                    self._early.append(frame)
+        except (TransportError, TimeoutError) as end:
+            _log.debug("nothing more came", reason=str(end))
+
+    def _cannot(self, broken: Connection) -> str:
+        """Why no other server can go on with the session; empty where one may."""
+        if getattr(broken, "deadly", ""):
+            return "another server would come to the same end"
+        if self._sent is None or self._why_not:
+            return f"no standby server could go on: {self._why_not}"
+        return ""
+
+    def _ask_others(self, error: TransportError) -> None:
+        failed: list[str] = []
+        started = time.monotonic()
+        for other in list(self._others):
+            try:
+                inner = other.begin()
+            except DjinnError as reason:
+                failed.append(f"{other.name}: {reason}")
+                continue
+            try:
+                self._do_again(inner)
+            except TransportError as reason:
+                inner.close()
+                if self._closed:
+                    raise
+                failed.append(f"{other.name}: {reason}")
+            except BaseException:
+                inner.close()
+                raise
+            else:
+                seconds = round(time.monotonic() - started, 3)
+                _log.warning("another server goes on with the session", server=other.name, seconds=seconds)
+                self._adopt(inner, other)
+                return
+        self._end(f"{error}; no standby server goes on: {'; '.join(failed)}")
+
+    def _adopt(self, inner: Connection, other: Other) -> None:
+        self._past_sent += self._inner.bytes_sent
+        self._past_received += self._inner.bytes_received
+        inner.limits = self._limits
+        if self._coming is not None:
+            self._coming.drop()
+        self._inner, self.server, self._coming = inner, other.name, None
+        self._others.remove(other)
+        self._others.append(other)
+
+    def _do_again(self, inner: Connection) -> None:
+        """Send what was sent, as fast as answers come that had come before, and drop those.
+
+        Raises:
+            TransportError: the connection broke, or, for good, what is answered is something else.
+        """
+        assert self._sent is not None
+        position = 0
+        for answers, frame in self._sent.read():
+            position = self._await_answers(inner, position, answers)
+            inner.send(frame)
+        self._await_answers(inner, position, len(self._answers))
+
+    def _await_answers(self, inner: Connection, position: int, wanted: int) -> int:
+        while position < wanted:
+            try:
+                frame = inner.receive(_PATIENCE_SECONDS)
+            except TimeoutError:
+                continue
+            if frame.head.startswith(_BROKEN, 1):
+                raise TransportError(str(getattr(decode(frame.head), "reason", "")))
+            if not self._answers.agrees(position, frame):
+                self._end("what a standby server computes is not what was computed before")
+            position += 1
+        return position
+
+    def _end(self, reason: str) -> None:
+        self._closed = reason
+        raise TransportError(reason)
+
+    def expire(self) -> None:
+        """As `LastingConnection.expire`: no server takes over any more."""
+        self._expired = True
+        expire(self._inner)
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        self._expired = True
+        self._closed = self._closed or "the connection was closed"
+        self._inner.close()
+        if self._sent is not None:
+            self._sent.close()
+            self._sent = None

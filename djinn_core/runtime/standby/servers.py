@@ -1,0 +1,95 @@
+"""Which servers may take a session over, and how to begin one there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from djinn_core.config import Settings, bytes_of
+from djinn_core.errors import ConfigurationError, TransportError
+from djinn_core.hookspecs.transports import Connection, TlsOptions
+from djinn_core.launch.connection_file import read_connection_file
+from djinn_core.logs import get_logger
+from djinn_core.runtime.dialling import Dialled
+from djinn_core.runtime.standby.connection import StandbyConnection
+from djinn_core.wire.messages import Attached
+
+_log = get_logger("djinn.session")
+
+
+@attrs.frozen
+class StandbyServer:
+    """Where a server listens, and what it is shown; `fingerprint` of its certificate where the connection file has one."""
+
+    urls: tuple[str, ...]
+    token: str = attrs.field(repr=False)
+    fingerprint: str = ""
+
+    def tls(self, usual: TlsOptions) -> TlsOptions:
+        """Whom to take for it."""
+        return attrs.evolve(usual, fingerprints=(self.fingerprint,)) if self.fingerprint else usual
+
+
+def standby_servers(settings: Settings) -> list[StandbyServer]:
+    """Those that are configured.
+
+    Raises:
+        ConfigurationError: a connection file cannot be read, or there is no token for an address.
+    """
+    found: list[StandbyServer] = []
+    for one in settings.standby:
+        if "://" in one:
+            if not settings.token:
+                raise ConfigurationError(
+                    f"no token for the standby server {one}: set DJINN_TOKEN, or name its connection file instead"
+                )
+            found.append(StandbyServer((one,), settings.token))
+        else:
+            file = read_connection_file(Path(one).expanduser())
+            found.append(StandbyServer(file.urls, file.token, file.fingerprint))
+    return found
+
+
+@attrs.frozen
+class Candidate:
+    """A server that may take a session over which began with an executor that said `first`."""
+
+    name: str
+    first: Attached
+    dial: Callable[[], Dialled]
+
+    def begin(self) -> Connection:
+        """A connection to an executor of it, in a new session.
+
+        Raises:
+            TransportError: it cannot be reached, or has another kind of device.
+            AccessRefused: it does not let this client in.
+        """
+        reached = self.dial()
+        reason = _unlike(self.first, reached.attached)
+        if reason:
+            reached.connection.close()
+            raise TransportError(reason)
+        return reached.connection
+
+
+def _unlike(first: Attached, now: Attached) -> str:
+    """Why an executor would not do the same as the first one; empty where it would."""
+    if first.device.kind != now.device.kind:
+        return f"it has a {now.device.kind} where there was a {first.device.kind}"
+    if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
+        return f"it runs torch {now.torch} where there was {first.torch}"
+    if not set(first.codings) <= set(now.codings):
+        return f"it cannot read {', '.join(set(first.codings) - set(now.codings))}, in which uploads were sent"
+    return ""
+
+
+def with_standby(connection: Connection, server: str, others: Sequence[Candidate], settings: Settings) -> Connection:
+    """The connection of a session that other servers may take over; as it is where nothing can be written down, which the log says."""
+    try:
+        return StandbyConnection(connection, server, others, bytes_of(settings.standby_gib))
+    except OSError as error:
+        _log.warning("no standby server can take this session over: nothing can be written down", reason=str(error))
+        return connection

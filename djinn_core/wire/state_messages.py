@@ -1,0 +1,51 @@
+"""A session's state on its way from an executor to its client, and from there to another executor.
+
+It travels in pieces: first what it is (a snapshot, in MessagePack), then the memory of its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from djinn_core.wire.frames import Buffer, flatten
+from djinn_core.wire.message import Count, Message
+
+PIECE: Final = 4 << 20  # bytes that travel in one frame
+PARTS_LIMIT: Final = 1 << 20
+
+
+class AskState(Message, frozen=True):
+    """The client asks for the state of its session, between two submissions, if it has at most `limit` bytes."""
+
+    limit: Count
+
+
+class State(Message, frozen=True):
+    """The executor's answer, or the first message of a client to another executor: the state comes in pieces.
+
+    `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Without any there is none now, and
+    `reason` says why.
+    """
+
+    lengths: Annotated[tuple[Count, ...], msgspec.Meta(max_length=PARTS_LIMIT)] = ()
+    reason: str = ""
+
+
+class StatePiece(Message, frozen=True):
+    """A piece of a part, as the frame's body. Parts come in order, and so do their pieces."""
+
+
+def pieces_of(parts: Sequence[Buffer]) -> Iterator[memoryview]:
+    """The pieces of all parts, in order; an empty part has none."""
+    for part in parts:
+        view = flatten(part)
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def count_pieces(lengths: Sequence[int]) -> int:
+    """How many pieces there are of parts of these lengths."""
+    return sum(-(-length // PIECE) for length in lengths)
