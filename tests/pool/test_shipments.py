@@ -1,0 +1,228 @@
+"""Shipments between executors arrive once and in order, whatever breaks or dies on the way. Two ends in one process, without values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+
+import pytest
+
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.tickets import NOBODY
+from djinn_core.server import inbox as inboxes
+from djinn_core.server.exchange import Exchange, Harbour
+from djinn_core.server.gauging import Sightings
+from djinn_core.server.inbox import Guest, Inbox
+from djinn_core.server.inline import connected_pair
+from djinn_core.server.journal import Base, Journal, Owner, Past
+from djinn_core.server.route import WAITING_LIMIT, Route
+from djinn_core.server.shipments import PastShipments, PoolCounts
+from djinn_core.wire.messages import decode, encode
+from djinn_core.wire.peer_messages import Cargo, Item, View
+
+OWNER = Owner("session", "a client", "told at the beginning", NOBODY)
+HERE, THERE = 1, 2
+
+
+def packed(number, size=10):
+    return [(Item(size, (View(number, "uint8", (size,), (1,)),)), memoryview(bytes([number % 251]) * size))]
+
+
+def content(found):
+    return [(item.views[0].handle, bytes(data)) for item, data in found]
+
+
+class Breaking:
+    """An end of a connection that breaks now and then. A fake of a bad network."""
+
+    def __init__(self, inner, chance, odds):
+        self.inner, self._chance, self._odds = inner, chance, odds
+        self.limits = inner.limits
+
+    bytes_sent = property(lambda self: self.inner.bytes_sent)
+
+    def send(self, frame):
+        if self._chance.random() < self._odds:
+            self.inner.close()
+            raise TransportError("broken on purpose")
+        self.inner.send(frame)
+
+    def receive(self, timeout=None):
+        return self.inner.receive(timeout)
+
+    def close(self):
+        self.inner.close()
+
+
+class Ways:
+    """One executor that sends to another one."""
+
+    def __init__(self, odds=0.0, patience=5.0):
+        self._chance, self._odds = random.Random(3), odds
+        self.patience = patience
+        self.noted = []
+        self.connections = []
+        self.inbox = Inbox(patience=patience)
+        self.route = Route(THERE, Sightings(), patience, self.noted.append)
+
+    def dial(self):
+        ours, theirs = (Breaking(end, self._chance, self._odds) for end in connected_pair())
+        self.connections.append(ours)
+        threading.Thread(target=self._welcome, args=(theirs,), daemon=True).start()
+        return ours, decode(ours.receive(5.0).head).taken
+
+    def _welcome(self, theirs):
+        with contextlib.suppress(DjinnError):
+            Guest(self.inbox, HERE, "secret").serve(theirs)
+
+    def connect(self):
+        while True:
+            with contextlib.suppress(TransportError):
+                self.route.adopt(*self.dial(), self.dial)
+                return
+
+    def send(self, number):
+        assert self.route.number() == number
+        assert self.route.has_room(5.0)
+        self.route.send(number, 100 + number, packed(number, 300_000 if number % 9 == 0 else 10))
+
+    def close(self):
+        self.route.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def ways():
+    made = []
+
+    def make(**options):
+        made.append(Ways(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """A journal, and what another process reads of it when this one has died."""
+
+    def die():
+        os.close(new.hand_over()[0])
+        return Past(new.path)
+
+    new = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 30)
+    return new, die
+
+
+@pytest.mark.parametrize("odds", [0.0, 0.05])
+def test_each_arrives_once_and_in_order(ways, odds):
+    both, count = ways(odds=odds), 120
+    both.connect()
+    for number in range(1, count + 1):
+        both.send(number)
+        found = both.inbox.take(100 + number, HERE, 10.0)
+        assert content(found) == [(number, bytes(packed(number, 300_000 if number % 9 == 0 else 10)[0][1]))]
+    assert (len(both.connections) > 1) == (odds > 0)
+    assert both.noted == sorted(set(both.noted))
+    assert both.route.counts[0] == count
+    assert both.route.kept_bytes < 1 << 20  # the rest was taken
+
+
+def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(ways, journal):
+    both, (writing, die) = ways(), journal
+    both.inbox.begin(writing.append, PastShipments(), {})
+    both.connect()
+    for number in (1, 2, 3):
+        both.send(number)
+    assert content(both.inbox.take(103, HERE, 5.0)) == [(3, bytes([3]) * 10)]
+    with both.inbox.writing:  # the third is written, too
+        past = die()
+    before, both.inbox = both.inbox, Inbox(patience=5.0)
+    both.inbox.begin(None, past.shipments, {})
+    both.send(4)
+    before.close()  # its connections end with it, and are dialled again
+    for number in (1, 2, 3, 4):
+        assert content(both.inbox.take(100 + number, HERE, 5.0)) == [(number, bytes([number]) * 10)]
+    past.close()
+
+
+def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways):
+    both = ways()
+    both.connect()
+    for number in (1, 2, 3):
+        both.send(number)
+        both.inbox.take(100 + number, HERE, 5.0)
+    first, both.route = both.route, Route(THERE, Sightings(), 5.0, both.noted.append)
+    both.route.restore(0, 1)  # as far as that one knew
+    assert both.route.number() is None
+    assert both.route.number() == 2
+    both.route.send(2, 102, packed(2))
+    both.connect()
+    assert both.route.number() is None  # by now it knows
+    both.send(4)
+    assert content(both.inbox.take(104, HERE, 5.0)) == [(4, bytes([4]) * 10)]
+    first.close()
+
+
+def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
+    writing, die = journal
+    here = Exchange(Harbour(patience=5.0))
+    here.begin(writing.append, PastShipments(), PoolCounts())
+    here.number = HERE
+    route = here._route(THERE)
+    for number in (1, 2):
+        route.send(route.number(), 100 + number, packed(number))
+    through_the_client = Cargo(7, tuple(item for item, _ in packed(7)))
+    frames = iter([Frame(b"\x91\xa6Parcel", [packed(7)[0][1]])])
+    here.inbox.unload(through_the_client, lambda: next(frames))
+    counts, records = here.state()
+    writing.rewrite(Base(3, 7, b""), [], [], records)
+    past = die()
+    next_one = Exchange(Harbour(patience=5.0))
+    next_one.begin(None, past.shipments, counts)
+    assert next_one.number == HERE
+    assert content(next_one.inbox.take(7, HERE, 0.0)) == content(packed(7))
+    again = next_one._route(THERE)
+    assert [(one.cargo.number, content(items)) for one, items in again.under_way()] == [
+        (number, content(packed(number))) for number in (1, 2)
+    ]
+    assert again.number() == 3
+    past.close()
+    here.close()
+    next_one.close()
+
+
+def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
+    both = ways(patience=0.05)
+    both.connect()
+    both.send(1)
+    assert content(both.inbox.take(101, HERE, 5.0)) == content(packed(1))
+    assert both.inbox.take(102, HERE, 0.1) is None  # it is there, and silent: in the middle of something
+    both.route.close()
+    deadline = time.monotonic() + 5.0
+    while (reason := both.inbox.take(102, HERE, 0.05)) is None:
+        assert time.monotonic() < deadline
+    assert isinstance(reason, str)
+    monkeypatch.setattr(inboxes, "COMING_SECONDS", 0.0)
+    assert Inbox().take(1, HERE, 0.1) == "it has not come"
+
+
+def test_what_nobody_takes_is_bounded(ways):
+    both = ways()
+    for number in range(1, WAITING_LIMIT + 1):
+        both.send(number)
+    assert both.route.number() == WAITING_LIMIT + 1
+    assert not both.route.has_room(0.01)
+    both.connect()
+    assert both.route.has_room(5.0)
+
+
+def test_a_gap_is_no_shipment():
+    with pytest.raises(ProtocolError, match="shipment 2 of executor 1 comes after 0"):
+        Inbox().unload(Cargo(1, (), 2), lambda: Frame(encode(Cargo(1, ()))), HERE)
