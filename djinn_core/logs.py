@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import structlog
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.printable import one_line, printable
 
 ROOT = "djinn"
 FORMAT_VARIABLE = "DJINN_LOG_FORMAT"
@@ -70,14 +71,14 @@ def redact(logger: object, method: str, event: Event) -> Event:
 def _clean_entry(key: str, value: object) -> Any:
     if key == "exc_info":  # still an exception; its text is cleaned once it is formatted
         return value
+    if key == "exception" and isinstance(value, str):
+        return _without_secrets(printable(value))
     return HIDDEN if _SECRET_KEYS.search(key) else _clean(value)
 
 
 def _clean(value: object) -> Any:
     if isinstance(value, str):
-        for pattern in _SECRET_TEXT:
-            value = pattern.sub(rf"\g<keep>{HIDDEN}", value)
-        return value
+        return _without_secrets(one_line(value))
     if isinstance(value, Mapping):
         return {str(key): _clean_entry(str(key), item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -87,6 +88,12 @@ def _clean(value: object) -> Any:
     if isinstance(value, BaseException):
         return _clean(repr(value))
     return value if isinstance(value, (int, float, bool, type(None))) else _clean(str(value))
+
+
+def _without_secrets(text: str) -> str:
+    for pattern in _SECRET_TEXT:
+        text = pattern.sub(rf"\g<keep>{HIDDEN}", text)
+    return text
 
 
 def _to_record(logger: object, method: str, event: Event) -> tuple[tuple[str], dict[str, Any]]:

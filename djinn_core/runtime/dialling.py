@@ -26,6 +26,7 @@ from djinn_core.launch.addresses import (
 from djinn_core.launch.securing import secure_schemes
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.printable import one_line
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import (
@@ -156,7 +157,7 @@ def client_name() -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()} process {os.getpid()}"[:256]
+    return one_line(f"{user}@{socket.gethostname()} process {os.getpid()}")[:256]
 
 
 def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec.structs import force_setattr
+
+from djinn_core.printable import printable
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(max_length=256)]
+Name = Annotated[
+    str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")
+]  # fit for a line of a terminal
+Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z")]
 Secret = Annotated[str, msgspec.Meta(max_length=1024)]
 # Passed on from one to another, so that nobody can have somebody else say more than random letters to a stranger.
 Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
@@ -19,11 +25,24 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defau
     """Base of all messages: arrays without names, so that what a loop sends is short."""
 
 
-class Failure(msgspec.Struct, frozen=True, tag="f", omit_defaults=True):
+class Text:
+    """Mixed into what has texts for people: whatever another end says, they are fit to be shown (`printable`)."""
+
+    __slots__ = ()
+    texts: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        for name in self.texts:
+            force_setattr(self, name, printable(getattr(self, name)))  # type: ignore[arg-type] # mixed into structs alone
+
+
+class Failure(Text, msgspec.Struct, frozen=True, tag="f", omit_defaults=True):
     """An instruction that failed: submission, position in it, op, name of the exception's type, message.
 
     `executor` is the number of the executor in its pool where the failure came from another one with a value; otherwise 0.
     """
+
+    texts = ("message",)
 
     sequence: Count
     instruction: int

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from djinn_core.wire.bindings import Handles
-from djinn_core.wire.message import Count, Dimensions, Failure, Message, Name, Ticket
+from djinn_core.wire.message import Address, Count, Dimensions, Failure, Message, Name, Text, Ticket
 
 CLIENT = 0  # in place of the number of an executor
 
@@ -25,7 +25,7 @@ class Invited(Message, frozen=True):
     """
 
     ticket: Ticket
-    urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+    urls: Annotated[tuple[Address, ...], msgspec.Meta(max_length=64)]
     fingerprint: Name = ""
 
 
@@ -38,15 +38,17 @@ class Meet(Message, frozen=True):
     peer: Count
     me: Count
     ticket: Ticket
-    urls: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+    urls: Annotated[tuple[Address, ...], msgspec.Meta(max_length=64)]
     fingerprint: Name = ""
 
 
-class Met(Message, frozen=True):
+class Met(Text, Message, frozen=True):
     """Answer to `Meet`: latency in seconds one way, bandwidth in bytes a second; or why there is no connection."""
 
+    texts = ("error",)
+
     peer: Count
-    url: str = ""
+    url: Address = ""
     latency: float = 0.0
     bandwidth: float = 0.0
     error: str = ""

@@ -1,0 +1,25 @@
+"""What others say, as it can be shown: a terminal obeys what is not text, and a line of a log is one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+LONGEST: Final = 32 << 10  # characters of one text that anybody reads
+# Control characters but for tab and newline, and what turns the direction of writing around.
+_OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """`text` with everything that a terminal would obey written out, newlines excepted, and not longer than `LONGEST`."""
+    shown = _OBEYED.sub(_written_out, text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"
+
+
+def one_line(text: str) -> str:
+    """The same, with newlines written out as well."""
+    return printable(text).replace("\n", "\\n")
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode("ascii")
