@@ -9,6 +9,7 @@ import click
 
 from djinn_core.cli.access_options import TlsChoice, access_options, tls_options
 from djinn_core.errors import ConfigurationError
+from djinn_core.launch.private_files import private_directory
 from djinn_core.server.gateway import GatewayOptions, Serving
 
 _PORT = click.IntRange(0, 65535)
@@ -137,14 +138,16 @@ def command(
         threads=threads,
         memory=int((memory_gib or 0) * 2**30),
         compilers=compilers,
-        store=(store or _cache("weights")) if store_gib else None,
+        store=_private(store or _cache("weights"), "weights") if store_gib else None,
         store_bytes=int(store_gib * 2**30),
         warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,
         tls=tls.options(host),
         pinned=tls.self_signed,
         lease_seconds=lease_seconds,
-        journals=_private(journal or _cache("journals")) if journal_gib and lease_seconds and store_gib else None,
+        journals=_private(journal or _cache("journals"), "journals of sessions")
+        if journal_gib and lease_seconds and store_gib
+        else None,
         journal_bytes=int(journal_gib * 2**30),
         snapshot_seconds=snapshot_seconds,
         drain_seconds=drain_seconds,
@@ -166,14 +169,13 @@ def _cache(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn" / name
 
 
-def _private(directory: Path) -> Path | None:
-    """A directory for this user alone; None where there cannot be one."""
+def _private(directory: Path, what: str) -> Path | None:
+    """A directory that nobody else writes to; None where there cannot be one."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return private_directory(directory, what)
     except OSError as error:
-        click.echo(f"Sessions will not outlive their executors: {error}", err=True)
+        click.echo(f"There will be no {what}: {error}", err=True)
         return None
-    return directory
 
 
 def _serve(options: GatewayOptions) -> None:

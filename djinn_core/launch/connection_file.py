@@ -7,12 +7,14 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.logs import get_logger
 
+_LARGEST: Final = 1 << 20  # bytes
 _log = get_logger("djinn.launch")
 
 
@@ -68,8 +70,9 @@ def read_connection_file(path: Path) -> ConnectionFile:
         ConfigurationError: it is missing, unreadable or malformed; the message says what to do.
     """
     try:
-        raw = path.read_bytes()
-        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            _check_owner(path, os.fstat(file.fileno()))
+            raw = file.read(_LARGEST)
         content = msgspec.json.decode(raw, type=ConnectionFile)
     except FileNotFoundError as error:
         raise ConfigurationError(
@@ -81,6 +84,15 @@ def read_connection_file(path: Path) -> ConnectionFile:
             f"cannot read the connection file {path}: {error}. It must be JSON with `urls` and `token`, as "
             "`djinn serve --connection-file` writes it"
         ) from error
-    if stat.S_IMODE(mode) & 0o077:
-        _log.warning("others on this machine can read the connection file: chmod 600 it", path=str(path))
     return content
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    """Where a program and its data go is not for others to say; that they can read it is warned of."""
+    if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in {os.getuid(), 0}:
+        raise ConfigurationError(
+            f"others on this machine can write the connection file {path}, and have programs and data sent elsewhere: "
+            f"chmod 600 {path}, or copy it again as a file of your own"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o044:
+        _log.warning("others on this machine can read the connection file: chmod 600 it", path=str(path))

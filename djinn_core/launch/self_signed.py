@@ -13,6 +13,7 @@ from typing import Any, Final
 import attrs
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.launch.private_files import private_directory
 
 _DAYS: Final = 825  # as long as browsers take any certificate for
 _RENEW_DAYS: Final = 30
@@ -39,8 +40,8 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> Identity:
     """
     found = Identity(directory / "certificate.pem", directory / "key.pem")
     try:
+        private_directory(directory, "certificate and key")
         if not _is_good(found):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             certificate, key = _make(hosts)
             _write(found.key, key)
             _write(found.certificate, certificate)

@@ -263,6 +263,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
         server_context(options.tls)  # what is wrong with the certificate is said before anything starts
     become_server("gateway")
     _allow_many_files()
+    _leave_no_cores()
     gateway = Gateway(options, token, gatekeeper, Audit(options.audit_log))
     try:
         with _signals_stop():
@@ -283,6 +284,12 @@ def _allow_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _leave_no_cores() -> None:
+    """What a process leaves on disk when it crashes would have tokens, keys and data in it; executors inherit this."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def default_connection_file() -> Path:

@@ -1,0 +1,38 @@
+"""Directories that only their owner may look into and write to: who else could is told before anything lies there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from djinn_core.errors import ConfigurationError
+
+
+def private_directory(path: Path, what: str) -> Path:
+    """The directory, made with mode 0700 where there is none.
+
+    Args:
+        path: where it is.
+        what: what lies in it, for the message.
+
+    Raises:
+        ConfigurationError: others may write to it, or it is somebody else's.
+        OSError: it cannot be made.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private_directory(path, what)
+    return path
+
+
+def check_private_directory(path: Path, what: str) -> None:
+    """Raise `ConfigurationError` where others may write to an existing directory, or it is somebody else's.
+
+    Whoever writes there decides what a server believes: a certificate, a journal, weights.
+    """
+    status = path.stat()
+    if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in {os.getuid(), 0}:
+        raise ConfigurationError(
+            f"others on this machine can write to {path}, where {what} are kept: chmod 700 {path}, or name a directory of "
+            "your own"
+        )
