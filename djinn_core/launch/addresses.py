@@ -14,7 +14,7 @@ from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs.transports import Transport
 
 # Where an executor has its socket: a directory of this name, which only its user can enter.
-DIRECTORY_PREFIX: Final = "djinn-"
+DIRECTORY_PREFIX: Final = "djinn-run-"
 SOCKET_NAME: Final = "executor.sock"
 _WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -18,7 +17,6 @@ import attrs
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.launch.addresses import DIRECTORY_PREFIX
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.lines import LineReader, write_line
 from djinn_core.launch.orders import (
@@ -34,14 +32,13 @@ from djinn_core.launch.orders import (
     read_answer,
     to_line,
 )
+from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.tickets import LIFETIME, NOBODY, Badge, issue, new_key
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
-# The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
-_LONGEST_DIRECTORY = 88
 
 
 @attrs.frozen
@@ -106,17 +103,18 @@ class ExecutorProcess:
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._owner = os.getpid()
-        self._directory = _make_directory()
+        self._directory, owned = make_private_directory()
         receiving, sending = os.pipe()
         self._answers = LineReader(receiving)
         try:
-            self._process = _spawn(options, sending)
+            self._process = _spawn(options, sending, owned)
         except (OSError, StartupError) as error:
             os.close(receiving)
             shutil.rmtree(self._directory, ignore_errors=True)
             raise StartupError(f"cannot start an executor process: {error}") from error
         finally:
             os.close(sending)
+            os.close(owned)  # the executor has it
         self._end = weakref.finalize(self, _end, self._process, receiving, self._directory, self._owner)
         with contextlib.suppress(OSError):  # a process that died already cannot read this; `wait_ready` says so
             self._order(self._start_order())
@@ -302,21 +300,12 @@ def _tls_files(tls: TlsOptions | None) -> dict[str, str]:
     return {name: str(path) for name, path in files.items() if path is not None}
 
 
-def _make_directory() -> str:
-    """A directory that only this user can enter, with a path short enough for the address of a socket in it."""
-    directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX)
-    if len(os.fsencode(directory)) <= _LONGEST_DIRECTORY:
-        return directory
-    Path(directory).rmdir()
-    return tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp")
-
-
-def _spawn(options: ExecutorOptions, report: int) -> subprocess.Popen[bytes]:
+def _spawn(options: ExecutorOptions, report: int, owned: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         executor_command(options.module, options.device, report),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        pass_fds=(report,),
+        pass_fds=(report, owned),
         env=executor_environment(),
         bufsize=0,
         process_group=0,  # an interrupt from the keyboard is for the user's program alone

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch import process as process_module
+from djinn_core.launch.private_directory import make_private_directory, remove_abandoned
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.server.devices import open_device
 from djinn_core.wire.messages import Attach, Attached, Broken, Figures, Goodbye, Query, Refused, Upload, decode, encode
@@ -243,10 +244,27 @@ def test_it_imports_what_its_parent_imports(tmp_path, monkeypatch):
 def test_a_long_temporary_directory_does_not_matter(tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    monkeypatch.setattr(process_module.tempfile, "tempdir", str(deep))
-    directory = process_module._make_directory()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    directory, owned = make_private_directory()
     try:
         assert len(directory) < 90
         assert list(deep.iterdir()) == []
     finally:
+        os.close(owned)
         Path(directory).rmdir()
+
+
+def test_directories_of_executors_that_were_killed_are_removed_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    executor = ExecutorProcess.start("cpu", threads=1, timeout=SECONDS)
+    (directory,) = tmp_path.iterdir()
+    (tmp_path / "djinn-run-link").symlink_to(directory)
+    os.utime(directory, (0, 0))
+    remove_abandoned(tmp_path)
+    assert (directory / "executor.sock").exists(), "its executor lives"
+    os.kill(executor.process_id, signal.SIGKILL)
+    assert executor.wait() == -signal.SIGKILL
+    remove_abandoned(tmp_path)
+    assert not directory.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["djinn-run-link"], "links lead elsewhere"
+    executor.close()

@@ -1,0 +1,50 @@
+"""Directories for the sockets of executors: each goes with its executor, and those of executors that were killed with their parents go later."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from djinn_core.launch.addresses import DIRECTORY_PREFIX
+
+# The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
+_LONGEST: Final = 88
+_JUST_MADE_SECONDS: Final = 60.0  # a directory may have no owner for a moment
+
+
+def make_private_directory() -> tuple[str, int]:
+    """A directory that only this user can enter, with a path short enough for the address of a socket in it.
+
+    It is somebody's as long as a process has the descriptor that comes with it.
+
+    Raises:
+        OSError: there cannot be one.
+    """
+    directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX)
+    if len(os.fsencode(directory)) > _LONGEST:
+        Path(directory).rmdir()
+        directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp")
+    owned = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(owned, fcntl.LOCK_SH)
+    return directory, owned
+
+
+def remove_abandoned(base: Path) -> None:
+    """Remove the directories in `base` that are nobody's any more."""
+    for path in base.glob(f"{DIRECTORY_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is somebody's, or another user's, or has just been removed
+            status = path.lstat()
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _JUST_MADE_SECONDS:
+                continue
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
