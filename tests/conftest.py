@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # The tests start several hundred processes. Each would compile all of Djinn again where this is set, as in containers.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-START_SECONDS = 60.0
+# Modules that tests of several folders use.
+sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,24 +40,25 @@ def plain_environment(cache_directory):
 
 
 @pytest.fixture(scope="session")
-def serving(plain_environment, tmp_path_factory):
+def python(plain_environment):
+    """Starts Python processes that need not import torch first: `run` and `start`, see `shared/prepared_python.py`."""
+    from prepared_python import PreparedPython
+
+    with contextlib.closing(PreparedPython(plain_environment)) as prepared:
+        yield prepared
+
+
+@pytest.fixture(scope="session")
+def serving(python, plain_environment, tmp_path_factory):
     """The connection file's content of a server that runs as long as the tests."""
+    from servers import start_server
+
     from djinn_core.launch.connection_file import read_connection_file
 
-    folder = tmp_path_factory.mktemp("serving")
-    file, log = folder / "connection.json", folder / "log"
-    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
-    command += ["--device", "cpu", "--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
-    deadline = time.monotonic() + START_SECONDS
-    while not file.exists():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-    yield read_connection_file(file)
-    process.terminate()
-    assert process.wait(START_SECONDS) == 0, log.read_text()
+    options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
+    server = start_server(python.start, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
+    yield read_connection_file(server.file)
+    assert server.stop() == 0, server.log.read_text()
 
 
 @pytest.fixture(scope="session")

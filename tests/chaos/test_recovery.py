@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
+from servers import start_server
 
 import djinn
 from djinn_core.launch.connection_file import read_connection_file
@@ -27,23 +26,13 @@ def journals(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["20", "0"], ids=["journal", "snapshots"])
-def server(request, plain_environment, journals):
+def server(request, python, plain_environment, journals):
     """A server of its own, whose executors are killed."""
     folder = journals.parent
-    file = folder / "connection.json"
-    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
-    command += ["--threads", "1", "--drain-seconds", "1", "--journal", str(journals), "--store", str(folder)]
-    command += ["--snapshot-seconds", request.param]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=plain_environment)
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        assert process.poll() is None, (folder / "log").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    yield read_connection_file(file)
-    process.terminate()
-    process.wait(30)
+    options = ["--threads", "1", "--drain-seconds", "1", "--journal", str(journals), "--store", str(folder)]
+    server = start_server(python.start, folder, *options, "--snapshot-seconds", request.param, env=plain_environment)
+    yield read_connection_file(server.file)
+    server.stop()
     assert not list(journals.iterdir())  # sessions that ended left none
 
 

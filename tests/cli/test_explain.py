@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -19,14 +17,13 @@ SCRIPT = """
 
 
 @pytest.fixture
-def explain(served_environment, tmp_path):
+def explain(python, served_environment, tmp_path):
     """What `djinn explain` says of a script."""
 
     def explain(*arguments, source=SCRIPT):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
-        command = [sys.executable, "-m", "djinn_core.cli", "explain", str(script), *arguments]
-        return subprocess.run(command, env=served_environment, capture_output=True, text=True, timeout=100, check=False)
+        return python.run("-m", "djinn_core.cli", "explain", script, *arguments, env=served_environment)
 
     return explain
 

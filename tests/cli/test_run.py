@@ -17,30 +17,36 @@ import torch
 SCRIPTS = Path(__file__).parent / "scripts"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 SECONDS = 100.0
+REMOTE = ["-m", "djinn_core.cli", "run"]
 
 
 @pytest.fixture
-def start(served_environment, plain_environment, tmp_path):
+def start(python, served_environment, plain_environment, tmp_path):
     """Starts a command in an empty folder of its own; `runner` is `djinn run` or Python alone."""
 
     started = contextlib.ExitStack()
 
     def start(runner, *arguments, served=True):
-        remote = [sys.executable, "-m", "djinn_core.cli", "run"]
-        process = subprocess.Popen(
-            [*(remote if runner == "remote" else [sys.executable]), *map(str, arguments)],
-            cwd=tmp_path,
-            env=(served_environment if served else plain_environment) | {"CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.enter_context(process)
-        started.callback(process.kill)
-        return process
+        environ = (served_environment if served else plain_environment) | {"CUDA_VISIBLE_DEVICES": ""}
+        command = [*(REMOTE if runner == "remote" else []), *arguments]
+        return started.enter_context(python.start_captured(*command, env=environ, cwd=tmp_path))
 
     with started:
         yield start
+
+
+@pytest.fixture
+def run_afresh(plain_environment, tmp_path):
+    """How a command ends that an interpreter of its own begins with, as people start it."""
+
+    def run_afresh(runner, *arguments):
+        command = [sys.executable, *(REMOTE if runner == "remote" else []), *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=plain_environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run_afresh
 
 
 def end(process, status=0):
@@ -114,7 +120,7 @@ def test_what_programs_ask_of_cuda(start):
     assert "compiled without cuDNN" not in told
 
 
-def test_the_script_is_run_as_python_runs_it(start, tmp_path):
+def test_the_script_is_run_as_python_runs_it(run_afresh, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
@@ -130,10 +136,11 @@ def test_the_script_is_run_as_python_runs_it(start, tmp_path):
         """)
     )
     for how, status in (("--fail", 1), ("--interrupt", -signal.SIGINT)):
-        remote, local = (end(p, status) for p in [start(runner, "script.py", how) for runner in ("remote", "local")])
+        remote, local = (run_afresh(runner, "script.py", how) for runner in ("remote", "local"))
         assert remote == local
-        assert "script.py" in remote[1]
-        assert remote[0].endswith("tidied\n")
+        assert remote[0] == status
+        assert remote[1].endswith("tidied\n")
+        assert "script.py" in remote[2]
 
 
 def test_modules_options_and_mistakes(start, tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
 import safetensors.torch
@@ -291,7 +289,7 @@ def test_files_mapped_into_memory(embedded, tmp_path):
             assert loaded["half"].tolist() == [0.0, 1.0]
 
 
-def test_what_was_saved_remotely_loads_without_djinn(embedded, tmp_path):
+def test_what_was_saved_remotely_loads_without_djinn(python, plain_environment, embedded, tmp_path):
     model = tied(embedded)
     model.first.weight.note = 1
     torch.save(model.state_dict(), tmp_path / "state")
@@ -299,9 +297,7 @@ def test_what_was_saved_remotely_loads_without_djinn(embedded, tmp_path):
         "import sys, torch; s = torch.load(sys.argv[1], map_location='cpu'); "
         "assert 'djinn' not in sys.modules; print(s['first.bias'].tolist())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "state"], capture_output=True, text=True, check=True
-    )
+    done = python.run("-c", script, tmp_path / "state", env=plain_environment)
     assert done.stdout.strip() == str(model.first.bias.tolist())
 
 

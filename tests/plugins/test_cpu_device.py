@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from djinn_core.builtins.cpu import CpuDevice
@@ -25,9 +22,9 @@ assert 0 < after["free"] <= after["total"]
 """
 
 
-def test_memory_figures_follow_what_a_process_holds() -> None:
+def test_memory_figures_follow_what_a_process_holds(python, plain_environment) -> None:
     """In a process of its own: what the suite freed before would be handed out again."""
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=60, check=False)
+    done = python.run("-c", MEMORY, env=plain_environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,23 +23,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    environ |= {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull}
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False
-    )
-
-
-def test_the_plugin_recognises_what_the_guide_says(written: Path) -> None:
-    done = run(written, "use.py")
+def test_the_plugin_recognises_what_the_guide_says(python, plain_environment, written: Path) -> None:
+    done = python.run(written / "use.py", cwd=written, env=plain_environment)
     assert done.returncode == 0, done.stderr
     (expected,) = re.findall(r"^```text\n(.+?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
     assert done.stdout == expected
 
 
-def test_its_tests_pass(written: Path) -> None:
-    done = run(written, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error")
+def test_its_tests_pass(python, plain_environment, written: Path) -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error"]
+    done = python.run("-m", "pytest", *options, cwd=written, env=plain_environment)
     assert done.returncode == 0, done.stdout
     assert "7 passed" in done.stdout
 

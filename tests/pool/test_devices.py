@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
+from servers import SECONDS, start_server
 
 import djinn
 from djinn.hooks import DataResidency
@@ -19,28 +18,17 @@ from djinn_core.runtime import client
 from djinn_core.runtime.pool import held_uploads
 from djinn_core.server.offering import offered
 
-SECONDS = 60.0
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
 module = torch.get_device_module("remote_accelerator")
 
 
 @pytest.fixture(scope="module")
-def serving_two(plain_environment, tmp_path_factory):
+def serving_two(python, plain_environment, tmp_path_factory):
     """The connection file of a server with two devices, both the CPU: what is named, and all that there is."""
-    folder = tmp_path_factory.mktemp("two")
-    file, log = folder / "connection.json", folder / "log"
-    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--store-gib", "0"]
-    command += ["--device", "cpu", "--device", "all", "--threads", "1", "--drain-seconds", "1"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
-    deadline = time.monotonic() + SECONDS
-    while not file.exists():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-    yield file
-    process.terminate()
-    assert process.wait(SECONDS) == 0, log.read_text()
+    options = ["--device", "all", "--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
+    server = start_server(python.start, tmp_path_factory.mktemp("two"), *options, env=plain_environment)
+    yield server.file
+    assert server.stop() == 0, server.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/*/README.md") for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
+CAPTURED = {"capture_output": True, "text": True, "timeout": 110}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -38,14 +39,15 @@ def program(path):
 
 
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if program(p).strip()], ids=label)
-def test_python_runs(path, tmp_path, plain_environment, served_environment):
+def test_python_runs(path, tmp_path, request, plain_environment):
     script = tmp_path / f"{path.stem}.py"
     script.write_text(program(path))
     # What people read first runs as it does for them, with nothing configured; the others share a server.
-    environ = plain_environment if path == ROOT / "README.md" else served_environment
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False
-    )
+    if path == ROOT / "README.md":
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, env=plain_environment, check=False, **CAPTURED)
+    else:
+        served_environment = request.getfixturevalue("served_environment")
+        done = request.getfixturevalue("python").run(script, cwd=tmp_path, env=served_environment)
     assert done.returncode == 0, f"{label(path)}: {done.stderr[-2000:]}"
 
 

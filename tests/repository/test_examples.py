@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +13,8 @@ WARNINGS = ["-W", "error", "-W", "ignore::FutureWarning", "-W", "ignore::Depreca
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_runs(path, tmp_path):
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
-    environ |= {"XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+def test_it_runs(path, python, plain_environment, tmp_path):
     cuda = path.stem.startswith("cuda_")
-    command = [sys.executable, *WARNINGS, *(DJINN_RUN if cuda else []), str(path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    done = python.run(*WARNINGS, *(DJINN_RUN if cuda else []), path, cwd=tmp_path, env=plain_environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert ("round_trips" in done.stderr and "cuda:0" in done.stdout) if cuda else "round trips" in done.stdout

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-
-SECONDS = 60.0
+from servers import started
 
 
 @pytest.fixture(scope="session")
-def wrong(plain_environment, tmp_path_factory):
+def wrong(python, plain_environment, tmp_path_factory):
     """A server whose executor has wrong kernels; its connection file."""
     folder = tmp_path_factory.mktemp("wrong")
-    file, log = folder / "connection.json", folder / "log"
-    command = [sys.executable, str(Path(__file__).with_name("wrong_executor.py")), "serve", str(file)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=plain_environment)
-    deadline = time.monotonic() + SECONDS
-    while not file.exists():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-    yield file
-    process.terminate()
-    process.wait(SECONDS)
+    command = [Path(__file__).with_name("wrong_executor.py"), "serve", folder / "connection.json"]
+    server = started(python.start, command, folder, plain_environment)
+    yield server.file
+    server.stop()
 
 
 @pytest.fixture

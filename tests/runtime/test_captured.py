@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,7 +10,7 @@ import djinn
 DEVICE = "remote_accelerator:0"
 
 
-def test_capture_needs_no_server_and_no_device_argument() -> None:
+def test_capture_needs_no_server_and_no_device_argument(python, plain_environment) -> None:
     script = """
         import torch, djinn
         with djinn.capture() as captured:
@@ -27,7 +24,7 @@ def test_capture_needs_no_server_and_no_device_argument() -> None:
         assert y.shape == (2, 3) and (y.cpu() >= 0).all() and djinn.is_initialized()
     """
     lines = "\n".join(line.removeprefix(" " * 8) for line in script.splitlines())
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=100, check=False)
+    done = python.run("-c", lines, env=plain_environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -84,9 +81,8 @@ def test_plans_stop_where_they_are_told() -> None:
     assert "schedule" in djinn.explain(captured)
 
 
-def test_no_graph_without_a_capture_in_this_thread() -> None:
-    source = "import djinn; djinn.get_graph()"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=False)
+def test_no_graph_without_a_capture_in_this_thread(python, plain_environment) -> None:
+    done = python.run("-c", "import djinn; djinn.get_graph()", env=plain_environment)
     assert "nothing was captured in this thread" in done.stderr
 
 

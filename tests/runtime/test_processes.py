@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
-import subprocess
-import sys
 
 import pytest
 
-SECONDS = 110  # several of the programs start many processes, each of which imports torch
 PRELUDE = """\
 import atexit, gc, multiprocessing, os, sys, threading, time
 import torch, djinn
@@ -181,14 +178,11 @@ SCRIPTS = {name: script for name, script in list(globals().items()) if isinstanc
 
 
 @pytest.fixture(scope="module")
-def programs(plain_environment):
+def programs(python, plain_environment):
     """The scripts, run two at a time; each as what it printed, complained of, and ended with."""
 
     def run(script):
-        command = [sys.executable, "-W", "error", "-c", PRELUDE + script]
-        return subprocess.run(
-            command, env=plain_environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        return python.run("-W", "error", "-c", PRELUDE + script, env=plain_environment)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(run, script) for name, script in SCRIPTS.items() if name != "PRELUDE"}

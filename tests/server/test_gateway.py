@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -222,9 +220,9 @@ def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
     ],
     ids=["network", "tls", "token"],
 )
-def test_what_would_be_unsafe_is_refused_with_advice(tmp_path, environment, arguments, advice):
-    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(tmp_path / "file"), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False)
+def test_what_would_be_unsafe_is_refused_with_advice(tmp_path, python, plain_environment, arguments, advice):
+    command = ["-m", "djinn_core.cli", "serve", "--connection-file", tmp_path / "file", *arguments]
+    result = python.run(*command, env=plain_environment)
     assert result.returncode == 1
     assert all(text in result.stderr for text in advice), result.stderr
     assert "Traceback" not in result.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import sampling
@@ -48,10 +46,9 @@ def test_a_new_session_and_another_server_give_the_same(connect, url_of, embedde
     assert set(djinn_gives) == {sampling.fingerprint(expected)}
 
 
-def test_another_run_gives_the_same(serving, url_of, plain_environment, expected):
-    command = [sys.executable, sampling.__file__, url_of("tcp"), serving.token]
-    run = subprocess.run(command, env=plain_environment, stdout=subprocess.PIPE, text=True, check=True, timeout=90)
-    assert run.stdout.strip() == sampling.fingerprint(expected)
+def test_another_run_gives_the_same(python, serving, url_of, plain_environment, expected):
+    run = python.run(sampling.__file__, url_of("tcp"), serving.token, env=plain_environment)
+    assert run.stdout.strip() == sampling.fingerprint(expected), run.stderr
 
 
 def test_dropout_decides_the_same_in_training(server):

@@ -1,0 +1,217 @@
+"""Python processes that need not import torch first: they are forked from one that has.
+
+An interpreter takes 1.3 s of a core for torch and another for what torch imports at the first op on a tensor subclass and at
+the first meta kernel; a fork takes hundredths. What is started this way is a process of its own in every other respect: its
+arguments, folder, environment, standard streams and end are those that it would have. Djinn is not imported before the fork.
+
+Not for what looks at how an interpreter begins: command lines in `/proc`, what is imported when.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import warnings
+from pathlib import Path
+
+IMPORTED = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "aiohttp",
+    "blake3",
+    "cryptography.x509",
+    "msgspec",
+    "networkx",
+    "numpy",
+    "pluggy",
+    "rich.console",
+    "structlog",
+)
+FOLDER = str(Path.cwd())
+
+
+class PreparedPython:
+    """The process that is forked. Each started process belongs to whoever started it; this one ends with `close`."""
+
+    def __init__(self, environment):
+        self._control, other = socket.socketpair()
+        self._starting = threading.Lock()
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(other.fileno())],
+                pass_fds=[other.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None):
+        """Begin what `python *arguments` would be; streams are files, or None for nothing."""
+        order = {"arguments": [str(a) for a in arguments], "environment": env, "folder": str(cwd or FOLDER)}
+        ours, theirs = socket.socketpair()
+        with theirs, Path(os.devnull).open("r+b") as nothing:
+            streams = [(stream or nothing).fileno() for stream in (stdin, stdout, stderr)]
+            with self._starting:
+                socket.send_fds(self._control, [b"!"], [theirs.fileno(), *streams])
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        return StartedPython(arguments, ours)
+
+    def start_captured(self, *arguments, env, cwd=None):
+        """The same; `communicate` gives what it wrote to its two streams."""
+        out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when they were read
+        process = self.start(*arguments, env=env, cwd=cwd, stdout=out, stderr=err)
+        process.written = (out, err)
+        return process
+
+    def run(self, *arguments, env, cwd=None, timeout=100):
+        """Run it to its end, as `subprocess.run` does with `capture_output` and `text`."""
+        with self.start_captured(*arguments, env=env, cwd=cwd) as process:
+            out, err = process.communicate(timeout)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def close(self):
+        self._control.close()
+        self._process.wait(60)
+
+
+class StartedPython:
+    """One that was forked; has what tests use of `subprocess.Popen`."""
+
+    def __init__(self, args, status):
+        self.args, self.returncode, self.written = args, None, ()
+        self._status = status
+        self._lines = status.makefile("r")
+        self.pid = int(self._lines.readline())
+
+    def poll(self):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = int(self._lines.readline())
+            self._lines.close()
+            self._status.close()
+        return self.returncode
+
+    def communicate(self, timeout=None):
+        self.wait(timeout)
+        said = []
+        for file in self.written:
+            file.seek(0)
+            said.append(file.read())
+        return tuple(said)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.kill()
+        self.wait()
+        for file in self.written:
+            file.close()
+
+
+# --- in the process that is forked, and in its forks -----------------------------------------------------------------
+
+
+def prepare(control):
+    """Import, then fork for every order that comes. Returns in forks only, with what the fork is to run."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # collections in forks would copy all of it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 4)
+        if not descriptors:
+            os._exit(0)
+        if os.fork() == 0:
+            control.close()
+            return fork_watched(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def fork_watched(descriptor, *streams):
+    """Fork once more, and tell how that one ends. Returns in that one only."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    status = socket.socket(fileno=descriptor)
+    with status.makefile("r") as lines:
+        order = json.loads(lines.readline())
+    child = os.fork()
+    if child == 0:
+        status.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        return order
+    for stream in streams:
+        os.close(stream)
+    status.sendall(f"{child}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
+        status.sendall(f"{code}\n".encode())
+    os._exit(0)
+
+
+def become(order):
+    """Be what `python *arguments` would be there."""
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    time.tzset()
+    arguments = order["arguments"]
+    while arguments[0] == "-W":
+        action, _, category = arguments[1].partition("::")
+        warnings.simplefilter(action, getattr(builtins, category or "Warning"))
+        sys.warnoptions.append(arguments[1])
+        arguments = arguments[2:]
+    if arguments[0] == "-m":
+        sys.path[0], sys.argv = order["folder"], arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    main = types.ModuleType("__main__")
+    if arguments[0] == "-c":
+        sys.path[0], sys.argv = "", ["-c", *arguments[2:]]
+        code = compile(arguments[1], "<string>", "exec")
+    else:
+        file = Path(arguments[0])
+        sys.path[0], sys.argv = str(file.resolve().parent), arguments
+        main.__file__ = str(file)
+        code = compile(file.read_bytes(), file, "exec")
+    sys.modules["__main__"] = main
+    exec(code, vars(main))
+
+
+if __name__ == "__main__":
+    this = sys.modules["__main__"]  # stays while its own functions run
+    become(prepare(socket.socket(fileno=int(sys.argv[1]))))

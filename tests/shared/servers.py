@@ -1,0 +1,77 @@
+"""A `djinn serve` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from djinn_core.config import Settings
+
+SECONDS = 60.0
+
+
+@attrs.frozen
+class Server:
+    """One that runs: its process, the connection file that it wrote, and what it says."""
+
+    process: Any  # what `subprocess.Popen` is
+    file: Path
+    log: Path
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(json.loads(self.file.read_text())["urls"])
+
+    @property
+    def token(self) -> str:
+        return json.loads(self.file.read_text())["token"]
+
+    def url(self, scheme: str) -> str:
+        return next(url for url in self.urls if url.startswith(f"{scheme}://"))
+
+    def settings(self, **others: object) -> Settings:
+        return Settings(connection_file=self.file, **others)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Its exit status, once it has ended; without a drain that takes long, and whether or not it runs still."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Wait until `condition` is true."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not after {SECONDS} s"
+        time.sleep(0.02)
+
+
+def fresh_python(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+    """A `python` as people start it, where tests look at how it begins; the fixture `python` is quicker."""
+    return subprocess.Popen([sys.executable, *map(str, arguments)], **options)
+
+
+def start_server(start: Callable[..., Any], folder: Path, *options: str, env: dict[str, str]) -> Server:
+    """`djinn serve --device cpu`, once it listens; `start` is `fresh_python`, or the fixture's `python.start`."""
+    file = folder / "connection.json"
+    command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--device", "cpu", *options]
+    return started(start, command, folder, env)
+
+
+def started(start: Callable[..., Any], command: list[object], folder: Path, env: dict[str, str]) -> Server:
+    """The server that a command starts, once it has written `connection.json` in the folder."""
+    file, log = folder / "connection.json", folder / "log"
+    with log.open("wb") as output:
+        process = start(*command, stdout=output, stderr=output, env=env)
+    wait_for(lambda: file.exists() or process.poll() is not None, "the connection file")
+    assert process.poll() is None, log.read_text()
+    return Server(process, file, log)
