@@ -72,8 +72,8 @@ class Wanted:
         """Nobody waits for these any more."""
         with self._lock:
             self._unwanted.update(submissions)
-            while len(self._unwanted) > STOPS_LIMIT:
-                self._unwanted.remove(min(self._unwanted))
+            if len(self._unwanted) > STOPS_LIMIT:
+                self._unwanted = set(sorted(self._unwanted)[-STOPS_LIMIT:])
             if self._running is not None and self._running.sequence in self._unwanted:
                 self._running.halt.append(True)
 
