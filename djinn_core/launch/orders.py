@@ -116,12 +116,13 @@ class Metered(msgspec.Struct, frozen=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """What runs: answer to `Report`."""
+    """What runs: answer to `Report`. `tokens` are the ids of those that somebody came with whose session still is."""
 
     number: Count
     device: DeviceInfo
     sessions: tuple[SessionStatus, ...]
     metered: Metered = Metered()
+    tokens: tuple[str, ...] = ()
 
 
 Answer = Ready | Failed | Sessions

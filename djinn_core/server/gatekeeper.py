@@ -69,6 +69,11 @@ class Gatekeeper:
             self._written = _written(table)
 
     @property
+    def has_table(self) -> bool:
+        """Whether there are tokens besides the server's own."""
+        return self._file is not None
+
+    @property
     def tenants(self) -> frozenset[str]:
         """All that have a token that is good now."""
         return frozenset({OPERATOR, *(row.tenant for row in self._good_rows() if not row.monitor)})

@@ -93,6 +93,11 @@ class Roster:
         with self._lock:
             return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
 
+    def tokens(self) -> tuple[str, ...]:
+        """The ids of the tokens that somebody came with who is in."""
+        with self._lock:
+            return tuple(sorted({entry.token for entry in self._entries.values() if entry.token}))
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Final
 
 from djinn_core.logs import get_logger
@@ -39,9 +40,19 @@ class Watch:
 
     def look(self) -> None:
         """Once."""
-        gone = tuple(key for key in tuple(self._counts.keys) if not self._gatekeeper.is_good(key))
+        gone = self._gone(self._counts.keys | self._seen())
         if gone:
             self._tenants.evict(gone)
             self._counts.keys.difference_update(gone)
             self._audit.note("evicted", keys=gone, why="revoked or expired")
         self._tenants.release_idle()
+
+    def _gone(self, keys: Collection[str]) -> tuple[str, ...]:
+        return tuple(sorted(key for key in keys if not self._gatekeeper.is_good(key)))
+
+    def _seen(self) -> frozenset[str]:
+        """The tokens of sessions that are there, whoever let them in: an older gateway, or a ticket that is used late."""
+        if not self._gatekeeper.has_table:
+            return frozenset()
+        reports = [seat.report() for _, pool in self._tenants.pools() for seat in pool.seats]
+        return frozenset(token for report in reports if report is not None for token in report.tokens)
