@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import attrs
 
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
@@ -21,7 +22,6 @@ from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
 from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse, send_message
 from djinn_core.server.pool import Pool
 from djinn_core.server.relay import relay
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.server.tenants import Tenants
 from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
 from djinn_core.wire.resume_messages import Aside, Resume

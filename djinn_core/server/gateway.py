@@ -13,6 +13,7 @@ from types import FrameType
 
 import attrs
 
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import PluginError
@@ -32,7 +33,6 @@ from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.metrics import Observed, exporter
 from djinn_core.server.offering import offered
 from djinn_core.server.operations import Operations, OperationsListener
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.server.tenants import Tenants
 from djinn_core.server.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.watch import Watch

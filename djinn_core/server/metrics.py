@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import attrs
 
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.orders import Distribution, Metered, Sessions
 from djinn_core.server.admission import Counts
 from djinn_core.server.gatekeeper import Gatekeeper
 from djinn_core.server.pool import Seat
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.server.tenants import Tenants
 
 # What executors count, and what is so now: name (after `djinn_executor_`) and what it says.

@@ -23,6 +23,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from djinn_core.builtins.strangers import Strangers
 from djinn_core.cli.token import command as token_command
 from djinn_core.config import Settings
 from djinn_core.conformance.certificates import self_signed_tls
@@ -37,7 +38,6 @@ from djinn_core.runtime.status import ask_servers
 from djinn_core.server import meter
 from djinn_core.server.exchange import Exchange, Harbour, Inbox
 from djinn_core.server.operations import ROUTES
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.server.tokens import find_token, has_table
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
