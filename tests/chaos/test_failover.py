@@ -1,0 +1,147 @@
+"""A server that is lost takes nothing with it: another one goes on with the session. Real servers, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.launch.connection_file import read_connection_file, write_connection_file
+from djinn_core.runtime import client
+from djinn_core.runtime.standby import connection as standby
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(scope="module")
+def doomed(plain_environment, tmp_path_factory):
+    """A server that is killed, which keeps nothing on its disk: its process, and its connection file."""
+    folder = tmp_path_factory.mktemp("doomed")
+    file = folder / "connection.json"
+    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
+    command += ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=plain_environment)
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield process, read_connection_file(file)
+    process.kill()
+    process.wait(30)
+
+
+@pytest.fixture
+def remote(doomed, serving, tmp_path, monkeypatch):
+    """The device is the doomed server's; the one that all tests share stands by."""
+    for name in [name for name in os.environ if name.startswith("DJINN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+    file = tmp_path / "standby.json"
+    write_connection_file(file, serving)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    urls = [url for url in doomed[1].urls if url.startswith("tcp")]
+    djinn.configure(
+        servers=urls,
+        token=doomed[1].token,
+        standby=[str(file)],
+        standby_seconds=0.2,
+        disable=("local",),
+        progress=False,
+    )
+    begin()
+    yield REMOTE
+    djinn.configure()
+    torch.set_num_threads(threads)
+
+
+def begin():
+    """Begin a session, once the executor that was killed before is there again."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            djinn.init()
+        except djinn.DjinnError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return
+
+
+def kill_executor():
+    os.kill(client.executor_process(), signal.SIGKILL)
+
+
+def trained(device, at_step_12=lambda: None):
+    """Losses of a few steps with dropout and AdamW."""
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 4)]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    x, y = torch.randn(64, 32).to(device), torch.randint(0, 4, (64,)).to(device)
+    torch.manual_seed(6)
+    losses = []
+    for step in range(25):
+        if step == 12:
+            at_step_12()
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_training_goes_on_elsewhere_where_the_server_does_not_know_the_session_any_more(remote, serving):
+    expected = trained(remote)
+    assert trained(remote, kill_executor) == expected
+    assert client._state.opened[0].connection.server in serving.urls
+    assert trained(remote) == expected
+
+
+class Killer:
+    """Stands where tokens are shown, and kills at the eighth."""
+
+    def __init__(self, process):
+        self.process, self.tokens = process, 0
+
+    def put(self, _):
+        self.tokens += 1
+        if self.tokens == 8 and self.process is not None:
+            executor = client.executor_process()
+            self.process.kill()
+            os.kill(executor, signal.SIGKILL)
+
+    def end(self):
+        pass
+
+
+def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_killed(remote, doomed, serving, monkeypatch):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setattr(standby, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "_SHARE", 0)  # a state before every submission
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(remote)
+    prompt = torch.randint(0, 100, (1, 12)).to(remote)
+
+    def generated(process):
+        return model.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=0, streamer=Killer(process))
+
+    expected = generated(None).tolist()
+    talk = client._state.opened[0].connection
+    assert generated(doomed[0]).tolist() == expected
+    assert talk.server in serving.urls
+    assert talk.bytes_sent > 0
+    talk._due = 0.0
+    assert generated(None).tolist() == expected
+    assert talk._base > 0  # states were taken
