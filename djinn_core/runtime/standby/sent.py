@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,9 @@ class SentFrames:
         Raises:
             OSError: there cannot be one.
         """
-        self._file = tempfile.TemporaryFile(dir=folder(), buffering=0)  # noqa: SIM115 - as long as this object
+        with tempfile.TemporaryFile(dir=folder(), buffering=0) as file:
+            self._file = os.dup(file.fileno())
+        self._end = weakref.finalize(self, os.close, self._file)
         self.nbytes = 0
         self.frames = 0
 
@@ -55,11 +58,10 @@ class SentFrames:
         self.frames += 1
 
     def _write(self, parts: list[Buffer], at: int) -> int:
-        file = self._file.fileno()
         for start in range(0, len(parts), _AT_ONCE):
             waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
             while waiting:
-                count = os.pwritev(file, waiting, at)
+                count = os.pwritev(self._file, waiting, at)
                 at += count
                 while waiting and count >= len(waiting[0]):
                     count -= len(waiting.pop(0))
@@ -91,7 +93,7 @@ class SentFrames:
         view = allocate(length) if length else memoryview(b"")
         done = 0
         while done < length:
-            count = os.preadv(self._file.fileno(), [view[done:]], at + done)
+            count = os.preadv(self._file, [view[done:]], at + done)
             if not count:
                 raise TransportError("the file with what was sent is shorter than it was")
             done += count
@@ -99,4 +101,4 @@ class SentFrames:
 
     def close(self) -> None:
         """Give its room back."""
-        self._file.close()
+        self._end()

@@ -1,0 +1,245 @@
+"""What a session's connection does when its server is lost, against stand-ins for servers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.runtime.standby import connection as standby
+from djinn_core.runtime.standby.connection import StandbyConnection
+from djinn_core.runtime.standby.sent import SentFrames
+from djinn_core.server.handing_on import hand_out, take_in
+from djinn_core.server.snapshots import KnownTemplate, Snapshot, encode_snapshot
+from djinn_core.wire.messages import Broken, Completed, Goodbye, Query, Submit, Template, Timing, decode, encode
+from djinn_core.wire.peer_messages import Item, View
+from djinn_core.wire.state_messages import PIECE, AskState, State, StatePiece, count_pieces
+
+
+class Server:
+    """Stands for an executor: answers submissions with what `value` says of their number, until it is down."""
+
+    name = "another"
+
+    def __init__(self, value=lambda number: b"%d" % number, state=None):
+        self.limits, self.bytes_sent, self.bytes_received = Limits(), 0, 0
+        self.value, self.state = value, state
+        self.taken, self.answers = [], deque()
+        self.down = ""
+        self.deadly = self.stateless = False
+
+    def begin(self):
+        return self
+
+    def send(self, frame):
+        if self.down:
+            raise TransportError(self.down)
+        message = decode(frame.head)
+        self.taken.append(message)
+        if isinstance(message, Submit):
+            completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)))
+            self.answers.append(Frame(encode(completed), [self.value(message.sequence)]))
+        elif isinstance(message, AskState) and (self.state is not None or self.stateless):
+            hand_out(self.state, message.limit, self.answers.append)
+
+    def receive(self, timeout=None):
+        if self.answers:
+            return self.answers.popleft()
+        if self.down:
+            raise TransportError(self.down)
+        raise TimeoutError
+
+    def close(self):
+        self.down = self.down or "closed"
+
+    def kinds(self):
+        return [type(message).__name__ for message in self.taken]
+
+
+def submit(number):
+    return Frame(encode(Submit(number)))
+
+
+def answer(connection):
+    frame = connection.receive(1.0)
+    return decode(frame.head).sequence, bytes(frame.body[0])
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """States are asked for before every submission."""
+    monkeypatch.setattr(standby, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "_SHARE", 0)
+
+
+@pytest.fixture
+def two():
+    first, second = Server(), Server()
+    return first, second, StandbyConnection(first, "first", [second], 1 << 30)
+
+
+def test_another_server_is_sent_everything_and_only_what_was_not_answered_comes(two):
+    first, second, connection = two
+    for number in (1, 2, 3):
+        connection.send(submit(number))
+    assert answer(connection) == (1, b"1")
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(4))
+    assert [message.sequence for message in second.taken] == [1, 2, 3, 4]
+    assert [answer(connection) for _ in range(3)] == [(2, b"2"), (3, b"3"), (4, b"4")]
+    assert connection.server == "another"
+    second.down = "gone, too"
+    with pytest.raises(TransportError, match="gone, too; no standby server goes on: another: gone, too"):
+        connection.receive(1.0)
+
+
+def test_who_waits_for_an_answer_gets_it_from_another_server(two):
+    first, _, connection = two
+    connection.send(submit(1))
+    first.down, first.answers = "gone", deque()
+    assert answer(connection) == (1, b"1")
+    with pytest.raises(TimeoutError):
+        connection.receive(0.0)
+
+
+def test_another_result_than_before_ends_the_session_and_asks_nobody_else(two):
+    first, second, connection = two
+    third = Server()
+    connection._others.append(third)
+    second.value = lambda number: b"another"
+    connection.send(submit(1))
+    answer(connection)
+    first.down = "gone"
+    with pytest.raises(TransportError, match="is not what was computed before"):
+        connection.send(submit(2))
+    assert not third.taken
+    with pytest.raises(TransportError, match="is not what was computed before"):
+        connection.receive(1.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "goes_on"),
+    [(Broken("it stops", stopped=True), True), (Broken("it has used up its seconds"), False), (None, False)],
+    ids=["stopped", "refused", "deadly"],
+)
+def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
+    first, second, connection = two
+    connection.send(submit(1))
+    answer(connection)
+    first.deadly = end is None
+    if end is not None:
+        first.answers.append(Frame(encode(end)))
+    first.down = "hung up"
+    if goes_on:
+        connection.send(submit(2))
+        assert answer(connection) == (2, b"2")
+        return
+    with pytest.raises(TransportError, match="hung up"):
+        connection.send(submit(2))
+    assert not second.taken
+    if end is not None:
+        assert decode(connection.receive(0.0).head) == end
+
+
+def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
+    first, second = Server(), Server()
+    connection = StandbyConnection(first, "first", [second], 1000)
+    connection.send(Frame(encode(Query()), [bytes(2000)]))
+    assert "no standby server can take this session over any more" in caplog.text
+    first.down = "gone"
+    with pytest.raises(TransportError, match="no standby server could go on: what was sent has more than 1,000 bytes"):
+        connection.send(submit(1))
+
+
+def snapshot(items=(), templates=()):
+    return Snapshot(7, tuple(templates), tuple(items), (), (), b"random")
+
+
+def test_what_is_kept_begins_anew_with_the_state_of_the_session(often, two):
+    first, second, connection = two
+    memory = bytes(range(256)) * (PIECE // 256) + b"tail"
+    item = Item(len(memory), (View(1 << 32, "uint8", (len(memory),), (1,)),))
+    first.state = (encode_snapshot(snapshot([item])), [memory], ())
+    connection.send(submit(1))
+    connection.send(submit(2))
+    assert answer(connection) == (1, b"1")
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(3))
+    pieces = ["StatePiece"] * 3
+    assert second.kinds() == ["State", *pieces, "Submit", "Submit"]
+    assert [message.sequence for message in second.taken if isinstance(message, Submit)] == [2, 3]
+    assert [answer(connection) for _ in range(2)] == [(2, b"2"), (3, b"3")]
+
+
+def test_a_session_without_a_state_keeps_all_and_says_so_once(often, two, caplog):
+    first, second, connection = two
+    first.stateless = True
+    for number in (1, 2, 3):
+        connection.send(submit(number))
+    assert caplog.text.count("no state to begin with") == 1
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(4))
+    assert second.kinds() == ["Submit"] * 4
+
+
+def test_frames_are_read_as_they_were_written():
+    sent = SentFrames()
+    frames = [Frame(b"one", [b"a" * 10, b"", b"b"]), Frame(b"two"), Frame(b"three", [bytes(100_000)])]
+    for number, frame in enumerate(frames):
+        sent.append(frame, number)
+    found = [(number, frame.head, [bytes(part) for part in frame.body]) for number, frame in sent.read()]
+    assert found == [(n, frame.head, [bytes(part) for part in frame.body]) for n, frame in enumerate(frames)]
+    sent.close()
+
+
+def frames_of(state):
+    frames = []
+    hand_out(state, 1 << 30, frames.append)
+    return decode(frames[0].head), iter(frames[1:])
+
+
+def test_a_state_goes_out_and_comes_in_as_it_was():
+    memory = [b"abcd", b"", bytes(PIECE + 1)]
+    items = [Item(len(data), (View(n << 32, "uint8", (len(data),), (1,)),)) for n, data in enumerate(memory, 1)]
+    state, frames = frames_of((encode_snapshot(snapshot(items)), memory, ()))
+    found, body = take_in(state, lambda: next(frames))
+    assert found == snapshot(items)
+    assert [bytes(part) for part in body] == memory
+    assert count_pieces(state.lengths) == 4
+
+
+@pytest.mark.parametrize(
+    ("items", "templates", "reason"),
+    [
+        ([Item(4, (View(1, "float32", (2,), (1,)),))], [], "needs 8 bytes, and 4 come"),
+        ([Item(4, (View(1, "uint8", (4,), (1,), 1),))], [], "needs 5 bytes, and 4 come"),
+        ([Item(4, (View(1, "uint8", (2,), (-1,)),))], [], "impossible layout"),
+        ([Item(5, (View(1, "uint8", (5,), (1,)),))], [], "says 5 bytes, and 4 come"),
+        ([], [], "0 items and the memory of 1"),
+    ],
+)
+def test_a_state_that_does_not_fit_together_is_refused(items, templates, reason):
+    state, frames = frames_of((encode_snapshot(snapshot(items, templates)), [b"abcd"], ()))
+    with pytest.raises(ProtocolError, match=reason):
+        take_in(state, lambda: next(frames))
+
+
+def test_pieces_are_what_was_announced():
+    piece = Frame(encode(StatePiece()), [b"abc"])
+    with pytest.raises(ProtocolError, match="3 bytes in place of 4"):
+        take_in(State((4,)), lambda: piece)
+    with pytest.raises(ProtocolError, match="3 bytes in place of 4,194,304"):
+        take_in(State((1 << 40,)), lambda: piece)
+    with pytest.raises(ProtocolError, match="do not come one after the other"):
+        take_in(State((4,)), lambda: Frame(encode(Goodbye())))
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        take_in(State((3,)), lambda: piece)
+
+
+def test_templates_of_a_state_are_those_that_their_digests_name():
+    known = KnownTemplate(bytes(32), Template((), (), (), (), ()), (), ())
+    state, frames = frames_of((encode_snapshot(snapshot(templates=[known])), [], ()))
+    with pytest.raises(ProtocolError, match="does not have the digest"):
+        take_in(state, lambda: next(frames))
