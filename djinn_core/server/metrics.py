@@ -25,6 +25,7 @@ COUNTERS: Final = {
     "submissions": "Submissions that were answered",
     "ops": "Ops of all submissions",
     "op_failures": "Ops that failed",
+    "submissions_stopped": "Submissions that were stopped because nobody wanted them any more",
     "fetched_tensors": "Tensors sent to clients",
     "fetched_bytes": "Bytes of tensors sent to clients",
     "received_bytes": "Bytes received beside messages: tensors",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import torch
 
-from djinn_core.errors import DjinnError, SessionLost
+from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
 from djinn_core.interception.port import Answer, DescribedValue, Submission
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
@@ -302,6 +302,9 @@ class PoolSession:
                     answer = self.members[question.executor].wait(question.number)
                 except DjinnError as error:
                     errors.append(error)
+                    if isinstance(error, DeadlineExceeded):
+                        for member in self.members:
+                            member.stop_waiting()
                 else:
                     tensors.update(zip(question.fetched, answer.tensors, strict=True))
                     described.update(zip(question.described, answer.described, strict=True))
