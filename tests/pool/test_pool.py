@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.recording import fetch_later
 from djinn_core.runtime import client
 from djinn_core.runtime.session import Session
 from djinn_core.wire.peer_messages import Invited
@@ -248,3 +249,38 @@ def test_uploads_that_die_unused_are_not_held(blind):
         (kept + 1).tolist()
     djinn.synchronize()
     assert not blind._uploads._held
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_look_at_both_can_be_repeated(blind, monkeypatch):
+    given = torch.arange(3.0).to(REMOTE)
+    pending = fetch_later([given + 1, given * 2, given - 1])
+    assert len(blind._asked[pending._asked[1]].questions) == 2
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(blind.members[1], "_receive_until", interrupted)
+        pending.result()
+    assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
+
+
+def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
+    state = torch.ones(4).to(REMOTE)
+    djinn.synchronize()
+    expect = blind._routes.expect
+
+    def interrupted_once(*arguments):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        expect(*arguments)
+
+    monkeypatch.setattr(blind._routes, "expect", interrupted_once)
+    doubled = state * 2
+    state.add_(doubled.sin() @ doubled + doubled.exp())
+    expected = torch.ones(4).add_((torch.ones(4) * 2).sin() @ (torch.ones(4) * 2) + (torch.ones(4) * 2).exp())
+    with pytest.raises(KeyboardInterrupt):
+        state.sum().item()
+    assert torch.equal(state.cpu(), expected)
+    assert torch.equal((doubled + 1).cpu(), torch.full((4,), 3.0))
+    assert not blind._asked

@@ -23,6 +23,7 @@ from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.streams import Alike, Turns
+from djinn_core.runtime.pool.undivided import undivided
 from djinn_core.runtime.session import Session
 
 NOTHING = Program((), (), ())
@@ -61,14 +62,44 @@ class _Question:
     described: tuple[int, ...]
 
 
-@attrs.frozen
+@attrs.define
 class _Asked:
-    """A submission that somebody waits for; `sent`: by executor the number of its last submission then."""
+    """A submission that somebody waits for; `sent`: by executor the number of its last submission then.
+
+    Whoever was interrupted while it waited for what was left for later may come again: what has come is kept.
+    """
 
     questions: tuple[_Question, ...]
     sent: tuple[int, ...]
     fetched: int
     described: int
+    late: bool = False
+    heard: int = 0  # questions that were answered
+    tensors: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    values: dict[int, DescribedValue] = attrs.field(factory=dict)
+    errors: list[DjinnError] = attrs.field(factory=list)
+    seconds: float = 0.0
+
+    @property
+    def waiting(self) -> tuple[_Question, ...]:
+        return self.questions[self.heard :]
+
+    def hear(self, question: _Question, answer: Answer | DjinnError) -> None:
+        """The answer to the next question."""
+        if isinstance(answer, DjinnError):
+            self.errors.append(answer)
+        else:
+            self.tensors.update(zip(question.fetched, answer.tensors, strict=True))
+            self.values.update(zip(question.described, answer.described, strict=True))
+            self.seconds = max(self.seconds, answer.server_seconds)
+        self.heard += 1
+
+    def answer(self) -> Answer:
+        """What was asked for."""
+        if self.errors:
+            raise _joined(self.errors)
+        tensors = tuple([self.tensors[i] for i in range(self.fetched)])
+        return Answer(tensors, tuple([self.values[i] for i in range(self.described)]), self.seconds)
 
 
 class PoolSession:
@@ -123,8 +154,14 @@ class PoolSession:
         """
         if self.lost:
             raise SessionLost(self.lost)
-        with self._tables:
-            return self._submit(submission)
+        number = 0
+        try:
+            with self._tables, undivided:
+                number = self._submit(submission)
+        except BaseException:
+            self.forget(number)  # an interrupt came meanwhile: everything was sent, and nobody will ask
+            raise
+        return number
 
     def _submit(self, submission: Submission) -> int:
         number, questions = next(self._numbers), []
@@ -267,13 +304,13 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         if device:
-            self.members[device - 1].upload(handle, source)
-            with self._tables:
+            with self._tables, undivided:
+                self.members[device - 1].upload(handle, source)
                 self._residency.add(handle, device - 1, source.nbytes)
                 self._residency.given.add(storage_of(handle))
             return
         copy = source.detach().clone()
-        with self._tables:
+        with self._tables, undivided:
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
@@ -290,41 +327,31 @@ class PoolSession:
             SessionLost: an executor is gone.
         """
         asked = self._asked[number]
-        tensors: dict[int, torch.Tensor] = {}
-        described: dict[int, DescribedValue] = {}
-        errors: list[DjinnError] = []
-        seconds = 0.0
-        waiting = list(asked.questions)
         try:
-            while waiting:
-                question = waiting[0]
-                try:
-                    answer = self.members[question.executor].wait(question.number)
-                except DjinnError as error:
-                    errors.append(error)
-                    if isinstance(error, DeadlineExceeded):
-                        for member in self.members:
-                            member.stop_waiting()
-                else:
-                    tensors.update(zip(question.fetched, answer.tensors, strict=True))
-                    described.update(zip(question.described, answer.described, strict=True))
-                    seconds = max(seconds, answer.server_seconds)
-                waiting.pop(0)
+            while asked.waiting:
+                question = asked.waiting[0]
+                asked.hear(question, self._answer_to(question))
         except BaseException:
-            for question in waiting[1:]:
-                self.members[question.executor].abandon(question.number)
+            if not asked.late:
+                del self._asked[number]
+                for question in asked.waiting[1:]:
+                    self.members[question.executor].abandon(question.number)
             raise
         del self._asked[number]
-        if errors:
-            raise _joined(errors)
-        return Answer(
-            tuple([tensors[i] for i in range(asked.fetched)]),
-            tuple([described[i] for i in range(asked.described)]),
-            seconds,
-        )
+        return asked.answer()
+
+    def _answer_to(self, question: _Question) -> Answer | DjinnError:
+        try:
+            return self.members[question.executor].wait(question.number)
+        except DjinnError as error:
+            if isinstance(error, DeadlineExceeded):
+                for member in self.members:
+                    member.stop_waiting()
+            return error
 
     def leave(self, number: int, nbytes: int) -> None:
         """As `Runtime.leave`."""
+        self._asked[number].late = True
         for question in self._asked[number].questions:
             self.members[question.executor].leave(question.number, nbytes)
 
@@ -335,7 +362,7 @@ class PoolSession:
     def forget(self, number: int) -> None:
         """As `Runtime.forget`."""
         asked = self._asked.pop(number, None)
-        for question in asked.questions if asked is not None else ():
+        for question in asked.waiting if asked is not None else ():
             self.members[question.executor].forget(question.number)
 
     def excuse(self, number: int) -> None:
