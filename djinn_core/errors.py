@@ -35,6 +35,18 @@ class TransportError(DjinnError, ConnectionError):
     """A connection could not be made or broke."""
 
 
+class ServerBusy(TransportError):
+    """The server has no room for now. Nothing was begun, so that asking again is safe.
+
+    Attributes:
+        after: seconds after which that makes sense.
+    """
+
+    def __init__(self, message: str, after: float = 0.0) -> None:
+        super().__init__(message)
+        self.after = after
+
+
 class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happened
     """The server did not accept the token, the ticket or the version.
 

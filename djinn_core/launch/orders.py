@@ -34,6 +34,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
             dies, and how many bytes each may have; empty: nowhere.
         snapshot_seconds: how often a journal begins anew with the session's state, at most.
+        most_sessions: how many sessions there may be at a time.
+        queue_seconds: how long a submission may have waited for its turn when one more session begins.
     """
 
     directory: str
@@ -56,6 +58,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     journals: str = ""
     journal_bytes: Count = 0
     snapshot_seconds: float = 20.0
+    most_sessions: Count = 256
+    queue_seconds: float = 30.0
 
     def __repr__(self) -> str:
         """Without the key."""

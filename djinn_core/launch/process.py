@@ -61,6 +61,7 @@ class ExecutorOptions:
         journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
             dies, and how many bytes each may have; None: nowhere.
         snapshot_seconds: how often a journal begins anew with the session's state, at most.
+        most_sessions, queue_seconds: as in `Start`.
         module: what to run; only tests change it.
     """
 
@@ -81,6 +82,8 @@ class ExecutorOptions:
     journals: Path | None = None
     journal_bytes: int = 0
     snapshot_seconds: float = 20.0
+    most_sessions: int = 256
+    queue_seconds: float = 30.0
     module: str = EXECUTOR_MODULE
 
 
@@ -257,6 +260,8 @@ class ExecutorProcess:
             journals=str(options.journals or ""),
             journal_bytes=options.journal_bytes,
             snapshot_seconds=options.snapshot_seconds,
+            most_sessions=options.most_sessions,
+            queue_seconds=options.queue_seconds,
         )
 
     def _order(self, order: Order) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -32,6 +33,7 @@ from djinn_core.runtime.dialling import (
     slowness,
     unreachable,
 )
+from djinn_core.runtime.patience import with_patience
 from djinn_core.runtime.redialling import lasting
 from djinn_core.runtime.restarting import outliving
 from djinn_core.runtime.resuming import hasten
@@ -271,6 +273,13 @@ def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
 
 
 def _dial(
+    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str
+) -> tuple[Dialled, Welcome]:
+    attempt = partial(_dial_once, settings, registry, urls, token, device)
+    return with_patience(attempt, settings.connect_timeout)
+
+
+def _dial_once(
     settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str
 ) -> tuple[Dialled, Welcome]:
     gateway = reach_gateway(urls, token, device, registry.transports, settings.connect_timeout)

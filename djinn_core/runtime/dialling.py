@@ -12,7 +12,15 @@ from urllib.parse import SplitResult
 import attrs
 import torch
 
-from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError, ProtocolError, TransportError
+from djinn_core.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DjinnError,
+    PluginError,
+    ProtocolError,
+    ServerBusy,
+    TransportError,
+)
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
 from djinn_core.ir.operators import operators_digest
 from djinn_core.launch.addresses import (
@@ -80,6 +88,7 @@ def reach_gateway(
 
     Raises:
         PluginError: no transport serves any of them.
+        ServerBusy: the server has no room for now.
         TransportError: nobody answers, or whoever does is no server of Djinn's.
         AccessRefused: the server said no; the message says why.
     """
@@ -91,7 +100,7 @@ def reach_gateway(
             transport = transport_for(url, known)
             connection = transport.connect(url, Limits(), timeout)
             welcome = ask(connection, hello, Welcome, timeout, url)
-        except AccessRefused:
+        except (AccessRefused, ServerBusy):
             raise
         except DjinnError as error:
             errors.append((url, error))
@@ -115,6 +124,8 @@ def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: f
         try:
             connection = transport.connect(url, Limits(), min(timeout, DIRECT_SECONDS))
             attached = attach(connection, ticket, timeout, url)
+        except ServerBusy:
+            raise
         except DjinnError as error:  # somebody else may listen there, as at the end of a tunnel
             fallbacks.append(given_up(url, error))
             continue
@@ -189,7 +200,7 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
 def _refusal(answer: Refused, url: str) -> DjinnError:
     reason = f"{url} refused: {answer.reason}"
     if answer.again:
-        return TransportError(reason)
+        return ServerBusy(reason, answer.after)
     refused = AccessRefused(reason)
     refused.deadly = answer.deadly
     return refused

@@ -43,9 +43,10 @@ from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
 from djinn_core.server.inbox import Guest
 from djinn_core.server.journal import Owner, remove_stale
 from djinn_core.server.leases import KillsExecutors, Leases, resend
+from djinn_core.server.room import Room
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession
-from djinn_core.server.shared_device import compile_on
+from djinn_core.server.shared_device import compile_on, shared_device
 from djinn_core.server.store import WeightStore
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.wire.message import Message
@@ -68,8 +69,9 @@ class Executor:
         store: WeightStore | None = None,
         leases: Leases | None = None,
         tls: TlsOptions | None = None,
+        room: Room = Room(),  # noqa: B008 - a value
     ) -> None:
-        """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network, if any."""
+        """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network, if any. `room`: for sessions."""
         self._device = device
         self._tenancy = Tenancy(store)
         self._registry = registry
@@ -80,6 +82,7 @@ class Executor:
         self._network = registry.transports if tls is None else under_tls(registry.transports, tls)
         self._harbour = Harbour(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
+        self._room = room
         self._accepting = True
 
     def listen(self, directory: str, host: str) -> tuple[str, ...]:
@@ -115,7 +118,9 @@ class Executor:
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return
-        reason = self._tenancy.refusal(admitted.grant.badge, len(self._roster))
+        waited = shared_device(self._device.runtime).turns.longest_wait
+        sessions = len(self._roster)
+        reason = self._tenancy.refusal(admitted.grant.badge, sessions) or self._room.refusal(sessions, waited)
         if reason:
             refuse(connection, reason)
             return
@@ -300,7 +305,9 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     opened = limited(open_device(registry.devices, device), start.memory)
     begin_compiling(opened, registry, start.compilers)
-    return Executor(opened, registry, TicketChecker(start.key), new, _open_store(start), _leases(start), _tls(start))
+    room = Room(start.most_sessions, start.queue_seconds)
+    kept = _open_store(start), _leases(start)
+    return Executor(opened, registry, TicketChecker(start.key), new, *kept, _tls(start), room)
 
 
 def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]) -> None:

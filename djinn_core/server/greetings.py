@@ -35,10 +35,23 @@ def receive_message(connection: Connection, timeout: float | None) -> AnyMessage
     return decode(connection.receive(timeout).head)
 
 
+class NotNow(str):  # noqa: SLOT000 - it has an attribute with a default
+    """Why somebody is refused who may ask again, `after` so many seconds: it will pass."""
+
+    after = 0.0
+
+    def in_seconds(self, after: float) -> NotNow:
+        """The same, and when."""
+        self.after = after
+        return self
+
+
 def refuse(connection: Connection, reason: str, *, again: bool = False, deadly: bool = False) -> None:
-    """Say no, and why. The other end may be gone already. `again`, `deadly`: as in `Refused`."""
+    """Say no, and why. The other end may be gone already. `again`, `deadly`: as in `Refused`; a `NotNow` says it by itself."""
+    later = isinstance(reason, NotNow)
+    after = reason.after if isinstance(reason, NotNow) else 0.0
     with contextlib.suppress(TransportError):
-        send_message(connection, Refused(reason, again, deadly))
+        send_message(connection, Refused(str(reason), again or later, deadly, after))
 
 
 def complain(connection: Connection, reason: str, *, stopped: bool = False) -> None:

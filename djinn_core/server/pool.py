@@ -9,6 +9,7 @@ from djinn_core.errors import StartupError
 from djinn_core.launch.orders import Sessions
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
+from djinn_core.server.greetings import NotNow
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -161,7 +162,7 @@ class Pool:
             if not device or device in {str(number), executor.device.id, executor.device.kind}:
                 return number, executor
         if len(ready) < len(self._seats):
-            return "an executor is being started again after it died: try again in a few seconds"
+            return NotNow("an executor is being started again after it died: try again in a few seconds")
         offered = ", ".join(executor.device.id for _, executor in ready)
         return f"this server has no device {device!r}, it offers {offered}"
 

@@ -12,6 +12,7 @@ import attrs
 from djinn_core.errors import StartupError
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
+from djinn_core.server.greetings import NotNow
 from djinn_core.server.pool import Pool
 from djinn_core.wire.messages import ExecutorStatus
 
@@ -76,7 +77,7 @@ class Tenants:
                 if self._closed:
                     return "the server is shutting down: connect again later"
                 if len(self._pools) >= self._most:
-                    return f"this server has executors for {self._most} tenants at a time: try again later"
+                    return NotNow(f"this server has executors for {self._most} tenants at a time: try again later")
             return self._start(tenant, memory)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
@@ -172,6 +173,6 @@ class Tenants:
             pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
-            return "no executor could be started for you: try again later"
+            return NotNow("no executor could be started for you: try again later")
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool

@@ -27,6 +27,7 @@ class Share:
     turns: Turns
     used: float = 0.0  # seconds, on the clock of those who compute
     began: float = 0.0
+    asked: float = 0.0  # when it began to wait
 
     def __enter__(self) -> None:
         self.turns.begin(self)
@@ -59,8 +60,16 @@ class Turns:
         """How many wait."""
         return len(self._waiting)
 
+    @property
+    def longest_wait(self) -> float:
+        """For how many seconds the one has waited that has waited longest."""
+        with self._changed:
+            since = min((share.asked for share in self._waiting), default=0.0)
+        return time.perf_counter() - since if since else 0.0
+
     def begin(self, share: Share) -> None:
         """Wait for a turn."""
+        share.asked = time.perf_counter()
         with self._changed:
             share.used = max(share.used, self.clock)
             self._waiting.append(share)

@@ -100,12 +100,13 @@ class Welcome(Message, frozen=True):
 class Refused(Message, frozen=True):
     """No, and why. The connection is closed after it.
 
-    `again`: not now, so that asking again makes sense. `deadly`: the session in question kills every executor that goes on with it.
+    `again`: not now, so that asking again makes sense, `after` so many seconds. `deadly`: the session in question kills every executor that goes on with it.
     """
 
     reason: str
     again: bool = False
     deadly: bool = False
+    after: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
 
 
 class Attach(Message, frozen=True):

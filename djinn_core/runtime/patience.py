@@ -1,0 +1,42 @@
+"""What a server refuses for now is asked for again: not for ever, and not by all at the same moment."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from djinn_core.errors import ServerBusy
+from djinn_core.logs import get_logger
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 3.0
+_log = get_logger("djinn.runtime")
+T = TypeVar("T")
+
+
+def with_patience(attempt: Callable[[], T], seconds: float) -> T:
+    """What `attempt` returns, which is made again where the server has no room for now; for at most so many seconds.
+
+    Only for attempts that leave nothing behind where they fail, such as to begin a session.
+
+    Raises:
+        ServerBusy: there was no room in all that time.
+    """
+    deadline, longest = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return attempt()
+        except ServerBusy as busy:
+            pause = max(jittered(longest), busy.after)
+            if time.monotonic() + pause > deadline:
+                raise
+            _log.info("the server has no room for now; asking again", seconds=round(pause, 2), reason=str(busy))
+        time.sleep(pause)
+        longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
+
+
+def jittered(seconds: float) -> float:
+    """A pause of about so long: many that were refused together do not come back together."""
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - not for secrecy
