@@ -7,7 +7,8 @@ import inspect
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import attrs
 import pluggy
@@ -20,6 +21,17 @@ from djinn_core.plugins.discovery import Candidate
 from djinn_core.plugins.kinds import KINDS, Kind
 
 log = get_logger("djinn.plugins")
+
+
+def _specifications() -> ModuleType:
+    """All hooks and nothing else: pluggy looks at each name of a module, for each plugin again."""
+    hooks = ModuleType("djinn_core.hookspecs.hooks")
+    for kind in KINDS:
+        setattr(hooks, kind.hook, getattr(kind.specification, kind.hook))
+    return hooks
+
+
+_SPECIFICATIONS: Final = _specifications()
 
 
 class HookError(PluginError):
@@ -85,8 +97,7 @@ def _manager(candidate: Candidate, plugin: object, trace: bool) -> pluggy.Plugin
     if isinstance(plugin, type):
         raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
     manager = pluggy.PluginManager(PROJECT)
-    for kind in KINDS:
-        manager.add_hookspecs(kind.specification)
+    manager.add_hookspecs(_SPECIFICATIONS)
     try:
         manager.register(plugin, name=candidate.name)
     except (pluggy.PluginValidationError, ValueError) as error:
