@@ -12,7 +12,7 @@ from typing import Final
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
-from djinn_core.wire.numbering import Inbox, Numbered, Outbox, Prefix, Wish, split
+from djinn_core.wire.numbering import Inbox, Numbered, Outbox, Prefix, Wish, numbered, split
 
 _NOTE_FRAMES: Final = 32  # taken without a word, before a note says so
 _NOTE_BYTES: Final = 1 << 20
@@ -111,7 +111,7 @@ class LastingConnection(Lasting):
             error = None if waits else self._put_on_wire(inner, number, frame)
         if error is not None:
             self._restore(inner, error)
-        elif self._outbox.borrows and frame.body:
+        elif frame.body and self._outbox.borrows:
             self._look()
             self._hold_back()
 
@@ -129,7 +129,7 @@ class LastingConnection(Lasting):
         """Send a frame with its number; the error where the connection is broken."""
         self._frames = self._bytes = 0
         try:
-            inner.send(Frame(Prefix(number, self._inbox.taken).encode() + frame.head, frame.body))
+            inner.send(Frame(numbered(number, self._inbox.taken, frame.head), frame.body))
         except TransportError as error:
             return error
         return None
@@ -172,8 +172,10 @@ class LastingConnection(Lasting):
             while True:
                 if self._early:
                     return self._early.popleft()
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                wait = left if not self._probes else self._probe if left is None else min(self._probe, left)
+                wait = self._probe if self._probes else None
+                if deadline is not None:
+                    left = max(0.0, deadline - time.monotonic())
+                    wait = left if wait is None or left < wait else wait
                 try:
                     frame = self._take(wait)
                 except TimeoutError:
@@ -252,7 +254,7 @@ class LastingConnection(Lasting):
         return frame
 
     def _count(self, frame: Frame) -> None:
-        nbytes = sum(len(memoryview(buffer)) for buffer in frame.body) if frame.body else 0
+        nbytes = _bytes_of(frame) if frame.body else 0
         self._frames += 1
         self._bytes += nbytes
         if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
@@ -373,7 +375,10 @@ class LastingConnection(Lasting):
 
 
 def _bytes_of(frame: Frame) -> int:
-    return sum(len(memoryview(buffer)) for buffer in frame.body)
+    nbytes = 0
+    for buffer in frame.body:  # mostly one: no generator for it
+        nbytes += memoryview(buffer).nbytes
+    return nbytes
 
 
 def own(connection: Connection) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import attrs
+import msgspec
 import numpy as np
 
 from djinn_core.errors import ProtocolError
@@ -29,8 +30,7 @@ _ALIGNMENT: Final = 64
 _SMALL_BYTES: Final = 1024
 
 
-@attrs.frozen
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One message with its tensor data, the unit that transports move.
 
     Attributes:

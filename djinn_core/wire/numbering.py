@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
+import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.frames import Frame, flatten
@@ -40,6 +41,9 @@ class Wish(enum.IntFlag):
     """This is the answer to a note: everything that was sent before it has come, or never will."""
 
 
+_WISHES: Final = tuple(Wish(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
+
+
 class Numbered(enum.Enum):
     """What a numbered frame is to the end that it came to."""
 
@@ -48,8 +52,7 @@ class Numbered(enum.Enum):
     AHEAD = enum.auto()
 
 
-@attrs.frozen
-class Prefix:
+class Prefix(msgspec.Struct, frozen=True):
     """What stands before the head of a frame.
 
     Attributes:
@@ -67,6 +70,11 @@ class Prefix:
         return _PREFIX.pack(self.number, self.taken, self.wish)
 
 
+def numbered(number: int, taken: int, head: bytes) -> bytes:
+    """The head of a frame with its number before it."""
+    return _PREFIX.pack(number, taken, 0) + head
+
+
 def split(frame: Frame) -> tuple[Prefix, bytes]:
     """The prefix of a frame, and its head without it (empty: it is a note).
 
@@ -76,12 +84,12 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
     if len(frame.head) < _PREFIX.size:
         raise ProtocolError(f"a frame of {len(frame.head)} bytes has no number")
     number, taken, wish = _PREFIX.unpack_from(frame.head)
-    if wish > Wish.ANSWERED | Wish.AGAIN | Wish.ANSWER:
+    if wish >= len(_WISHES):
         raise ProtocolError(f"a frame wishes for something unknown: {wish}")
     head = frame.head[_PREFIX.size :]
     if not head and frame.body:
         raise ProtocolError("a note has a body")
-    return Prefix(number, taken, Wish(wish)), head
+    return Prefix(number, taken, _WISHES[wish]), head
 
 
 @attrs.define
@@ -92,7 +100,10 @@ class _Kept:
 
 
 def _size(frame: Frame) -> int:
-    return sum(len(flatten(buffer)) for buffer in frame.body) if frame.body else 0
+    nbytes = 0
+    for buffer in frame.body:  # mostly none or one: no generator for it
+        nbytes += memoryview(buffer).nbytes
+    return nbytes
 
 
 class Outbox:
@@ -127,7 +138,7 @@ class Outbox:
             frame = _copied(frame)
         self._kept.append(_Kept(frame, nbytes, borrowed))
         self._borrows |= borrowed
-        return self.sent
+        return self._sent & _MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
         """Another process has sent so many frames, and these were not taken, the last of them the last that was sent."""
