@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from djinn_core.cli.access_options import TlsChoice, access_options, tls_options
+from djinn_core.cli.room_options import RoomChoice, room_options
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.private_files import private_directory
 from djinn_core.server.gateway import GatewayOptions, Serving
@@ -44,6 +45,7 @@ _PORT = click.IntRange(0, 65535)
     help="Where to write the URLs and the token once clients can connect. Only you can read it.",
 )
 @tls_options
+@room_options
 @click.option(
     "--insecure-plaintext-on-network",
     is_flag=True,
@@ -113,6 +115,7 @@ def command(
     audit_log: Path | None,
     connection_file: Path | None,
     tls: TlsChoice,
+    room: RoomChoice,
     insecure_plaintext_on_network: bool,
     store: Path | None,
     store_gib: float,
@@ -151,6 +154,8 @@ def command(
         journal_bytes=int(journal_gib * 2**30),
         snapshot_seconds=snapshot_seconds,
         drain_seconds=drain_seconds,
+        most_sessions=room.sessions,
+        queue_seconds=room.queue_seconds,
     )
     _serve(options)
 

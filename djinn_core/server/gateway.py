@@ -33,6 +33,7 @@ from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.metrics import Observed, exporter
 from djinn_core.server.offering import offered
 from djinn_core.server.operations import Operations, OperationsListener
+from djinn_core.server.room import QUEUE_SECONDS, SESSIONS
 from djinn_core.server.tenants import Tenants
 from djinn_core.server.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.watch import Watch
@@ -69,6 +70,8 @@ class GatewayOptions:
         journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when an
             executor dies, and how many bytes each may have; None: nowhere.
         snapshot_seconds: how often a journal begins anew with the session's state, at most.
+        most_sessions: how many sessions each executor serves at a time.
+        queue_seconds: how long a submission may have waited for its turn when one more session begins.
         executor_module: what the executors run; only tests change it.
     """
 
@@ -98,6 +101,8 @@ class GatewayOptions:
     journals: Path | None = None
     journal_bytes: int = 0
     snapshot_seconds: float = 20.0
+    most_sessions: int = SESSIONS
+    queue_seconds: float = QUEUE_SECONDS
     executor_module: str = EXECUTOR_MODULE
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
@@ -339,6 +344,8 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             journals=options.journals,
             journal_bytes=options.journal_bytes,
             snapshot_seconds=options.snapshot_seconds,
+            most_sessions=options.most_sessions,
+            queue_seconds=options.queue_seconds,
             module=options.executor_module,
         )
         for device in devices or ("",)
