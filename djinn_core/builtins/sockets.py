@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from djinn_core.builtins.dead_peers import SILENT_SECONDS, silence, tcp_info, watch
 from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.streams import StreamConnection
 from djinn_core.errors import DjinnError, TransportError
@@ -109,6 +110,20 @@ class SocketConnection(StreamConnection):
             int
         ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
         self._taking = False
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            watch(self)
+
+    def notice_silence(self) -> None:
+        """As `Watched.notice_silence`."""
+        if self._ended or self._process != os.getpid():
+            return
+        try:
+            seconds = silence(tcp_info(self._socket))
+        except OSError:
+            return  # somebody has just closed it
+        if seconds > SILENT_SECONDS:
+            log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
+            self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
 
     @property
     def _torn(self) -> bool:

@@ -10,6 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from djinn_core.builtins.renewing import renew
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 
@@ -41,6 +42,8 @@ def client_context(tls: TlsOptions) -> ssl.SSLContext:
 def server_context(tls: TlsOptions) -> ssl.SSLContext:
     """What a server needs; clients must show a certificate where there is an authority for them.
 
+    When the files of the certificate change, it shows the new one.
+
     Raises:
         ConfigurationError: there is no certificate, or a file cannot be used; the message names it.
     """
@@ -53,6 +56,8 @@ def server_context(tls: TlsOptions) -> ssl.SSLContext:
     if tls.authority is not None:
         _load_authority(context, tls.authority)
         context.verify_mode = ssl.CERT_REQUIRED
+    files = tuple(file for file in (tls.certificate, tls.key) if file is not None)
+    renew(context, files, lambda renewed: _load_identity(renewed, tls))
     return context
 
 

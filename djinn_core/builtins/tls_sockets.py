@@ -111,6 +111,10 @@ class TlsSocket:
                 self._flush(wait=False)
             self._read_records(flags)
 
+    def getsockopt(self, level: int, option: int, length: int) -> bytes:
+        """As the socket's."""
+        return self._socket.getsockopt(level, option, length)
+
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """As the socket's."""
         self._socket.setsockopt(level, option, value)

@@ -18,10 +18,11 @@ from functools import partial
 import attrs
 
 from djinn_core.builtins.tls_contexts import fingerprint_of_file
-from djinn_core.errors import DjinnError, ProtocolError
+from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
 from djinn_core.launch.securing import with_tls
+from djinn_core.logs import get_logger
 from djinn_core.server.cargo import Packed
 from djinn_core.server.gauging import Sightings, measure
 from djinn_core.server.inbox import Guest, Inbox
@@ -32,6 +33,7 @@ from djinn_core.wire.peer_messages import Invited, Join, Joined, Meet, Met
 
 JOIN_SECONDS = 60.0  # for which a ticket is good
 DIAL_SECONDS = 5.0
+_log = get_logger("djinn.server")
 
 
 class Harbour:
@@ -60,7 +62,16 @@ class Harbour:
         with self._lock:
             self._open = {key: entry for key, entry in self._open.items() if entry[1] > now}
             self._open[_key(ticket)] = (Guest(inbox, source, secret), now + JOIN_SECONDS)
-        return Invited(ticket, self.urls, self._fingerprint)
+        return Invited(ticket, self.urls, self._shown())
+
+    def _shown(self) -> str:
+        """Of the certificate, which may have been renewed."""
+        if self._tls.certificate is not None:
+            try:
+                self._fingerprint = fingerprint_of_file(self._tls.certificate)
+            except ConfigurationError as error:
+                _log.warning("the certificate cannot be read; the one before is shown", error=str(error))
+        return self._fingerprint
 
     def ways_to(self, fingerprint: str) -> tuple[Transport, ...]:
         """The transports to another executor, which shows the certificate of that fingerprint if it speaks TLS."""

@@ -1,0 +1,69 @@
+"""Machines that are gone without a word while something was sent to them.
+
+The kernel asks after the other end where nothing is under way (keep-alive), but goes on for a quarter of an hour where something is. Here a
+connection ends when the other machine has acknowledged nothing for a minute. A machine whose program does not read, because it computes or
+is looked at in a debugger, goes on acknowledging: it is never taken for dead.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+import weakref
+from typing import Final, Protocol
+
+PAUSE_SECONDS: Final = 10.0
+SILENT_SECONDS: Final = 60.0
+# Of Linux' `struct tcp_info`: segments that were not acknowledged, and milliseconds since the last acknowledgement.
+_UNACKNOWLEDGED: Final = struct.Struct("=24xI28xI")
+
+
+class Watched(Protocol):
+    """A connection over a network."""
+
+    def notice_silence(self) -> None:
+        """End where the other machine is gone; never blocks, never raises."""
+
+
+_connections: weakref.WeakSet[Watched] = weakref.WeakSet()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def watch(connection: Watched) -> None:
+    """Look after a connection for as long as somebody holds it."""
+    global _thread
+    with _lock:
+        _connections.add(connection)
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_run, name="djinn-peers", daemon=True)
+            _thread.start()
+
+
+def silence(info: bytes) -> float:
+    """For how many seconds the other machine has not acknowledged what was sent to it, by its `TCP_INFO`; 0: nothing is under way."""
+    if len(info) < _UNACKNOWLEDGED.size:
+        return 0.0
+    unacknowledged, milliseconds = _UNACKNOWLEDGED.unpack_from(info)
+    return milliseconds / 1e3 if unacknowledged else 0.0
+
+
+def tcp_info(sock: socket.socket) -> bytes:
+    """What the kernel says of a TCP socket; empty where it says nothing.
+
+    Raises:
+        OSError: it is closed.
+    """
+    option = getattr(socket, "TCP_INFO", None)
+    return b"" if option is None else sock.getsockopt(socket.IPPROTO_TCP, option, _UNACKNOWLEDGED.size)
+
+
+def _run() -> None:
+    while True:
+        time.sleep(PAUSE_SECONDS)
+        with _lock:
+            due = list(_connections)
+        while due:
+            due.pop().notice_silence()
