@@ -53,6 +53,8 @@ def _offsets(a: Arguments, bags: int) -> None:
     a.within("offsets", a.indices.numel() + 1)
     if a.offsets.device.type == "cpu" and a.offsets.numel():
         a.require(int(a.offsets[0]) == 0 and bool((a.offsets.diff() >= 0).all()), "offsets must ascend from 0")
+        ends = a.offsets.numel() == bags or int(a.offsets[-1]) == a.indices.numel()
+        a.require(ends, "the last offset must be the end of the indices")
 
 
 def negative_log_likelihood(a: Arguments) -> None:

@@ -19,6 +19,11 @@ def batch_norm_updating(a: Arguments) -> None:
     _channels(a, needed=True)
 
 
+def batch_norm_statistics(a: Arguments) -> None:
+    """What is updated, if anything, has an element for each channel."""
+    _channels(a, needed=False)
+
+
 def _channels(a: Arguments, needed: bool) -> None:
     given = a.input
     a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")

@@ -73,14 +73,39 @@ def no_least(a: Arguments) -> None:
 def random_from(a: Arguments) -> None:
     """Where there is no upper end, the lower one must be a number of the dtype."""
     start, dtype = a.__getattr__("from"), a.self.dtype
-    if a.to is None and dtype.is_floating_point:
+    if start is not None and a.to is None and dtype.is_floating_point:
         most = int(2 / torch.finfo(dtype).eps)
         a.require(abs(start) <= most, f"from must be at most {most} for {dtype}")
 
 
+def floating(*names: str) -> Rule:
+    """The tensors of these names are floating-point: their kernel divides."""
+
+    def rule(a: Arguments) -> None:
+        for name in names:
+            a.require(a.__getattr__(name).is_floating_point(), f"{name} must be floating-point")
+
+    return rule
+
+
 def pieces(a: Arguments) -> None:
     """So many pieces can be made."""
-    a.require(a.chunks <= _PIECES, f"chunks must be at most {_PIECES}")
+    for name in ("chunks", "sections"):
+        count = a.__getattr__(name)
+        a.require(not isinstance(count, int) or count <= _PIECES, f"{name} must be at most {_PIECES}")
+
+
+def power(a: Arguments) -> None:
+    """The exponent has an opposite."""
+    a.require(a.n > -(2**63), "n must be more than -2^63")
+
+
+def cholesky_solve(a: Arguments) -> None:
+    """Right-hand sides and factors are of one size."""
+    sides, factor = a.self, a.A
+    a.require(sides.dim() >= 2 and sides.dim() == factor.dim(), "self and A must have as many dimensions")
+    expected = (*sides.shape[:-2], sides.shape[-2], sides.shape[-2])
+    a.require(tuple(factor.shape) == expected and factor.dtype == sides.dtype, f"A must have shape {expected}")
 
 
 def reshape_alias(a: Arguments) -> None:

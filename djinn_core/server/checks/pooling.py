@@ -24,6 +24,7 @@ def pooled(n: int) -> Rule:
 def _same_planes(a: Arguments, n: int) -> None:
     gradient, given = a.grad_output, a.self
     a.require(given.dim() in {n + 1, n + 2}, f"self must have {n + 1} or {n + 2} dimensions, not {given.dim()}")
+    a.require(0 not in given.shape[-n:], "self must have elements")
     a.require(
         gradient.dim() == given.dim() and gradient.shape[:-n] == given.shape[:-n],
         f"grad_output of shape {tuple(gradient.shape)} does not belong to an input of shape {tuple(given.shape)}",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from djinn_core import torch_private
 from djinn_core.ir.operators import split_name
-from djinn_core.server.checks import indexing, normalizing, numbers, pooling
+from djinn_core.server.checks import indexing, lists, normalizing, numbers, pooling
 from djinn_core.server.checks.arguments import Arguments, Rule
 
 # By the name of the op without its overload.
@@ -19,6 +19,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "_batch_norm_no_update": normalizing.batch_norm_updating,
         "_batch_norm_with_update": normalizing.batch_norm_updating,
         "_cdist_backward": numbers.cdist_backward,
+        "_cholesky_solve_helper": numbers.cholesky_solve,
         "_ctc_loss": indexing.ctc,
         "_ctc_loss_backward": indexing.ctc,
         "_embedding_bag_backward": indexing.bag,
@@ -27,7 +28,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "_fft_c2c": numbers.fft,
         "_fft_c2r": numbers.fft,
         "_fft_r2c": numbers.fft,
+        "_fused_adagrad": lists.fused_step,
+        "_fused_adagrad_": lists.fused_step,
+        "_fused_adam": lists.fused_step,
+        "_fused_adam_": lists.fused_step,
+        "_fused_adamw": lists.fused_step,
+        "_fused_adamw_": lists.fused_step,
         "_fused_moving_avg_obs_fq_helper": numbers.fake_quantize,
+        "_fused_sgd": lists.fused_step,
+        "_fused_sgd_": lists.fused_step,
         "_log_softmax_backward_data": numbers.alike("grad_output", "output"),
         "_native_batch_norm_legit": normalizing.batch_norm,
         "_native_batch_norm_legit_functional": normalizing.batch_norm,
@@ -52,7 +61,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "avg_pool2d_backward": pooling.pooled(2),
         "avg_pool3d_backward": pooling.pooled(3),
         "batch_norm_backward": normalizing.batch_norm_backward,
+        "batch_norm_update_stats": normalizing.batch_norm_statistics,
         "chunk": numbers.pieces,
+        "dsplit": numbers.pieces,
         "embedding_backward": indexing.embedding_backward,
         "embedding_dense_backward": indexing.embedding_backward,
         "fractional_max_pool2d_backward": pooling.pooled(2),
@@ -62,9 +73,14 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "gelu_backward": numbers.alike("grad_output", "self"),
         "grid_sampler_2d_backward": pooling.sampled(2),
         "grid_sampler_3d_backward": pooling.sampled(3),
+        "gru": lists.recurrent(3, 1),
+        "hsplit": numbers.pieces,
         "lcm": numbers.no_least,
         "lcm_": numbers.no_least,
+        "linalg_matrix_power": numbers.power,
+        "lstm": lists.recurrent(4, 2),
         "lu_unpack": indexing.lu_pivots,
+        "matrix_power": numbers.power,
         "max_pool2d_with_indices_backward": pooling.pooled(2),
         "max_pool3d_with_indices_backward": pooling.pooled(3),
         "native_batch_norm": normalizing.batch_norm,
@@ -80,7 +96,13 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "replication_pad1d_backward": pooling.padded(1, reflected=False),
         "replication_pad2d_backward": pooling.padded(2, reflected=False),
         "replication_pad3d_backward": pooling.padded(3, reflected=False),
+        "rnn_relu": lists.recurrent(1, 1),
+        "rnn_tanh": lists.recurrent(1, 1),
         "segment_reduce": indexing.segments,
+        "smooth_l1_loss_backward": numbers.floating("grad_output", "self", "target"),
+        "tensor_split": numbers.pieces,
+        "unsafe_chunk": numbers.pieces,
+        "vsplit": numbers.pieces,
     }
     | {
         f"special_{kind}": numbers.degree
