@@ -300,7 +300,7 @@ def pool_topology() -> NetworkTopology | None:
 
 def session_name() -> str:
     """Name of the open session; empty where there is none."""
-    return _state.opened[0].attached.session if _state.opened else ""
+    return _state.opened[0].now.session if _state.opened else ""
 
 
 def queue_seconds() -> float:
@@ -310,7 +310,7 @@ def queue_seconds() -> float:
 
 def executor_process() -> int:
     """Process number of the (first) executor of the open session, on its machine; 0 where there is none."""
-    return _state.opened[0].attached.process if _state.opened else 0
+    return _state.opened[0].process if _state.opened else 0
 
 
 @contextmanager

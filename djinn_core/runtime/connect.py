@@ -37,6 +37,7 @@ from djinn_core.runtime.patience import with_patience
 from djinn_core.runtime.redialling import lasting
 from djinn_core.runtime.restarting import outliving
 from djinn_core.runtime.resuming import hasten
+from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.runtime.standby.servers import Candidate, StandbyServer, standby_servers, with_standby
 from djinn_core.torch_private import load_early
 from djinn_core.wire.messages import Attached, Welcome
@@ -65,6 +66,16 @@ class Opened:
     fallbacks: tuple[str, ...] = ()
     executor: OwnExecutor | None = None
     addresses: tuple[str, ...] = ()
+
+    @property
+    def now(self) -> Attached:
+        """What the executor said that has the session now: of another server, where one has taken it over."""
+        return self.connection.attached if isinstance(self.connection, StandbyConnection) else self.attached
+
+    @property
+    def process(self) -> int:
+        """Process number of the executor, on its machine."""
+        return self.executor.process_id if self.executor is not None else self.now.process
 
     def close(self) -> None:
         """End the connection, and the process that was started for it."""
@@ -316,7 +327,7 @@ def _stood_by(
             member.connection.close()
         raise
     hasten(only.connection, settings.standby_seconds)
-    connection = with_standby(only.connection, only.url, candidates, settings)
+    connection = with_standby(only.connection, only.attached, only.url, candidates, settings)
     # Another server does not have what this one recalls: everything travels, and is written down.
     return (attrs.evolve(only, connection=connection, attached=msgspec.structs.replace(only.attached, recalls=False)),)
 

@@ -13,9 +13,23 @@ from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.runtime.standby.sent import SentFrames
 from djinn_core.server.handing_on import hand_out, take_in
 from djinn_core.server.snapshots import KnownTemplate, Snapshot, encode_snapshot
-from djinn_core.wire.messages import Broken, Completed, Goodbye, Query, Submit, Template, Timing, decode, encode
+from djinn_core.wire.messages import (
+    Attached,
+    Broken,
+    Completed,
+    DeviceInfo,
+    Goodbye,
+    Query,
+    Submit,
+    Template,
+    Timing,
+    decode,
+    encode,
+)
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.state_messages import PIECE, AskState, State, StatePiece, count_pieces
+
+ATTACHED = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
 
 
 class Server:
@@ -31,7 +45,7 @@ class Server:
         self.deadly = self.stateless = False
 
     def begin(self):
-        return self
+        return self, ATTACHED
 
     def send(self, frame):
         if self.down:
@@ -77,7 +91,7 @@ def often(monkeypatch):
 @pytest.fixture
 def two():
     first, second = Server(), Server()
-    return first, second, StandbyConnection(first, "first", [second], 1 << 30)
+    return first, second, StandbyConnection(first, ATTACHED, "first", [second], 1 << 30)
 
 
 def test_another_server_is_sent_everything_and_only_what_was_not_answered_comes(two):
@@ -145,7 +159,7 @@ def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
 
 def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
     first, second = Server(), Server()
-    connection = StandbyConnection(first, "first", [second], 1000)
+    connection = StandbyConnection(first, ATTACHED, "first", [second], 1000)
     connection.send(Frame(encode(Query()), [bytes(2000)]))
     assert "no standby server can take this session over any more" in caplog.text
     first.down = "gone"

@@ -20,7 +20,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.standby.answers import Answers
 from djinn_core.runtime.standby.coming import ComingState
 from djinn_core.runtime.standby.sent import SentFrames
-from djinn_core.wire.messages import Broken, decode, encode
+from djinn_core.wire.messages import Attached, Broken, decode, encode
 from djinn_core.wire.state_messages import AskState
 
 SNAPSHOT_SECONDS: Final = 20.0
@@ -42,8 +42,8 @@ class Other(Protocol):
     def name(self) -> str:
         """What people call it."""
 
-    def begin(self) -> Connection:
-        """A connection to an executor of it, in a new session.
+    def begin(self) -> tuple[Connection, Attached]:
+        """A connection to an executor of it, in a new session, and what that said.
 
         Raises:
             DjinnError: it cannot be had.
@@ -56,13 +56,16 @@ class StandbyConnection(Lasting):
     `send` may be called from several threads, `receive` from one at a time.
     """
 
-    def __init__(self, inner: Connection, server: str, others: Iterable[Other], limit: int) -> None:
-        """`others`: servers that may take over, in this order. `limit`: bytes that may be written down.
+    def __init__(self, inner: Connection, attached: Attached, server: str, others: Iterable[Other], limit: int) -> None:
+        """`attached`: what the executor said that has the session. `others`: servers that may take over, in this order.
+
+        `limit`: bytes that may be written down.
 
         Raises:
             OSError: nothing can be written down.
         """
         self.server = server
+        self.attached = attached
         self._inner = inner
         self._limits = inner.limits
         self._others = list(others)
@@ -316,7 +319,7 @@ class StandbyConnection(Lasting):
         started = time.monotonic()
         for other in list(self._others):
             try:
-                inner = other.begin()
+                inner, attached = other.begin()
             except DjinnError as reason:
                 failed.append(f"{other.name}: {reason}")
                 continue
@@ -333,17 +336,17 @@ class StandbyConnection(Lasting):
             else:
                 seconds = round(time.monotonic() - started, 3)
                 _log.warning("another server goes on with the session", server=other.name, seconds=seconds)
-                self._adopt(inner, other)
+                self._adopt(inner, attached, other)
                 return
         self._end(f"{error}; no standby server goes on: {'; '.join(failed)}")
 
-    def _adopt(self, inner: Connection, other: Other) -> None:
+    def _adopt(self, inner: Connection, attached: Attached, other: Other) -> None:
         self._past_sent += self._inner.bytes_sent
         self._past_received += self._inner.bytes_received
         inner.limits = self._limits
         if self._coming is not None:
             self._coming.drop()
-        self._inner, self.server, self._coming = inner, other.name, None
+        self._inner, self.attached, self.server, self._coming = inner, attached, other.name, None
         self._others.remove(other)
         self._others.append(other)
 

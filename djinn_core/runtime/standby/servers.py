@@ -60,8 +60,8 @@ class Candidate:
     first: Attached
     dial: Callable[[], Dialled]
 
-    def begin(self) -> Connection:
-        """A connection to an executor of it, in a new session.
+    def begin(self) -> tuple[Connection, Attached]:
+        """A connection to an executor of it, in a new session, and what that said.
 
         Raises:
             TransportError: it cannot be reached, or has another kind of device.
@@ -72,7 +72,7 @@ class Candidate:
         if reason:
             reached.connection.close()
             raise TransportError(reason)
-        return reached.connection
+        return reached.connection, reached.attached
 
 
 def _unlike(first: Attached, now: Attached) -> str:
@@ -86,10 +86,12 @@ def _unlike(first: Attached, now: Attached) -> str:
     return ""
 
 
-def with_standby(connection: Connection, server: str, others: Sequence[Candidate], settings: Settings) -> Connection:
+def with_standby(
+    connection: Connection, attached: Attached, server: str, others: Sequence[Candidate], settings: Settings
+) -> Connection:
     """The connection of a session that other servers may take over; as it is where nothing can be written down, which the log says."""
     try:
-        return StandbyConnection(connection, server, others, bytes_of(settings.standby_gib))
+        return StandbyConnection(connection, attached, server, others, bytes_of(settings.standby_gib))
     except OSError as error:
         _log.warning("no standby server can take this session over: nothing can be written down", reason=str(error))
         return connection
