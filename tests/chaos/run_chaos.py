@@ -1,9 +1,10 @@
 """Kills executors and breaks networks under real programs, and compares results with undisturbed runs.
 
-    python tests/chaos/run_chaos.py [--kills 100] [--seed 0] [--quick] [--json]
+    python tests/chaos/run_chaos.py [--kills 100] [--seed 0] [--quick] [--only ROW ...] [--json]
 
 One server with one executor, then two executors that exchange values: two devices of one server, and two servers. Each run of a program is
-disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then, over a relay: updates in place
+disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then the same with an executor that this
+program starts for itself, and with two servers of which one is killed with its executor and the other one stands by. Then, over a relay: updates in place
 while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
 connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
 """
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
+import failover
 import pools
 import torch
 from bad_network import HALF, LOSE, PASS, BadNetwork
@@ -204,27 +206,70 @@ def upload(url: str, token: str, nbytes: int) -> dict[str, float]:
     return {"upload_bytes_ratio": round(sent / nbytes, 4), "upload_resets": resets, "upload_wrong": float(not equal)}
 
 
+Options = argparse.Namespace
+Row = Callable[[Options, random.Random], dict[str, float]]
+
+
+def one_executor(options: Options, chance: random.Random) -> dict[str, float]:
+    """One executor of a server is killed."""
+    with serving() as (url, token), using(url, token):
+        return disturb_all("", (options.kills + 1) // 2, chance, executor)
+
+
+def two_executors(options: Options, chance: random.Random) -> dict[str, float]:
+    """One of two executors that exchange values is killed, or both."""
+    report: dict[str, float] = {}
+    for kind in pools.KINDS:
+        with tempfile.TemporaryDirectory() as folder, pools.pool(kind, Path(folder)):
+            report |= disturb_all(f"{kind}_", (options.kills + 3) // 4, chance, pools.victims)
+    return report
+
+
+def own_executor(options: Options, chance: random.Random) -> dict[str, float]:
+    """The executor is killed that this program has started for itself."""
+    with failover.own():
+        return disturb_all("own_", (options.kills + 3) // 4, chance, failover.own_victims)
+
+
+def another_server(options: Options, chance: random.Random) -> dict[str, float]:
+    """A server is killed with its executor; another one stands by."""
+    with tempfile.TemporaryDirectory() as folder, failover.pair(Path(folder)) as pair:
+        return disturb_all("failover_", (options.kills + 3) // 4, chance, pair.victims)
+
+
+def networks(options: Options, _: random.Random) -> dict[str, float]:
+    """Networks that lose frames and reset connections."""
+    with serving() as (url, token):
+        report = updates(url, token, 1000 if options.quick else 10_000)
+        report |= upload(url, token, (256 if options.quick else 1024) << 20)
+    print(f"updates    {report['updates']} in place, every seventh frame lost, 5 s of nothing: {report['updates_s']} s")
+    print(f"upload     {report['upload_resets']} resets: {report['upload_bytes_ratio']} times the bytes")
+    return report
+
+
+ROWS: dict[str, Row] = {
+    "executor": one_executor,
+    "pools": two_executors,
+    "own": own_executor,
+    "failover": another_server,
+    "networks": networks,
+}
+
+
 def main() -> None:
     """Disturb both programs and say what came of it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="fewer updates and bytes")
+    parser.add_argument("--only", choices=ROWS, nargs="+", default=list(ROWS), help="some rows only")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chance = random.Random(options.seed)
     torch.set_num_threads(1)
     report: dict[str, float] = {}
-    with serving() as (url, token), using(url, token):
-        report |= disturb_all("", (options.kills + 1) // 2, chance, executor)
-    for kind in pools.KINDS:
-        with tempfile.TemporaryDirectory() as folder, pools.pool(kind, Path(folder)):
-            report |= disturb_all(f"{kind}_", (options.kills + 3) // 4, chance, pools.victims)
-    with serving() as (url, token):
-        report |= updates(url, token, 1000 if options.quick else 10_000)
-        report |= upload(url, token, (256 if options.quick else 1024) << 20)
-    print(f"updates    {report['updates']} in place, every seventh frame lost, 5 s of nothing: {report['updates_s']} s")
-    print(f"upload     {report['upload_resets']} resets: {report['upload_bytes_ratio']} times the bytes")
+    for name in options.only:
+        report |= ROWS[name](options, chance)
     if options.json:
         print(json.dumps(report))
 
