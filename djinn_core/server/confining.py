@@ -1,0 +1,23 @@
+"""Keeps an executor's process within the machine: what does not fit is refused, and not paid for by everybody's processes."""
+
+from __future__ import annotations
+
+import resource
+
+from djinn_core.logs import get_logger
+
+_log = get_logger("djinn.server")
+
+
+def confine(total: int) -> None:
+    """Let this process have at most `total` bytes of memory of its own.
+
+    Linux promises memory that it does not have, and ends some process when it is used. With this an op that asks for more than there is
+    fails with PyTorch's own error, which its client is told of.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (min([total, *allowed]), hard))
+    except (ValueError, OSError) as error:
+        _log.warning("the memory of this process has no limit", error=str(error))
