@@ -25,6 +25,7 @@ from djinn_core.hookspecs.transports import (
 from djinn_core.launch.hosts import VARIABLE as HOSTS_VARIABLE
 from djinn_core.launch.hosts import is_called, is_well_formed, own_names
 from djinn_core.logs import get_logger
+from djinn_core.printable import printable
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "is_called",
     "is_well_formed",
     "own_names",
+    "printable",
     "send_buffers",
     "serve_connection",
     "server_context",

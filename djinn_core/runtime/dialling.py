@@ -52,6 +52,8 @@ from djinn_core.wire.messages import (
 
 # An address behind a firewall swallows packets without an answer; the relay is there for that, so do not wait long.
 DIRECT_SECONDS = 3.0
+# Nobody who has not answered the first question properly has this process set a gigabyte aside.
+_GREETING = Limits(head=4 << 20, body=0, buffers=0)
 _log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
@@ -98,8 +100,9 @@ def reach_gateway(
     for url in _fastest_first(urls, known):
         try:
             transport = transport_for(url, known)
-            connection = transport.connect(url, Limits(), timeout)
+            connection = transport.connect(url, _GREETING, timeout)
             welcome = ask(connection, hello, Welcome, timeout, url)
+            connection.limits = Limits()
         except (AccessRefused, ServerBusy):
             raise
         except DjinnError as error:
@@ -122,7 +125,7 @@ def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: f
     ticket = gateway.welcome.ticket
     for url, transport in direct_ways(gateway, tuple(transports)):
         try:
-            connection = transport.connect(url, Limits(), min(timeout, DIRECT_SECONDS))
+            connection = transport.connect(url, _GREETING, min(timeout, DIRECT_SECONDS))
             attached = attach(connection, ticket, timeout, url)
         except ServerBusy:
             raise
@@ -144,7 +147,9 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
         TransportError: no proper answer within `timeout` seconds.
         AccessRefused: the executor said no.
     """
-    return ask(connection, Attach(ticket, operators_digest()), Attached, timeout, url)
+    attached = ask(connection, Attach(ticket, operators_digest()), Attached, timeout, url)
+    connection.limits = Limits()
+    return attached
 
 
 def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: float) -> Status:
@@ -155,7 +160,7 @@ def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: f
         TransportError: nobody answers there.
         AccessRefused: the token is wrong.
     """
-    connection = transport_for(url, transports).connect(url, Limits(), timeout)
+    connection = transport_for(url, transports).connect(url, _GREETING, timeout)
     try:
         return ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
     finally:

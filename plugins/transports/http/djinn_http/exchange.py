@@ -98,7 +98,8 @@ class Exchange:
             ProtocolError: the response is not what a Djinn server answers.
         """
         while self.waiting:
-            if not self.read_some(deadline):
+            # Asked here as well: one that never stops sending would be waited for without end.
+            if not self.read_some(deadline) or (deadline is not None and self.waiting and time.monotonic() > deadline):
                 return False
         return True
 

@@ -6,10 +6,11 @@ from typing import Final
 
 import httptools
 
-from djinn.transports import FrameDecoder, ProtocolError
+from djinn.transports import FrameDecoder, ProtocolError, printable
 
 _SCRATCH_BYTES: Final = 64 << 10
 _TEXT_BYTES: Final = 4096
+_HEADER_BYTES: Final = 2 * _SCRATCH_BYTES  # with what is read of the body together with their end
 _OK: Final = 200
 
 
@@ -32,6 +33,7 @@ class ResponseReader:
         self._parser = httptools.HttpResponseParser(self)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._headers: dict[str, str] = {}
+        self._header_bytes = 0
         self._parts: list[bytes] = []
         self._text = b""
         # Bytes of the body still to come, once they are read past the parser.
@@ -44,7 +46,7 @@ class ResponseReader:
     @property
     def text(self) -> str:
         """The beginning of a body that is not made of frames, for messages."""
-        return self._text.decode("utf-8", "replace").strip()
+        return printable(self._text.decode("utf-8", "replace").strip())
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong."""
@@ -62,6 +64,10 @@ class ResponseReader:
             self._direct -= count
             self.complete = not self._direct
             return
+        if not self.status:
+            self._header_bytes += count
+            if self._header_bytes > _HEADER_BYTES:
+                raise ProtocolError(f"its headers take more than {_HEADER_BYTES:,} bytes")
         try:
             self._parser.feed_data(self._scratch[:count])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import ssl
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from djinn.transports import (
     HOSTS_VARIABLE,
@@ -50,6 +52,22 @@ _HANDSHAKE_SECONDS: Final = 5
 _UNREAD_SECONDS: Final = 2  # for the rest of a request that was refused
 
 log = get_logger("djinn.transport.http")
+
+
+class _Malformed(logging.Filter):
+    """A line about what is no HTTP, in place of a traceback: strangers can send as much of it as they like."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """As `logging.Filter`."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        log.info("a request was refused that is no HTTP/1.1", reason=error.message.partition(":")[0])
+        return False
+
+
+_requests = logging.getLogger("djinn.transport.http.requests")
+_requests.addFilter(_Malformed())
 
 
 class _Frugal(SSLProtocol):
@@ -119,6 +137,7 @@ class HttpListener:
             self._handle,
             handler_cancellation=True,
             access_log=None,
+            logger=_requests,
             auto_decompress=False,
             read_bufsize=_READ_BYTES,
             lingering_time=_UNREAD_SECONDS,
