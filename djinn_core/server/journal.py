@@ -36,6 +36,7 @@ _HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S"
 _CUT: Final = b"X"
 _CUT_AT: Final = struct.Struct("<QQ")
 STALE_SECONDS: Final = 600.0
+_OWNER_LIMIT: Final = 1 << 16  # bytes
 _AT_ONCE: Final = 512  # buffers that one system call writes
 _log = get_logger("djinn.server")
 
@@ -379,6 +380,25 @@ class Past:
     def close(self) -> None:
         """Read no more."""
         self._file.close()
+
+
+def owner_of(path: Path) -> Owner:
+    """Whose session the journal at `path` is; nothing else of it is read.
+
+    Raises:
+        SessionLost: there is no journal, or it is none.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise SessionLost(f"{path} is no journal of a session")
+            kind, head, _ = _RECORD.unpack(file.read(_RECORD.size))
+            file.seek(_LENGTH.size, os.SEEK_CUR)
+            if kind != _HEADER or head > _OWNER_LIMIT:
+                raise SessionLost(f"{path} does not say whose session it was")
+            return msgspec.msgpack.decode(file.read(head), type=Owner)
+    except (OSError, struct.error, msgspec.MsgspecError) as error:
+        raise SessionLost(f"the session left no journal that can be read: {error}") from None
 
 
 def _read(file: BufferedReader, length: int) -> memoryview:

@@ -20,7 +20,7 @@ from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.contents import Contents, contents_folder
 from djinn_core.server.greetings import INSTANCE, refuse, send_message
-from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path
+from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path, owner_of, remove_stale
 from djinn_core.server.meter import METER
 from djinn_core.server.shipments import Record
 from djinn_core.wire.frames import Buffer, flatten
@@ -31,6 +31,7 @@ SNAPSHOT_SECONDS: Final = 20.0
 STARTING_SECONDS: Final = 60.0  # that an executor takes to start at most, as clients see it
 AHEAD_BYTES: Final = 256 << 20  # that may come while an answer is being sent
 TRIES: Final = 3  # of recovering a session at the same place: an op that kills its executor kills the next one, too
+SWEEP_SECONDS: Final = 60.0
 _SHARE: Final = 20
 # A session between two frames: encoded, its memory, and records of shipments that wait or are under way.
 State = tuple[bytes, Sequence[Buffer], Sequence[Record]]
@@ -227,6 +228,7 @@ class Leases:
         self._every = snapshot_seconds
         self._leased: dict[str, LeasedConnection] = {}
         self._lock = threading.Lock()
+        self._swept = time.monotonic()  # whoever started this has done it
 
     @property
     def patience(self) -> float:
@@ -243,6 +245,7 @@ class Leases:
         journal = None
         path = journal_path(self._journals, owner.session) if self._journals is not None else None
         if path is not None:
+            self._sweep(path.parent)
             try:
                 journal = Journal.begin(path, owner, self._journal_bytes)
                 journal.contents = Contents(contents_folder(path))
@@ -252,6 +255,14 @@ class Leases:
         with self._lock:
             self._leased[owner.session] = leased
         return leased
+
+    def _sweep(self, journals: Path) -> None:
+        """Now and then, remove what clients that never came back have left."""
+        with self._lock:
+            due = time.monotonic() - self._swept > SWEEP_SECONDS
+            self._swept = time.monotonic() if due else self._swept
+        if due:
+            remove_stale(journals)
 
     def recover(
         self, connection: Connection, asked: Resume, refusal: Callable[[Badge], str] = lambda _: ""
@@ -270,10 +281,9 @@ class Leases:
         with self._lock:
             if path is None or asked.session in self._leased or not path.exists():
                 return None
-            past = Past(path)
-            if not hmac.compare_digest(past.owner.secret, asked.secret):
-                past.close()
+            if not hmac.compare_digest(owner_of(path).secret, asked.secret):
                 return None
+            past = Past(path)
             try:
                 if reason := refusal(past.owner.badge):
                     raise QuotaExceeded(reason)

@@ -162,6 +162,27 @@ def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
     found[1].close()
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"DJNJ1\n", b"DJNJ1\nH" + bytes(40), b"something else entirely, and long enough"]
+)
+def test_what_is_no_journal_recovers_nothing(tmp_path, content):
+    journal_path(tmp_path, "session").write_bytes(content)
+    with pytest.raises(SessionLost):
+        Leases(1.0, tmp_path, 1 << 30).recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+
+
+def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, monkeypatch):
+    path = journal_path(tmp_path, "session")
+    died(written(path))
+    os.utime(path, (0, 0))
+    leases = Leases(1.0, tmp_path, 1 << 30)
+    leases.lease(Owner("other", "", "", NOBODY), connected_pair()[1]).close()
+    assert path.exists(), "it was looked at when the process began"
+    monkeypatch.setattr("djinn_core.server.leases.SWEEP_SECONDS", 0.0)
+    leases.lease(Owner("other", "", "", NOBODY), connected_pair()[1]).close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_wrong_secret_recovers_nothing(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     leases = Leases(1.0, tmp_path, 1 << 30)
