@@ -7,6 +7,8 @@ gone.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from djinn_core.errors import StartupError
@@ -129,7 +131,16 @@ class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
     tokens: tuple[str, ...] = ()
 
 
-Answer = Ready | Failed | Sessions
+FULL_SECONDS: Final = 1.0  # for which it holds that there is no room
+
+
+class Full(msgspec.Struct, frozen=True, tag="full"):
+    """Said without being asked: somebody was refused because there is no room for now."""
+
+    reason: str
+
+
+Answer = Ready | Failed | Sessions | Full
 
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

@@ -20,10 +20,12 @@ from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_core.launch.lines import LineReader, write_line
 from djinn_core.launch.orders import (
+    FULL_SECONDS,
     Answer,
     Drain,
     Evict,
     Failed,
+    Full,
     Order,
     Ready,
     Report,
@@ -103,6 +105,7 @@ class ExecutorProcess:
         self._key = new_key()
         self._ready: Ready | None = None
         self._reports = 0
+        self._full = "", 0.0
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._owner = os.getpid()
@@ -215,6 +218,24 @@ class ExecutorProcess:
                 raise StartupError(f"executor process {self.process_id} {_ending(self._process)}")
             return answer
 
+    def full(self) -> str:
+        """Why it refuses everybody for now, as far as it has said so a moment ago; empty: it does not. Waits for nothing."""
+        if self._reading.acquire(blocking=False):
+            try:
+                with contextlib.suppress(TimeoutError):  # nothing more was said
+                    while (line := self._answers.read_line(0.0)) is not None:
+                        self._note(read_answer(line))
+            except (OSError, StartupError) as error:
+                _log.debug("an executor cannot be heard", process=self.process_id, reason=str(error))
+            finally:
+                self._reading.release()
+        reason, at = self._full
+        return reason if time.monotonic() - at < FULL_SECONDS else ""
+
+    def _note(self, answer: Answer) -> None:
+        if isinstance(answer, Full):
+            self._full = answer.reason, time.monotonic()
+
     def evict(self, tokens: tuple[str, ...]) -> None:
         """Have the sessions of tokens that are not good any more ended; returns at once."""
         with contextlib.suppress(OSError):  # already gone, and the sessions with it
@@ -293,6 +314,7 @@ class ExecutorProcess:
         deadline = time.monotonic() + timeout
         while (line := self._answers.read_line(max(0.0, deadline - time.monotonic()))) is not None:
             answer = read_answer(line)
+            self._note(answer)
             if isinstance(answer, Sessions) and answer.number == number:
                 return answer  # others answer questions that nobody waits for any more
         return None

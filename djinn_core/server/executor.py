@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionL
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location, transport_for
-from djinn_core.launch.orders import Failed, Ready, Sessions, Start
+from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
 from djinn_core.launch.securing import under_tls
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
@@ -83,6 +84,8 @@ class Executor:
         self._harbour = Harbour(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
         self._room = room
+        self._full_at = 0.0
+        self.tell: Callable[[Answer], None] = lambda _: None
         self._accepting = True
 
     def listen(self, directory: str, host: str) -> tuple[str, ...]:
@@ -120,7 +123,11 @@ class Executor:
             return
         waited = shared_device(self._device.runtime).turns.longest_wait
         sessions = len(self._roster)
-        reason = self._tenancy.refusal(admitted.grant.badge, sessions) or self._room.refusal(sessions, waited)
+        reason = self._tenancy.refusal(admitted.grant.badge, sessions)
+        if not reason:
+            reason = self._room.refusal(sessions, waited)
+            if reason:
+                self.full(reason)
         if reason:
             refuse(connection, reason)
             return
@@ -197,6 +204,12 @@ class Executor:
                     entry.connection, "the token that you came with has been revoked or has expired: ask for a new one"
                 )
                 entry.connection.close()
+
+    def full(self, reason: str) -> None:
+        """Nobody is let in for now: the gateway, which has less to do than this process, may say so by itself for a moment."""
+        if time.monotonic() - self._full_at > FULL_SECONDS / 2:
+            self._full_at = time.monotonic()
+            self.tell(Full(str(reason)))
 
     @property
     def idle(self) -> bool:
@@ -282,6 +295,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         logs.show(start.log_level)
         logs.set_debug_level(start.debug)
         with _open(device, start, new) as executor:
+            executor.tell = control.report
             urls = executor.listen(start.directory, start.host)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())

@@ -158,9 +158,14 @@ class Pool:
     def find(self, device: str) -> tuple[int, ExecutorProcess] | str:
         """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or why there is none."""
         ready = [(n, seat.executor) for n, seat in enumerate(self._seats) if seat.executor is not None]
+        full = ""
         for number, executor in ready:
             if not device or device in {str(number), executor.device.id, executor.device.kind}:
-                return number, executor
+                full = executor.full()
+                if not full:
+                    return number, executor
+        if full:
+            return NotNow(full)
         if len(ready) < len(self._seats):
             return NotNow("an executor is being started again after it died: try again in a few seconds")
         offered = ", ".join(executor.device.id for _, executor in ready)
