@@ -109,6 +109,11 @@ class Journal:
         """Whether it is still written."""
         return self._file >= 0
 
+    @property
+    def crowded(self) -> bool:
+        """Whether it has half of what it may have."""
+        return self._size > self._limit // 2
+
     def frame(self, frame: Frame) -> Frame:
         """A frame is taken; as which one."""
         try:

@@ -33,6 +33,7 @@ AHEAD_BYTES: Final = 256 << 20  # that may come while an answer is being sent
 TRIES: Final = 3  # of recovering a session at the same place: an op that kills its executor kills the next one, too
 SWEEP_SECONDS: Final = 60.0
 _SHARE: Final = 20
+_CROWDED_SECONDS: Final = 1.0  # between snapshots at least, where a journal has half of what it may have
 # A session between two frames: encoded, its memory, and records of shipments that wait or are under way.
 State = tuple[bytes, Sequence[Buffer], Sequence[Record]]
 _log = get_logger("djinn.server")
@@ -67,6 +68,7 @@ class LeasedConnection(LastingConnection):
         self._past: Past | None = None
         self._every = every
         self._due = time.monotonic() + every
+        self._due_if_crowded = 0.0
 
     def repeat(self, past: Past, taken: int) -> None:
         """Begin with what another process took, of whose answers the client has taken so many."""
@@ -82,13 +84,15 @@ class LeasedConnection(LastingConnection):
         return self._journal, self._past
 
     def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
-        """The session is between two frames: where the journal has become long, begin it anew with the session's `state`.
+        """The session is between two frames: where the journal has become long or large, begin it anew with the session's `state`.
 
         `still`: while it is entered, no other thread writes down what the state has. That takes a part of the time that the
         session works: at most one in `_SHARE`.
         """
         journal, started = self._journal, time.monotonic()
-        if journal is None or started < self._due or self._early or (self._past is not None and not self._past.over):
+        if journal is None or started < (self._due_if_crowded if journal.crowded else self._due):
+            return
+        if self._early or (self._past is not None and not self._past.over):
             return
         with self._reading, still:  # nobody reads ahead meanwhile
             if self._early:
@@ -104,6 +108,7 @@ class LeasedConnection(LastingConnection):
             self._past = None
         spent = time.monotonic() - started
         self._due = started + spent + max(self._every, _SHARE * spent)
+        self._due_if_crowded = started + spent + max(min(self._every, _CROWDED_SECONDS), _SHARE * spent)
 
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`: what another process took comes first."""

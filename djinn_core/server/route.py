@@ -26,6 +26,7 @@ KEPT_LIMIT: Final = 1 << 30  # bytes of them
 _CLOSING_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
+_IN_VAIN: Final = 10  # connections that broke before anything was taken over them
 _log = get_logger("djinn.server")
 
 Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many shipments it has taken
@@ -60,6 +61,7 @@ class Route:
         self._gauges = self._closing = False
         self._broken = ""
         self._given_up_at = 0.0
+        self._progress = self._in_vain = 0  # what was taken when it broke last, and how often it broke like that
         self._echoes: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._unpaid = 0  # bytes of connections so far that are not those of shipments
         self._past_bytes = 0
@@ -152,6 +154,9 @@ class Route:
     def adopt(self, connection: Connection, taken: int, dial: Dial) -> None:
         """Go on over `connection`, at whose other end so many shipments were taken; `dial` gives the next one."""
         with self._changed:
+            if self._broken and taken < self._numbered:
+                connection.close()  # what comes next there is gone: whoever expects it is told so when nobody comes
+                return
             before, self._connection = self._connection, connection
             self._past_bytes += before.bytes_sent if before is not None else 0
             self._unpaid += connection.bytes_sent
@@ -196,7 +201,9 @@ class Route:
             self._connection = None
             self._past_bytes += connection.bytes_sent
             self._given_up_at = time.monotonic() + self._patience
-            if not self._patience:
+            self._in_vain = self._in_vain + 1 if self._progress == self._taken else 0
+            self._progress = self._taken
+            if not self._patience or self._in_vain > _IN_VAIN:
                 self._give_up(reason)
             elif not self._closing:
                 _log.info("the way to another executor broke", peer=self._peer, reason=reason)
@@ -254,15 +261,16 @@ class Route:
                 self._next = kept.number + 1
 
     def _dial_again(self, dial: Dial, pause: float) -> float:
-        """Try to connect again; how long to wait after the next time that it does not work."""
+        """Try to connect again after a pause; how long the next one is."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closing or self._connection is not None, pause):
+                return _FIRST_PAUSE_SECONDS
         try:
             connection, taken = dial()
         except (DjinnError, TimeoutError) as error:
             with self._changed:
                 if time.monotonic() > self._given_up_at:
                     self._give_up(str(error))
-                    return pause
-                self._changed.wait_for(lambda: self._closing or self._connection is not None, pause)
             return min(2 * pause, _LONGEST_PAUSE_SECONDS)
         with self._changed:
             late = self._connection is not None or self._closing  # it came another way meanwhile

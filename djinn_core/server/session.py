@@ -371,6 +371,8 @@ class ExecutorSession:
             return None
         if isinstance(message, Define):
             return message
+        if isinstance(message, Goodbye):
+            raise TransportError("the client left while something was waited for")
         if len(self._backlog) >= BACKLOG_LIMIT:
             raise ProtocolError("what was asked for does not come")
         self._backlog.append(frame)

@@ -10,9 +10,12 @@ import time
 
 import pytest
 
+from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Frame
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.tickets import NOBODY
+from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server import inbox as inboxes
 from djinn_core.server.exchange import Exchange, Harbour
 from djinn_core.server.gauging import Sightings
@@ -22,7 +25,7 @@ from djinn_core.server.journal import Base, Journal, Owner, Past
 from djinn_core.server.route import WAITING_LIMIT, Route
 from djinn_core.server.shipments import PastShipments, PoolCounts
 from djinn_core.wire.messages import decode, encode
-from djinn_core.wire.peer_messages import Cargo, Item, View
+from djinn_core.wire.peer_messages import Cargo, Item, Meet, View
 
 OWNER = Owner("session", "a client", "told at the beginning", NOBODY)
 HERE, THERE = 1, 2
@@ -65,11 +68,14 @@ class Ways:
         self._chance, self._odds = random.Random(3), odds
         self.patience = patience
         self.noted = []
+        self.refuses = False
         self.connections = []
         self.inbox = Inbox(patience=patience)
         self.route = Route(THERE, Sightings(), patience, self.noted.append)
 
     def dial(self):
+        if self.refuses:
+            raise TransportError("nobody listens")
         ours, theirs = (Breaking(end, self._chance, self._odds) for end in connected_pair())
         self.connections.append(ours)
         threading.Thread(target=self._welcome, args=(theirs,), daemon=True).start()
@@ -122,7 +128,7 @@ def journal(tmp_path):
 
 @pytest.mark.parametrize("odds", [0.0, 0.05])
 def test_each_arrives_once_and_in_order(ways, odds):
-    both, count = ways(odds=odds), 120
+    both, count = ways(odds=odds), 60
     both.connect()
     for number in range(1, count + 1):
         both.send(number)
@@ -198,6 +204,40 @@ def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     next_one.close()
 
 
+@pytest.fixture
+def harbours():
+    """Two executors' ends that wait for each other; the second one listens."""
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
+    here, there = (Harbour(registry.transports, patience=5.0) for _ in range(2))
+
+    def accept(connection):
+        guest = there.redeem(decode(connection.receive(5.0).head).ticket)
+        if guest is not None:
+            with contextlib.suppress(DjinnError):
+                guest.serve(connection)
+
+    url = "tcp://127.0.0.1:0"
+    listener = transport_for(url, registry.transports).listen(url, Limits(), accept)
+    there.urls = (listener.url,)
+    yield here, there
+    listener.close()
+
+
+def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_first(harbours):
+    here, there = map(Exchange, harbours)
+    invited = harbours[1].invite(there.inbox, HERE)
+    meet = Meet(THERE, HERE, invited.ticket, invited.urls)
+    assert here.meet(meet).error == ""
+    for shipment in (1, 2, 3):
+        assert here.send(shipment, THERE, lambda number=shipment: packed(number), pytest.fail)
+        assert content(there.expect(shipment, HERE, time.sleep)) == content(packed(shipment))
+        there.inbox._guests[HERE].close()
+    assert here.meet(meet).error  # the ticket was good once
+    there.close()
+    assert harbours[1]._known == {}
+    here.close()
+
+
 def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
     both = ways(patience=0.05)
     both.connect()
@@ -211,6 +251,26 @@ def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
     assert isinstance(reason, str)
     monkeypatch.setattr(inboxes, "COMING_SECONDS", 0.0)
     assert Inbox().take(1, HERE, 0.1) == "it has not come"
+
+
+def test_what_was_given_up_leaves_no_gap(ways):
+    both = ways(patience=0.05)
+    both.connect()
+    both.send(1)
+    assert content(both.inbox.take(101, HERE, 5.0)) == content(packed(1))
+    dial, both.refuses = both.dial, True
+    both.connections[-1].close()
+    deadline = time.monotonic() + 5.0
+    while not both.route._broken:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert both.route.number() is None
+    assert both.route.kept_bytes == 0
+    both.refuses = False
+    late, taken = dial()
+    both.route.adopt(late, taken, dial)
+    with pytest.raises(TransportError):
+        late.send(Frame(b"nobody goes on over it"))
 
 
 def test_what_nobody_takes_is_bounded(ways):
