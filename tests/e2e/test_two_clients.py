@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,9 @@ import torch
 class Client:
     """An obedient client in a process of its own."""
 
-    def __init__(self, addend, environment):
-        command = [sys.executable, str(Path(__file__).with_name("obedient_client.py")), str(addend)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
+    def __init__(self, python, addend, environment):
+        script = Path(__file__).with_name("obedient_client.py")
+        self.process = python.start_talking(script, addend, env=environment)
         self.answers = []
 
     def go(self):
@@ -32,13 +28,13 @@ class Client:
 
 
 @pytest.fixture
-def clients(serving, url_of, plain_environment):
+def clients(python, serving, url_of, plain_environment):
     variables = plain_environment | {"DJINN_TOKEN": serving.token, "DJINN_DISABLE": "local"}
-    both = [Client(n, variables | {"DJINN_SERVERS": url_of(scheme)}) for n, scheme in ((1, "tcp"), (100, "http"))]
-    yield both
-    for client in both:
-        with client.process:  # closes its pipes and waits
-            client.process.kill()
+    both = [
+        Client(python, n, variables | {"DJINN_SERVERS": url_of(scheme)}) for n, scheme in ((1, "tcp"), (100, "http"))
+    ]
+    with both[0].process, both[1].process:
+        yield both
 
 
 def test_values_are_isolated_and_the_same_seed_draws_the_same(clients):

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,38 +43,51 @@ print(made.placement.policy, made.schedule.scheduler)
 """
 
 
+# Builds a wheel of each folder that it is given, as pip does: `build_wheel` is called in the folder.
+BUILD = """
+import os, sys
+from hatchling.build import build_wheel
+wheels, *folders = sys.argv[1:]
+for folder in folders:
+    os.chdir(folder)
+    build_wheel(wheels)
+"""
+
+
 @attrs.frozen
 class Scratch:
-    """A virtual environment that sees what this one has, and a folder with the sources of what is installed in it."""
+    """A folder like `site-packages` beside those that there are, and one with the sources of what is installed in it."""
 
-    python: Path
+    python: Any
+    environment: dict[str, str]
+    site: Path
     sources: Path
 
     def run(self, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run Python there, outside of any checkout."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("DJINN_", "PYTHON"))}
-        kept |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", "DJINN_CONFIG": "/dev/null"}
-        command = [self.python, *arguments]
-        return subprocess.run(
-            command, cwd=self.sources, env=kept | environ, capture_output=True, text=True, check=False
-        )
+        paths = os.pathsep.join(filter(None, [str(self.site), os.environ.get("PYTHONPATH")]))
+        shown = {"NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": paths}
+        return self.python.run(*arguments, cwd=self.sources, env=self.environment | shown | environ)
 
     def djinn(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run the command `djinn` there."""
-        return self.run("-c", "from djinn_core.cli import main; main(prog_name='djinn')", *arguments, **environ)
+        return self.run("-m", "djinn_core.cli", *arguments, **environ)
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
+def scratch(python: Any, plain_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Scratch:
     root = tmp_path_factory.mktemp("scratch")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
-    (packages,) = (root / "venv" / "lib").glob("python*/site-packages")
-    (packages / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    (root / "sources").mkdir()
-    scratch = Scratch(root / "venv" / "bin" / "python", root / "sources")
+    scratch = Scratch(python, plain_environment, root / "site", root / "sources")
+    scratch.sources.mkdir()
     folders = [render(f"new-{kind.name}", kind.name, scratch.sources) for kind in KINDS]
     folders += [_spoilt(scratch, *case) for case in SPOILT]
-    _pip_install(scratch, folders)
+    built = scratch.run("-c", BUILD, root / "wheels", *folders)
+    assert built.returncode == 0, built.stderr
+    # One from its folder, as people do it; pip begins two interpreters for each, so the others are built at once.
+    first = folders[0].name.replace("-", "_")
+    wheels = [path for path in (root / "wheels").glob("*.whl") if not path.name.startswith(f"{first}-")]
+    assert len(wheels) == len(folders) - 1
+    _pip_install(scratch.site, [folders[0], *wheels])
     return scratch
 
 
@@ -110,9 +122,9 @@ def _spoilt(scratch: Scratch, name: str, old: str, new: str) -> Path:
     return folder
 
 
-def _pip_install(scratch: Scratch, folders: Sequence[Path]) -> None:
-    command = [sys.executable, "-m", "pip", "--python", scratch.python, "install", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--no-index", "--disable-pip-version-check", *folders]
+def _pip_install(site: Path, packages: Sequence[Path]) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--target", site, "--quiet", "--no-deps", "--no-build-isolation"]
+    command += ["--no-index", "--disable-pip-version-check", *packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -75,7 +75,17 @@ class PreparedPython:
         """The same; `communicate` gives what it wrote to its two streams."""
         out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when they were read
         process = self.start(*arguments, env=env, cwd=cwd, stdout=out, stderr=err)
-        process.written = (out, err)
+        process.open += [out, err]
+        return process
+
+    def start_talking(self, *arguments, env, cwd=None):
+        """The same; `stdin` and `stdout` are pipes, for text."""
+        with contextlib.ExitStack() as theirs:
+            pipes = [os.pipe(), os.pipe()]
+            given, said = (theirs.enter_context(os.fdopen(end, "rb", 0)) for end in (pipes[0][0], pipes[1][1]))
+            process = self.start(*arguments, env=env, cwd=cwd, stdin=given, stdout=said)
+        process.stdin, process.stdout = os.fdopen(pipes[0][1], "w"), os.fdopen(pipes[1][0])
+        process.open += [process.stdin, process.stdout]
         return process
 
     def run(self, *arguments, env, cwd=None, timeout=100):
@@ -93,7 +103,7 @@ class StartedPython:
     """One that was forked; has what tests use of `subprocess.Popen`."""
 
     def __init__(self, args, status):
-        self.args, self.returncode, self.written = args, None, ()
+        self.args, self.returncode, self.open = args, None, []
         self._status = status
         self._lines = status.makefile("r")
         self.pid = int(self._lines.readline())
@@ -115,7 +125,7 @@ class StartedPython:
     def communicate(self, timeout=None):
         self.wait(timeout)
         said = []
-        for file in self.written:
+        for file in self.open:
             file.seek(0)
             said.append(file.read())
         return tuple(said)
@@ -136,8 +146,9 @@ class StartedPython:
     def __exit__(self, *error):
         self.kill()
         self.wait()
-        for file in self.written:
-            file.close()
+        for file in self.open:
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
 
 
 # --- in the process that is forked, and in its forks -----------------------------------------------------------------
@@ -189,6 +200,8 @@ def become(order):
     os.environ.clear()
     os.environ.update(order["environment"])
     time.tzset()
+    added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
+    sys.path[1:1] = added
     arguments = order["arguments"]
     while arguments[0] == "-W":
         action, _, category = arguments[1].partition("::")
