@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import msgspec
 import torch
 
+from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer
 from djinn_core.interception.port import DescribedValue
 from djinn_core.ir.values import tensor_meta
@@ -16,6 +19,8 @@ from djinn_core.runtime.pending import Pending
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import Completed, Described
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
+
+_LARGEST: Final = 2**63 - 1  # what PyTorch counts to
 
 
 @attrs.frozen
@@ -39,13 +44,17 @@ class AnswerReader:
 
         Raises:
             RemoteError: one of them could not be computed.
+            ProtocolError: they are not tensors.
         """
         buffers = iter(body)
         tensors: list[torch.Tensor] = []
         for result in completed.results:
             if isinstance(result, Failure):
                 raise self.failures.error(self._own(result))
-            tensors.append(tensor_from_wire(result, next(buffers)))
+            buffer = next(buffers, None)
+            if buffer is None:
+                raise ProtocolError("the executor announces more tensors than it sends")
+            tensors.append(tensor_from_wire(result, buffer))
         return tuple(tensors)
 
     def described(self, completed: Completed) -> tuple[DescribedValue, ...]:
@@ -59,6 +68,10 @@ class AnswerReader:
     def _described(self, described: Described | Failure) -> DescribedValue:
         if isinstance(described, Failure):
             raise self.failures.error(self._own(described))
+        if not _is_possible(described.shape, described.stride):
+            raise ProtocolError(
+                f"the executor describes a tensor of shape {described.shape}, stride {described.stride}"
+            )
         dtype = dtype_from_name(described.dtype)
         meta = tensor_meta(described.shape, described.stride, described.offset, dtype)
         return DescribedValue(meta, described.scalar)
@@ -66,3 +79,11 @@ class AnswerReader:
     def _own(self, failure: Failure) -> Failure:
         """A failure with the number of the executor that it happened on, which is this one unless it says otherwise."""
         return failure if failure.executor else msgspec.structs.replace(failure, executor=self.number)
+
+
+def _is_possible(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether PyTorch can count the elements of such a tensor."""
+    if len(shape) != len(stride) or min((*shape, *stride), default=0) < 0:
+        return False
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+    return max(math.prod(shape), extent) <= _LARGEST

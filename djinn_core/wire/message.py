@@ -10,6 +10,7 @@ from msgspec.structs import force_setattr
 from djinn_core.printable import printable
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")
 ]  # fit for a line of a terminal

@@ -13,7 +13,19 @@ import msgspec
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
 from djinn_core.wire.bindings import Changes, Handles, Rebound, Slot
-from djinn_core.wire.message import Count, Digest, Dimensions, Failure, Message, Name, Secret
+from djinn_core.wire.message import (
+    Address,
+    Count,
+    Digest,
+    Dimensions,
+    Failure,
+    Message,
+    Name,
+    Seconds,
+    Secret,
+    Text,
+    Ticket,
+)
 from djinn_core.wire.peer_messages import (
     Cargo,
     Expect,
@@ -87,21 +99,23 @@ class Welcome(Message, frozen=True):
     several, `Hello` may name a device by its number.
     """
 
-    ticket: Secret
-    urls: tuple[str, ...]
+    ticket: Ticket
+    urls: tuple[Address, ...]
     version: Name
     torch: Name
     device: DeviceInfo
-    gateway: tuple[str, ...] = ()
+    gateway: tuple[Address, ...] = ()
     devices: tuple[Name, ...] = ()
     number: Count = 0
 
 
-class Refused(Message, frozen=True):
+class Refused(Text, Message, frozen=True):
     """No, and why. The connection is closed after it.
 
     `again`: not now, so that asking again makes sense, `after` so many seconds. `deadly`: the session in question kills every executor that goes on with it.
     """
+
+    texts = ("reason",)
 
     reason: str
     again: bool = False
@@ -112,7 +126,7 @@ class Refused(Message, frozen=True):
 class Attach(Message, frozen=True):
     """First message to an executor. `operators` is the digest of the client's allow-list."""
 
-    ticket: Secret
+    ticket: Ticket
     operators: Name
 
 
@@ -129,12 +143,12 @@ class Attached(Message, frozen=True):
     process: int
     device: DeviceInfo
     torch: Name
-    operators: tuple[str, ...] | None = None
+    operators: tuple[Name, ...] | None = None
     recalls: bool = False
     codings: tuple[Name, ...] = ()
     instance: Name = ""
     lease: float = 0.0
-    secret: Secret = ""
+    secret: Ticket = ""
     recovers: bool = False
 
 
@@ -296,11 +310,11 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
         pressure: how short the device's memory is, as a place in `PRESSURE`.
     """
 
-    queue: float = 0.0
-    decode: float = 0.0
-    execute: float = 0.0
-    encode: float = 0.0
-    pressure: int = 0
+    queue: Seconds = 0.0
+    decode: Seconds = 0.0
+    execute: Seconds = 0.0
+    encode: Seconds = 0.0
+    pressure: Count = 0
 
 
 class Completed(Message, frozen=True):
@@ -346,11 +360,13 @@ class Define(Message, frozen=True):
     first: First
 
 
-class Broken(Message, frozen=True):
+class Broken(Text, Message, frozen=True):
     """The other end sent something that cannot be accepted. The connection is closed after it.
 
     `stopped`: it is not that, but the end of the server.
     """
+
+    texts = ("reason",)
 
     reason: str
     stopped: bool = False

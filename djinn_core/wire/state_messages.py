@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from djinn_core.wire.frames import Buffer, flatten
-from djinn_core.wire.message import Count, Message
+from djinn_core.wire.message import Count, Message, Text
 
 PIECE: Final = 4 << 20  # bytes that travel in one frame
 PARTS_LIMIT: Final = 1 << 20
@@ -23,12 +23,14 @@ class AskState(Message, frozen=True):
     limit: Count
 
 
-class State(Message, frozen=True):
+class State(Text, Message, frozen=True):
     """The executor's answer, or the first message of a client to another executor: the state comes in pieces.
 
     `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Without any there is none now, and
     `reason` says why.
     """
+
+    texts = ("reason",)
 
     lengths: Annotated[tuple[Count, ...], msgspec.Meta(max_length=PARTS_LIMIT)] = ()
     reason: str = ""

@@ -99,7 +99,7 @@ class Exchange:
         """
         while self.waiting:
             # Asked here as well: one that never stops sending would be waited for without end.
-            if not self.read_some(deadline) or (deadline is not None and self.waiting and time.monotonic() > deadline):
+            if not self.read_some(deadline) or (deadline is not None and time.monotonic() > deadline):
                 return False
         return True
 
