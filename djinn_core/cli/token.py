@@ -114,6 +114,8 @@ def revoke(which: str, file: Path | None) -> None:
 @click.option("--memory-gib", type=click.FloatRange(0), default=0.0, help="Memory of its tensors.")
 @click.option("--seconds-an-hour", type=click.FloatRange(0), default=0.0, help="Time on the device within an hour.")
 @click.option("--disk-gib", type=click.FloatRange(0), default=0.0, help="Weights that are kept for it.")
+@click.option("--connections-a-minute", type=click.IntRange(0), default=0, help="Connections to the server.")
+@click.option("--requests-a-second", type=click.IntRange(0), default=0, help="Messages; more than that wait.")
 @_file
 def limit(
     tenant: str,
@@ -122,10 +124,15 @@ def limit(
     memory_gib: float,
     seconds_an_hour: float,
     disk_gib: float,
+    connections_a_minute: int,
+    requests_a_second: int,
     file: Path | None,
 ) -> None:
     """Say how much TENANT may use of each executor at most; what is left out is not limited."""
     quota = Quota(sessions, values, int(memory_gib * _GIB), seconds_an_hour, int(disk_gib * _GIB))
+    quota = msgspec.structs.replace(
+        quota, connections_a_minute=connections_a_minute, requests_a_second=requests_a_second
+    )
     with change_table(_path(file)) as box:
         others = {name: known for name, known in box[0].quotas.items() if name != tenant}
         mine = {check_tenant(tenant): quota} if quota != Quota() else {}

@@ -38,6 +38,8 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
         memory: their bytes.
         seconds_an_hour: time on the device within an hour.
         disk: bytes of weights that are kept for it.
+        connections_a_minute: how often it may connect; 0: as often as the server lets anybody.
+        requests_a_second: messages to each executor; more than that wait.
     """
 
     sessions: Count = 0
@@ -45,6 +47,8 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: Count = 0
     seconds_an_hour: _Seconds = 0.0
     disk: Count = 0
+    connections_a_minute: Count = 0
+    requests_a_second: Count = 0
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,8 +19,9 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.audit import Audit
 from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
-from djinn_core.server.greetings import STRANGER_LIMITS, complain, receive_message, refuse, send_message
+from djinn_core.server.greetings import STRANGER_LIMITS, NotNow, complain, receive_message, refuse, send_message
 from djinn_core.server.pool import Pool
+from djinn_core.server.rates import Bucket, Buckets
 from djinn_core.server.relay import relay
 from djinn_core.server.tenants import Tenants
 from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
@@ -28,6 +29,8 @@ from djinn_core.wire.resume_messages import Aside, Resume
 
 HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
 REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
+CONNECTIONS_A_MINUTE = 1200.0  # of a tenant; as many as in ten seconds at once
+WRONG_A_SECOND = 20.0
 _log = get_logger("djinn.server")
 
 
@@ -57,6 +60,7 @@ class Admission:
         transports: ways to the executors.
         gateway: where the gateway listens. status: what it is doing, for somebody who may see that.
         strangers: those that have shown nothing yet.
+        rates: how often tenants connect. wrong: how often wrong tokens are answered; a good one never waits for those.
     """
 
     gatekeeper: Gatekeeper
@@ -67,6 +71,8 @@ class Admission:
     status: Callable[[Identity], Status]
     strangers: Strangers = attrs.field(factory=Strangers)
     counts: Counts = attrs.field(factory=Counts)
+    rates: Buckets = attrs.field(factory=Buckets)
+    wrong: Bucket = attrs.field(factory=lambda: Bucket(WRONG_A_SECOND, 5 * WRONG_A_SECOND))
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
@@ -108,10 +114,24 @@ class Admission:
                 connection, Denied("this token is good for watching the server only", "monitor"), "Hello", identity
             )
             return None
+        wait = self._too_often(identity)
+        if wait:
+            reason = NotNow(f"too many connections of {identity.tenant}: there is one more in {wait:.1f} s")
+            self._refuse(connection, Denied(reason.in_seconds(wait), "rate"), type(message).__name__, identity)
+            return None
         return identity
+
+    def _too_often(self, identity: Identity) -> float:
+        """Seconds after which the tenant may connect again; 0.0: now. A tenant is slowed by nobody but itself."""
+        a_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
+        return self.rates.of(f"{identity.tenant} {identity.monitor}", a_minute / 60, max(1.0, a_minute / 6)).take()
 
     def _refuse(self, connection: Connection, denied: Denied, asked: str, who: Identity | None = None) -> None:
         self.counts.refused[denied.kind] += 1
+        if who is None and self.wrong.take():
+            self.counts.refused["flood"] += 1
+            self.audit.note("refused", why="flood", asked=asked, peer=_peer(connection))
+            return  # without an answer: nobody who has a token sends wrong ones by the hundred
         known = {} if who is None else {"tenant": who.tenant, "key": who.token}
         self.audit.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
@@ -137,7 +157,10 @@ class Admission:
         pool = self.tenants.pool_of(identity.tenant, identity.quota.memory)
         found = pool.find(hello.device) if isinstance(pool, Pool) else pool
         if isinstance(found, str) or isinstance(pool, str):
-            self._refuse(connection, Denied(str(found), "device"), "Hello", identity)
+            reason = found if isinstance(found, str) else str(pool)
+            self._refuse(
+                connection, Denied(reason, "busy" if isinstance(reason, NotNow) else "device"), "Hello", identity
+            )
             return
         number, executor = found
         ready = executor.ready

@@ -12,6 +12,7 @@ import msgspec
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.logs import get_logger, redact
+from djinn_core.server.sparing import Sparing
 
 _log = get_logger("djinn.server")
 
@@ -24,9 +25,19 @@ class Audit:
         self._path = path
         self._lock = threading.Lock()
         self._file = -1 if path is None else _open(path)
+        self._sparing = Sparing()
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write one line: `event` is one of `admitted`, `refused`, `status`, `evicted`, `started`, `stopped`."""
+        """Write one line: `event` is one of `admitted`, `refused`, `status`, `evicted`, `started`, `stopped`.
+
+        Of many refusals for the same reason some are left out, and the next line says how many.
+        """
+        if event == "refused":
+            left_out = self._sparing.count(f"{facts.get('why')} {facts.get('tenant', '')}")
+            if left_out is None:
+                return
+            if left_out:
+                facts["left_out"] = left_out
         level = _log.warning if event == "refused" else _log.info
         level(f"audit: {event}", **facts)
         if self._file < 0:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from djinn_core.errors import QuotaExceeded
 from djinn_core.launch.orders import Distribution, Metered
 from djinn_core.launch.token_table import Quota
+from djinn_core.server.rates import Buckets
 from djinn_core.wire.messages import Timing
 
 HOUR: Final = 3600.0
@@ -56,6 +57,7 @@ class Meter:
         self._messages: Counter[str] = Counter()
         self._holders: set[Holder] = set()
         self._queued, self._executed = Histogram(), Histogram()
+        self._requests = Buckets()
         self._hour = time.monotonic()
         self._used = 0.0  # seconds on the device in this hour
 
@@ -65,10 +67,14 @@ class Meter:
             self._totals[what] += amount
 
     def message(self, kind: str, nbytes: int) -> None:
-        """A message came, with so many bytes beside it."""
+        """A message came, with so many bytes beside it. Waits where the tenant has sent more than it may: who sends is slowed."""
         with self._lock:
             self._messages[kind] += 1
             self._totals["received_bytes"] += nbytes
+        if self.quota.requests_a_second:
+            wait = self._requests.of("", self.quota.requests_a_second, self.quota.requests_a_second).pace()
+            if wait:
+                time.sleep(wait)
 
     def completed(self, timing: Timing, ops: int, failures: int, fetched: Sequence[memoryview]) -> None:
         """A submission was answered."""

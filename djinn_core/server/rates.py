@@ -1,0 +1,63 @@
+"""How often somebody may do something: so often at once, and then so often a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+REMEMBERED: Final = 4096  # keys of which it is known how often they came
+
+
+class Bucket:
+    """Fills by `rate` a second, up to `most`. Safe in several threads."""
+
+    def __init__(self, rate: float, most: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate = rate
+        self.most = most
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._left = most
+        self._at = clock()
+
+    def take(self) -> float:
+        """One more; 0.0, or how many seconds there are until there is one again, and then nothing was taken."""
+        with self._lock:
+            left = self._fill()
+            if left >= 1.0:
+                self._left = left - 1.0
+                return 0.0
+            return (1.0 - left) / self.rate
+
+    def pace(self) -> float:
+        """One more in any case: how many seconds to wait before it."""
+        with self._lock:
+            self._left = self._fill() - 1.0
+            return max(0.0, -self._left / self.rate)
+
+    def _fill(self) -> float:
+        now = self._clock()
+        self._left = min(self.most, self._left + (now - self._at) * self.rate)
+        self._at = now
+        return self._left
+
+
+class Buckets:
+    """One for each key; those that came longest ago are forgotten."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Bucket] = OrderedDict()
+
+    def of(self, key: str, rate: float, most: float) -> Bucket:
+        """The bucket of a key, with what it may have now."""
+        with self._lock:
+            bucket = self._known.pop(key, None) or Bucket(rate, most, self._clock)
+            bucket.rate, bucket.most = rate, most
+            self._known[key] = bucket
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+            return bucket
