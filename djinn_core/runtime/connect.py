@@ -319,7 +319,8 @@ def _stood_by(
             )
             return opened
         (only,) = opened
-        first = StandbyServer(next((urls for urls in servers.members if only.url in urls), servers.urls), servers.token)
+        known = {only.url, *only.addresses}
+        first = StandbyServer(next((urls for urls in servers.members if known & {*urls}), servers.urls), servers.token)
         others = [*standby_servers(settings), first]
         candidates = [_candidate(settings, registry, servers, one, only.attached) for one in others]
     except BaseException:
@@ -327,7 +328,7 @@ def _stood_by(
             member.connection.close()
         raise
     hasten(only.connection, settings.standby_seconds)
-    connection = with_standby(only.connection, only.attached, only.url, candidates, settings)
+    connection = with_standby(only.connection, only.attached, first.urls[0], candidates, settings)
     # Another server does not have what this one recalls: everything travels, and is written down.
     return (attrs.evolve(only, connection=connection, attached=msgspec.structs.replace(only.attached, recalls=False)),)
 
