@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
+from djinn_core.launch.addresses import is_loopback, parse_url
 
 
 def under_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
@@ -21,3 +22,12 @@ def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transpor
 def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
     """The schemes of URLs that TLS is spoken at, by the transports that can."""
     return frozenset(scheme for transport in under_tls(transports, TlsOptions()) for scheme in transport.schemes)
+
+
+def travels_bare(url: str, transports: Iterable[Transport]) -> bool:
+    """Whether what goes to `url` crosses a network without TLS, although its transport could have it."""
+    if "://" not in url:
+        return False
+    parts = parse_url(url)
+    schemes = {s for transport in transports if isinstance(transport, SecurableTransport) for s in transport.schemes}
+    return parts.scheme in schemes and not is_loopback(parts.hostname or "")

@@ -20,7 +20,7 @@ from djinn_core.launch.connection_file import ConnectionFile, read_connection_fi
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.own_journals import own_journals
 from djinn_core.launch.process import ExecutorOptions
-from djinn_core.launch.securing import with_tls
+from djinn_core.launch.securing import travels_bare, with_tls
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.dialling import (
@@ -96,8 +96,20 @@ class Servers:
     tls: TlsOptions = attrs.field(factory=TlsOptions)
 
     def transports(self, plain: Iterable[Transport]) -> tuple[Transport, ...]:
-        """The ways to these servers."""
-        return with_tls(plain, self.tls)
+        """The ways to these servers.
+
+        Raises:
+            ConfigurationError: it is said whose certificate to take, and an address on the network is one without TLS.
+        """
+        known = tuple(plain)
+        if self.tls.fingerprints or self.tls.authority is not None:
+            bare = [url for url in self.urls if travels_bare(url, known)]
+            if bare:
+                raise ConfigurationError(
+                    f"{', '.join(bare)}: there is no TLS at this address, but tls_fingerprints or tls_authority says whose "
+                    "certificate to take. Write tcps:// or https://, as `djinn serve` prints it, or unset them"
+                )
+        return with_tls(known, self.tls)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -172,6 +184,8 @@ def open_connections(
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)
         _compare_torch(member)
+        if travels_bare(member.url, registry.transports):
+            _log.warning("everything travels unencrypted, the token included", server=member.url)
     return opened
 
 
