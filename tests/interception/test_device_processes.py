@@ -34,7 +34,6 @@ def total(method, scale):
 
 if __name__ == "__main__":
     import djinn  # workers do without
-    djinn.configure(threads=1)
     scale = torch.ones(3, device="remote_accelerator") * 2
     assert scale.sum().item() == 6
     for method in ("spawn", "forkserver"):
@@ -43,11 +42,11 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_load_while_their_parent_uses_the_device(tmp_path, plain_environment):
+def test_workers_load_while_their_parent_uses_the_device(tmp_path, served_environment):
     script = tmp_path / "loading.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-W", "error", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=plain_environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=served_environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

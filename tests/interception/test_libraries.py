@@ -27,18 +27,14 @@ assert safetensors.torch.load_file(sys.argv[1], device="remote_accelerator:0")["
 """
 
 
-def run(code, environment, *arguments):
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def test_importing_djinn_imports_none_of_them(plain_environment):
-    run(f"import djinn, sys; found = set({HEAVY}) & set(sys.modules); assert not found, found", plain_environment)
+    code = f"import djinn, sys; found = set({HEAVY}) & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], env=plain_environment, check=True, timeout=100)
 
 
-def test_a_library_that_was_imported_before_is_told_as_well(plain_environment, tmp_path):
-    run(SAFETENSORS_FIRST, plain_environment, str(tmp_path / "a.safetensors"))
+def test_a_library_that_was_imported_before_is_told_as_well(python, served_environment, tmp_path):
+    done = python.run("-c", SAFETENSORS_FIRST, tmp_path / "a.safetensors", env=served_environment)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_module_is_adapted_after_it_has_run(monkeypatch, tmp_path):
