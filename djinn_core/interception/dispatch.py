@@ -357,7 +357,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    entry = (call, tuple(handles), slots, *user_site(above), module)
+    entry = (call, tuple(handles), slots, user_site(above), module)
     entries.append(entry)
     port.ops_captured += 1
     if recorder.epoch != epoch:

@@ -44,6 +44,11 @@ class LateAnswers:
         """The executor has read what was sent up to this byte of the connection."""
         self._read = position
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether the executor may wait for somebody to take an answer in, or one is kept that nobody will ask for."""
+        return bool(self._large or self._forgotten)
+
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
         """The large answer that must be taken in before the connection's bytes up to `position` can be sent; or None."""
         while self._large and self._large[0] not in pending:

@@ -58,6 +58,7 @@ log = get_logger("djinn.session")
 R = TypeVar("R", Figures, Invited, Met)
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
+UNREAD = 8  # answers that may wait to be read together: small ones, where nobody waits
 PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that collections and other threads have a chance
 
 
@@ -135,7 +136,8 @@ class Session:
             SessionLost: the executor is gone.
         """
         self._check()
-        self.take_what_came()
+        if len(self._pending) >= UNREAD or self._abandoned or self._uploads.unanswered or self._late.unsettled:
+            self.take_what_came()
         while len(self._pending) >= WINDOW:
             self._stats.round_trips += 1
             self._receive_until(next(iter(self._pending)))

@@ -210,11 +210,11 @@ class _Checker:
         self.report.differing += 1
         if len(self.report.differences) < DIFFERENCES:
             rtol, atol = self._tolerance.for_dtype(here.dtype)
-            call, _, _, code, offset, module = op.entry
+            call, _, _, where, module = op.entry
             found = module_path(module)
             words = str(found) if found is not None else "a backward pass" if is_backward(module) else ""
             shapes = tuple(f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in call.operands)
-            site = describe_site((code, offset))
+            site = describe_site(where)
             numbers = (apart.largest, apart.differing, here.numel(), rtol, atol)
             self.report.differences.append(Difference(call.op, site, words, shapes, index, *numbers))
         return True

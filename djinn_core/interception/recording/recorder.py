@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,10 +22,11 @@ from djinn_core.interception.recording.foresight import OPENING, Foresight
 from djinn_core.interception.recording.streaming import Entry, steady_cut
 from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
-from djinn_core.ir.program import Program, Slot
+from djinn_core.ir.program import Program
 from djinn_core.torch_private import without_modes
 
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
+NOTHING = Program((), (), ())
 UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
 
 # Serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because cutting
@@ -308,19 +310,12 @@ def _send_held(runtime: Runtime) -> None:
 
 def freeze(entries: list[Entry], dead: list[int]) -> Program:
     """The entries as a frozen program; handles in `dead` that it mentions die with it."""
-    operands: list[int] = []
-    slots: list[Slot] = []
-    for entry in entries:
-        operands += entry[1]
-        slots += entry[2]
-    return Program(
-        calls=tuple([e[0] for e in entries]),
-        operands=tuple(operands),
-        slots=tuple(slots),
-        dead=frozenset(dead).intersection(operands) if dead else frozenset(),
-        sites=tuple([(e[3], e[4]) for e in entries]),
-        modules=tuple([e[5] for e in entries]),
-    )
+    if not entries:
+        return NOTHING
+    calls, handles, slots, sites, modules = zip(*entries, strict=True)
+    operands = tuple(chain.from_iterable(handles))
+    inside = frozenset(dead).intersection(operands) if dead else frozenset()
+    return Program(calls, operands, tuple(chain.from_iterable(slots)), inside, sites, modules)
 
 
 class _PerThread(threading.local):

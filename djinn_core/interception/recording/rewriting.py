@@ -234,9 +234,9 @@ class _Rewriting:
         program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None
         for at in range(first, len(entries)):
-            call, handles, numbers, code, offset, _ = entries[at]  # whose line and module are still the user's
+            call, handles, numbers, site, _ = entries[at]  # whose line and module are still the user's
             module = program.modules[node] if program.modules else None
-            entry = (call, handles, numbers, *(where or (code, offset)), module)
+            entry = (call, handles, numbers, where or site, module)
             own, group = slots is None, self.recorder.group_of(at)
             self.made.append(_Made(entry, (-1,) * len(numbers) if slots is None else slots, node, own, group))
 
@@ -274,9 +274,9 @@ class _Rewriting:
         return make_handle(memory, _OWN_VIEWS) + handle - make_handle(storage_of(handle), 0)
 
     def _renamed(self, made: _Made) -> _Made:
-        call, handles, slots, code, offset, module = made.entry
+        call, handles, slots, site, module = made.entry
         renamed = tuple(self._known_as(handle) for handle in handles)
-        return attrs.evolve(made, entry=(call, renamed, slots, code, offset, module))
+        return attrs.evolve(made, entry=(call, renamed, slots, site, module))
 
 
 def _groups(made: Sequence[_Made]) -> tuple[tuple[int, ...], ...]:
@@ -357,8 +357,8 @@ def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:
         operands=operands,
         slots=tuple(s for e in entries for s in e[2]),
         dead=dead.intersection(operands),
-        sites=tuple((e[3], e[4]) for e in entries),
-        modules=tuple(e[5] for e in entries),
+        sites=tuple(e[3] for e in entries),
+        modules=tuple(e[4] for e in entries),
     )
 
 

@@ -8,12 +8,11 @@ itself looks a certain way, which is at the same point of the loop every time ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import CodeType
 
 from djinn_core.ir.module_path import ModuleCall
-from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.program import Call, Site, Slot
 
-Entry = tuple[Call, tuple[int, ...], tuple[Slot, ...], CodeType, int, ModuleCall | None]
+Entry = tuple[Call, tuple[int, ...], tuple[Slot, ...], Site, ModuleCall | None]
 
 CONTEXT = 8  # instructions, from the cut on, that decide how it looks
 
@@ -25,7 +24,7 @@ def steady_cut(entries: Sequence[Entry]) -> int:
     from its second piece on; of a longer one there are a few kinds of pieces.
     """
     first = max(len(entries) // 4, 1)
-    looks = [hash((call.signature.id, offset)) for call, _, _, _, offset, _ in entries[first:]]
+    looks = [hash((call.signature.id, site[1])) for call, _, _, site, _ in entries[first:]]
     if len(looks) <= CONTEXT:
         return len(entries)
     contexts = [hash(tuple(looks[i : i + CONTEXT])) for i in range(len(looks) - CONTEXT)]
