@@ -107,8 +107,10 @@ def run_template(
                     step = _short(steps, step, env, shortcut)
                 step = (_advance if guard is None else guard.advance)(steps, step, env, claims, run)
             except Halted as halted:
-                run.stopped_at = halted.step
-                break
+                if work.rest is None or not work.rest():
+                    run.stopped_at = halted.step
+                    break
+                step = halted.step
             except Stopped as stop:
                 step = stop.step
                 failed = template.steps[step]

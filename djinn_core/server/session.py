@@ -101,7 +101,7 @@ class ExecutorSession:
         self._uploads = Uploads(device.runtime, self.values, store)
         self.exchange = Exchange(harbour or Harbour())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        self._wanted = Wanted()
+        self._wanted = Wanted(self._turn)
         METER.enter(self)
 
     def serve(self, connection: Connection) -> None:
@@ -307,9 +307,9 @@ class ExecutorSession:
         self.values.free(work.free)
         done = time.perf_counter()
         keeper = self.device.timekeeper
-        took = executed - begun if keeper is None else keeper.take_seconds()
+        took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
-        timing = Timing(begun - waited, decoded - started, took, done - executed, pressure)
+        timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         METER.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for failure in failures:
@@ -389,7 +389,16 @@ class ExecutorSession:
         if self.device.timekeeper is not None:
             with self.device.timekeeper.running():
                 return run(known.template, work, known.slots, self.values)
+        if known.hot is None:
+            work.rest = partial(self._rest, known, work)
         return run(known.template, work, known.slots, self.values)
+
+    def _rest(self, known: BoundTemplate, work: Work) -> bool:
+        """In the middle of a run: let others compute, if that is all; whether to go on."""
+        goes_on = self._wanted.rested(work)
+        if known.template.random:
+            self.device.randomness.hand_to(self._randomness)
+        return goes_on
 
     def _synchronize(self, work: Work, run: Run) -> None:
         try:

@@ -1,5 +1,7 @@
 """Work that nobody wants any more is cut between two ops: at a deadline of its client's, or because that is gone for good.
 
+Work that takes long is interrupted there, too, where another session waits for the device.
+
 A session that computes does not read its connection. So a thread looks, for those that have computed for a while, at what has
 come: a message that says what to stop, or the end of the connection. It takes in only a little, or a client that sends
 faster than its programs run would fill the memory.
@@ -20,6 +22,7 @@ from djinn_core.server.journal import Journal, Past
 from djinn_core.server.leases import LeasedConnection
 from djinn_core.server.meter import METER
 from djinn_core.server.run import Run
+from djinn_core.server.turns import Share
 from djinn_core.server.work import Work
 from djinn_core.wire.messages import decode
 from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
@@ -33,7 +36,9 @@ _log = get_logger("djinn.server")
 class Wanted:
     """What a session's client still wants. The session begins and ends its submissions, any thread may stop them."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Share) -> None:
+        """`turn`: the session's share of the device."""
+        self.turn = turn
         self._lock = threading.Lock()
         self._unwanted: set[int] = set()
         self._running: Work | None = None
@@ -84,6 +89,22 @@ class Wanted:
             if self._running is not None:
                 self._running.halt.append(True)
 
+    def give_way(self) -> None:
+        """If the session has the device, and another one waits for it: let that have a turn before the next op."""
+        with self._lock:
+            work = self._running
+            if work is not None and work.rest is not None and not work.halt and self.turn.turns.waiting:
+                work.halt.append(False)
+
+    def rested(self, work: Work) -> bool:
+        """Let others have a turn, if that is all that there is to do before the next op; whether there is to be one."""
+        with self._lock:
+            if any(work.halt):
+                return False
+            work.halt.clear()
+        work.rested += self.turn.rest()
+        return not any(work.halt)
+
     def busy(self) -> bool:
         """Whether a submission has been running, or waiting for its turn, for a while."""
         return self._running is not None and time.monotonic() - self._since >= LOOK_SECONDS
@@ -128,6 +149,7 @@ class Overseer:
                 if wanted.busy():
                     try:
                         look(wanted, connection)
+                        wanted.give_way()
                     except Exception as error:
                         _log.exception("a session that computes could not be looked after", error=repr(error))
 

@@ -5,7 +5,8 @@ has several of them for each long one of another session. Who comes, or comes ba
 a turn: what nobody used is not saved up.
 
 The next piece of a program comes a moment after the last one. A session that has had less than all that wait is therefore
-given this moment, or each of its short pieces would wait for a long one of somebody else.
+given this moment, or each of its short pieces would wait for a long one of somebody else. And a long one is interrupted between
+two ops where somebody waits (`stopping.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ class Share:
     def __enter__(self) -> None:
         self.turns.begin(self)
         self.began = time.perf_counter()
+
+    def rest(self) -> float:
+        """In the middle of a turn: whoever waits and has had less has a turn first. How many seconds that took."""
+        now = time.perf_counter()
+        self.turns.end(self, now - self.began)
+        self.turns.begin(self)
+        self.began = time.perf_counter()
+        return self.began - now
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

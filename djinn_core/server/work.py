@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -15,7 +15,9 @@ class Work:
     """What a submission asks for, as in `Submit`; `inputs` are those of its template, once that is known.
 
     Attributes:
-        halt: holds something as soon as nobody wants the submission any more; looked at before each op.
+        halt: holds something as soon as there is to be no further op for now; looked at before each.
+        rest: what to do then, and whether to go on afterwards; None: the submission is not wanted any more.
+        rested: seconds of that.
         stop_at: the number of the op at which it was stopped when it ran before; None: it was not.
     """
 
@@ -29,6 +31,8 @@ class Work:
     inputs: list[int] = attrs.field(factory=list)
     halt: list[bool] = attrs.field(factory=list)
     stop_at: int | None = None
+    rest: Callable[[], bool] | None = None
+    rested: float = 0.0
 
 
 def unpack(submit: Submit) -> Work:

@@ -19,6 +19,7 @@ from djinn_core.server.journal import Journal, Owner, Past
 from djinn_core.server.leases import LeasedConnection
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.stopping import STOPS_LIMIT, Wanted
+from djinn_core.server.turns import Turns
 from djinn_core.server.work import Work
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
@@ -166,11 +167,32 @@ class Line:
 
 
 @pytest.fixture
-def session():
-    """An executor's session on a thread, its line, and what it raised at its end."""
+def begin():
+    """Begins a session on a thread, with a matrix and a long program under way: the session, its line, its thread and its error."""
+    ended = []
+
+    def begin(runtime, template=MANY, outputs=(MADE,)):
+        found, connection = begun(runtime, template, outputs)
+        ended.append((*found, connection))
+        return found
+
+    yield begin
+    for session, line, thread, _, connection in ended:
+        line.put(encode(Goodbye()))
+        connection.close()
+        thread.join(60)
+        session.close()
+
+
+@pytest.fixture
+def session(begin):
+    return begin(CpuRuntime())
+
+
+def begun(runtime, template, outputs):
     line, errors = Line(), []
     connection = LeasedConnection(line, 0.3)
-    session = ExecutorSession(CpuRuntime())
+    session = ExecutorSession(runtime)
 
     def serve():
         try:
@@ -181,12 +203,8 @@ def session():
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     line.put(encode(upload()), [memoryview(bytearray(4 * SIDE * SIDE))])
-    line.put(submission(1))
-    yield session, line, thread, errors
-    line.put(encode(Goodbye()))
-    connection.close()
-    thread.join(60)
-    session.close()
+    line.put(submission(1, template, outputs))
+    return (session, line, thread, errors), connection
 
 
 def test_a_client_that_is_gone_for_longer_than_its_lease_has_its_program_stopped(session):
@@ -212,8 +230,26 @@ def test_what_waits_behind_a_program_is_stopped_as_well(session):
     assert second.failures[0].instruction == 0, "it did not begin"
 
 
+def test_a_long_program_lets_others_have_a_turn(begin):
+    runtime = CpuRuntime()
+    long, slow, *_ = begin(runtime)
+    while not long._wanted.busy():
+        time.sleep(0.01)
+    _, quick, *_ = begin(runtime, EIGHT, ())
+    deadline = time.monotonic() + 60
+    while not slow.sent:
+        assert time.monotonic() < deadline
+        if quick.sent:
+            slow.put(encode(Stop((1,))))  # what was to be seen was seen
+        time.sleep(0.01)
+    assert quick.sent, "a short program has waited until a long one was through"
+    (stopped,) = slow.sent
+    assert stopped.failures[0].instruction > 0
+    assert stopped.timing.queue > 0, "what it rested is not counted as its own"
+
+
 def test_stops_do_not_pile_up():
-    wanted = Wanted()
+    wanted = Wanted(Turns().share())
     wanted.stop(range(10 * STOPS_LIMIT))
     work = Work(10 * STOPS_LIMIT - 1, [], [], [], [], (), False)
     wanted.begin(work)
