@@ -19,6 +19,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.audit import Audit
 from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server.giving_back import GIVING_BACK
 from djinn_core.server.greetings import STRANGER_LIMITS, NotNow, complain, receive_message, refuse, send_message
 from djinn_core.server.pool import Pool
 from djinn_core.server.rates import Bucket, Buckets
@@ -78,6 +79,7 @@ class Admission:
         """One connection from its first message to its last, in a thread of its own."""
         connection.limits = STRANGER_LIMITS
         self.counts.connections += 1
+        GIVING_BACK.soon()
         with self.strangers.entered(connection):
             message = self._first_message(connection)
             if message is None:
@@ -196,6 +198,7 @@ class Admission:
             relay(connection, inner)
         finally:
             inner.close()
+            GIVING_BACK.soon()
 
 
 def _peer(connection: Connection) -> str:

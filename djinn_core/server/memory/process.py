@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from djinn_core.logs import get_logger
+from djinn_core.server.giving_back import trimmer
 
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
@@ -24,7 +23,7 @@ class ProcessMemory:
         self._file = os.open(_STATM, os.O_RDONLY)
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._base: int | None = None
-        self._trim = _trimmer()
+        self._trim = trimmer()
         self._resettable = _STATUS.exists() and _CLEAR.exists()
         self.peak = 0
 
@@ -66,17 +65,6 @@ class ProcessMemory:
     def close(self) -> None:
         """Ask no more."""
         os.close(self._file)
-
-
-def _trimmer() -> Callable[[], None]:
-    try:
-        function = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError) as error:
-        _log.warning(
-            "this C library does not give freed memory back: a limit is kept for tensors alone", error=str(error)
-        )
-        return lambda: None
-    return lambda: function(0)
 
 
 def process_memory(kind: str) -> ProcessMemory | None:
