@@ -211,8 +211,9 @@ class Route:
 
     def _give_up(self, reason: str) -> None:
         """Whoever expects what does not arrive notices that nobody comes."""
-        if not self._closing:
-            _log.warning("the way to another executor is lost", peer=self._peer, error=reason)
+        if not self._closing:  # with the other end's session it ends as well
+            tell = _log.warning if self._kept else _log.info
+            tell("the way to another executor is lost", peer=self._peer, error=reason)
         self._broken = reason or "it is lost"
         self._kept.clear()
         self._kept_bytes = 0
