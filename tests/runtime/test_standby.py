@@ -28,6 +28,7 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.state_messages import PIECE, AskState, State, StatePiece, count_pieces
+from djinn_core.wire.stop_messages import Stop
 
 ATTACHED = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
 
@@ -155,6 +156,30 @@ def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
     assert not second.taken
     if end is not None:
         assert decode(connection.receive(0.0).head) == end
+
+
+def test_what_was_cut_short_is_not_repeated_before_there_is_a_state(two):
+    first, second, connection = two
+    connection.send(submit(1))
+    connection.send(Frame(encode(Stop((1,)))))
+    first.state = (encode_snapshot(snapshot()), [], ())
+    connection._due = 0.0
+    connection.send(submit(2))
+    connection.send(Frame(encode(Stop((2,)))))
+    first.down = "gone"
+    with pytest.raises(TransportError, match="work of it was cut short"):
+        connection.send(submit(3))
+    assert not second.taken
+
+
+def test_with_a_state_after_it_what_was_cut_short_is_forgotten(often, two):
+    first, second, connection = two
+    connection.send(Frame(encode(Stop((1,)))))
+    first.state = (encode_snapshot(snapshot()), [], ())
+    connection.send(submit(1))
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(2))
+    assert second.kinds() == ["State", "StatePiece", "Submit", "Submit"]
 
 
 def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):

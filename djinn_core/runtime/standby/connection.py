@@ -25,6 +25,7 @@ from djinn_core.wire.state_messages import AskState
 
 SNAPSHOT_SECONDS: Final = 20.0
 _SHARE: Final = 20  # of the time at most one part is spent on asking for states
+_SPARE: Final = 4  # of what is free on the disk, one part at most; what begins anew is there twice for a moment
 _TURN_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
 _SUBMIT, _BROKEN, _STOP = (
@@ -69,8 +70,8 @@ class StandbyConnection(Lasting):
         self._inner = inner
         self._limits = inner.limits
         self._others = list(others)
-        self._limit = limit
         self._sent: SentFrames | None = SentFrames()
+        self._limit = min(limit, self._sent.room // _SPARE)
         self._answers = Answers()
         self._why_not = ""  # why another server cannot take over now
         self._early: deque[Frame] = deque()
@@ -227,7 +228,8 @@ class StandbyConnection(Lasting):
         except TransportError as error:
             _log.debug("the state did not come", reason=str(error))  # the frame that is sent next finds out
         finally:
-            coming.drop()
+            with self._reading:
+                coming.drop()
             spent = time.monotonic() - started
             self._long_due = started + (1 + _SHARE) * spent
             self._due = started + spent + max(SNAPSHOT_SECONDS, _SHARE * spent)

@@ -44,6 +44,12 @@ class SentFrames:
         self.nbytes = 0
         self.frames = 0
 
+    @property
+    def room(self) -> int:
+        """How many bytes the disk has left."""
+        found = os.fstatvfs(self._file)
+        return found.f_bavail * found.f_frsize
+
     def append(self, frame: Frame, answers: int) -> None:
         """Write a frame, before which so many answers had been taken.
 
