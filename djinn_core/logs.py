@@ -72,7 +72,9 @@ def _clean_entry(key: str, value: object) -> Any:
     if key == "exc_info":  # still an exception; its text is cleaned once it is formatted
         return value
     if key == "exception" and isinstance(value, str):
-        return _without_secrets(printable(value))
+        return _without_secrets(printable(value)).replace(
+            "\n", "\n  "
+        )  # so that no line of it looks like one of the log
     return HIDDEN if _SECRET_KEYS.search(key) else _clean(value)
 
 

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import pytest
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.conformance.certificates import self_signed_tls
+from djinn_core.plugins.registry import Selection, load_registry
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_person(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("DJINN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+
+
+@pytest.fixture(scope="session")
+def transports():
+    return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory):
+    return self_signed_tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(name="closes", scope="session")
+def _closes():
+    """Whether the other end hangs up within ten seconds, whatever it says before."""
+
+    def closes(sock):
+        sock.settimeout(10)
+        try:
+            while sock.recv(65536):
+                pass
+        except TimeoutError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    return closes
+
+
+@pytest.fixture
+def dial():
+    """Plain connections to the host and port of a URL, closed afterwards."""
+    dialled = []
+
+    def connect(url):
+        host, port = url.rpartition("//")[2].split(":")
+        dialled.append(socket.create_connection((host, int(port)), 10))
+        return dialled[-1]
+
+    yield connect
+    for sock in dialled:
+        sock.close()
+
+
+@pytest.fixture(name="wait_for", scope="session")
+def _wait_for():
+    def wait_for(condition, what):
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.01)
+
+    return wait_for

@@ -1,0 +1,146 @@
+"""Many who show nothing: they are few at every door, and none stays for long. Each of these once held threads or megabytes."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from djinn_core.builtins.sockets import AcceptedConnection
+from djinn_core.builtins.strangers import Strangers
+from djinn_core.builtins.tls_contexts import server_context
+from djinn_core.hookspecs.transports import Limits
+from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.securing import under_tls
+from djinn_core.server import attach, operations
+from djinn_core.server.audit import Audit
+from djinn_core.server.gatekeeper import Gatekeeper
+from djinn_core.server.operations import Operations, OperationsListener
+from djinn_core.server.tokens import Token
+from djinn_http import pace
+from djinn_http import server as http_server
+
+SMALL = Limits(head=1000, body=0, buffers=0)
+
+
+def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dial, closes):
+    (secure,) = [way for way in under_tls(transports, tls) if way.name == "tcps"]
+    listener = secure.listen("tcps://127.0.0.1:0", SMALL, lambda connection: None)
+    listener._unwelcomed = Strangers(2)
+    try:
+        oldest = dial(listener.url)
+        others = [dial(listener.url) for _ in range(2)]
+        assert closes(oldest)
+        assert all(other.fileno() >= 0 for other in others)
+    finally:
+        listener.close()
+
+
+def test_an_executor_has_few_strangers_too(monkeypatch, wait_for):
+    strangers = Strangers(1)
+    monkeypatch.setattr(attach, "_STRANGERS", strangers)
+    pairs = [socket.socketpair() for _ in range(2)]
+    ends = [AcceptedConnection(mine, SMALL, "client") for mine, _ in pairs]
+    threads = [threading.Thread(target=attach.admit, args=(end, None, None)) for end in ends]
+    threads[0].start()
+    wait_for(lambda: len(strangers) == 1, "the first one is not in")
+    threads[1].start()
+    threads[0].join(4)  # the second one came, so this one had to go before its five seconds were over
+    assert not threads[0].is_alive()
+    for _, theirs in pairs:
+        theirs.close()
+    for thread in threads:
+        thread.join(10)
+    for end in ends:
+        end.close()
+
+
+@pytest.fixture
+def web(transports, monkeypatch):
+    monkeypatch.setattr(http_server, "_SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(pace, "STRANGER_SECONDS", 0.3)
+    listener = transport_for("http://127.0.0.1:0", transports).listen(
+        "http://127.0.0.1:0", SMALL, lambda connection: connection.receive(0.2)
+    )
+    yield listener
+    listener.close()
+
+
+HEAD = b"POST /djinn/v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", HEAD % b"send" + b"Content-Length: 0\r\n\r\n", b"\0\r\n"]
+)
+def test_nobody_stays_after_a_refused_request(web, dial, closes, request_):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "STRANGER_SECONDS", 60.0)
+        sock = dial(web.url)
+        sock.sendall(request_)
+        assert closes(sock)
+
+
+def test_nobody_stays_idle_who_has_shown_nothing(web, dial, closes):
+    sock = dial(web.url)
+    sock.sendall(HEAD % b"open" + b"Content-Length: 0\r\n\r\n")
+    assert closes(sock)
+
+
+def test_too_many_http_connections_make_room(web, dial, closes, monkeypatch):
+    monkeypatch.setattr(pace, "STRANGER_SECONDS", 60.0)
+    monkeypatch.setattr(http_server, "_MOST_STRANGERS", 2)
+    oldest = dial(web.url)
+    for _ in range(2):
+        dial(web.url)
+    assert closes(oldest)
+
+
+def test_what_is_no_http_makes_one_line_of_log(web, dial, closes, caplog):
+    caplog.set_level("INFO")
+    sock = dial(web.url)
+    sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX\x1b[2J: forged\r\n\r\n")
+    assert closes(sock)
+    assert "no HTTP/1.1" in caplog.text, caplog.text
+    assert "Traceback" not in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+@pytest.fixture
+def watched(tls, request):
+    gatekeeper = Gatekeeper(Token("t" * 32, "test"))
+    counts = SimpleNamespace(refused={})
+    routes = Operations(gatekeeper, Audit(), counts, lambda: "", lambda accept: (b"", ""))
+    context = server_context(tls) if getattr(request, "param", "plain") == "tls" else None
+    listener = OperationsListener("127.0.0.1", 0, routes, context)
+    yield listener
+    listener.close()
+
+
+@pytest.mark.parametrize("watched", ["plain", "tls"], indirect=True)
+def test_who_says_nothing_to_the_operations_listener_is_cut_off(watched, dial, closes, monkeypatch):
+    monkeypatch.setattr(operations, "REQUEST_SECONDS", 0.2)
+    assert closes(dial(watched.url))
+
+
+def test_half_a_handshake_is_cut_off_as_well(tls, watched, dial, closes, monkeypatch):
+    monkeypatch.setattr(operations, "REQUEST_SECONDS", 0.2)
+    watched._server.context = server_context(tls)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    half = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        half.do_handshake()
+    sock = dial(watched.url)
+    sock.sendall(outgoing.read()[:100])
+    assert closes(sock)
+
+
+def test_the_operations_listener_reads_few_headers(watched, dial):
+    sock = dial(watched.url)
+    sock.sendall(
+        b"GET /livez HTTP/1.0\r\nHost: localhost\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 4000) for n in range(5))
+    )
+    assert b" 431 " in sock.recv(200)

@@ -1,0 +1,189 @@
+"""Servers that mean harm: what a client believes them, and what it lets them do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import attrs
+import msgspec
+import pytest
+
+from djinn_core.config import Settings
+from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
+from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
+from djinn_core.launch.securing import with_tls
+from djinn_core.runtime.answers import AnswerReader
+from djinn_core.runtime.connect import find_servers
+from djinn_core.runtime.dialling import Gateway, direct_ways, reach_gateway
+from djinn_core.runtime.failures import Failures
+from djinn_core.server.exchange import Exchange, Harbour
+from djinn_core.wire.messages import (
+    Attach,
+    Broken,
+    Completed,
+    Described,
+    DeviceInfo,
+    Refused,
+    TensorHeader,
+    Timing,
+    Welcome,
+    decode,
+    encode,
+)
+from djinn_core.wire.peer_messages import Meet
+
+CPU = DeviceInfo("cpu", "cpu")
+
+
+def ways(transports, reached, *urls):
+    listening = (reached.replace("gpu-box", "0.0.0.0"),)  # what a server says that it listens at
+    welcome = Welcome("ticket", urls, "1", "2", CPU, gateway=listening)
+    known = with_tls(transports, TlsOptions())
+    return [url for url, _ in direct_ways(Gateway(None, reached, False, welcome, ()), known)]
+
+
+def test_a_server_sends_clients_nowhere_else(transports):
+    elsewhere = ("tcp://10.0.0.1:22", "tcp://metadata.internal:80", "tcp://127.0.0.1:6379", "tcp://[::1", "nothing")
+    found = ways(transports, "tcp://gpu-box:5556", *elsewhere)
+    assert found == ["tcp://gpu-box:22", "tcp://gpu-box:80", "tcp://gpu-box:6379"]
+
+
+def test_a_server_talks_no_client_out_of_tls(transports):
+    assert ways(transports, "tcps://gpu-box:5556", "tcp://gpu-box:1", "tcps://gpu-box:2") == ["tcps://gpu-box:2"]
+    assert ways(transports, "tcp://gpu-box:5556", "tcp://gpu-box:1") == ["tcp://gpu-box:1"]
+
+
+def test_sockets_on_this_machine_are_followed_where_they_are_an_executors(transports, tmp_path):
+    own = tmp_path / f"{DIRECTORY_PREFIX}x"
+    own.mkdir(mode=0o700)
+    good = f"unix://{own}/executor.sock"
+    others = (
+        "unix:///var/run/docker.sock",
+        f"unix://{own}/agent.sock",
+        f"unix://{tmp_path}/executor.sock",
+        "unix://x/y",
+    )
+    assert ways(transports, "tcp://127.0.0.1:5556", good, *others) == [good]
+    assert ways(transports, "tcp://gpu-box:5556", good) == []  # another machine's
+    own.chmod(0o755)
+    assert not is_own_socket(good)
+
+
+def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        met = Exchange(Harbour(transports)).meet(Meet(1, 2, "ticket", (f"unix://{path}",)))
+        assert "no socket of an executor" in met.error
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+@pytest.mark.parametrize("ticket", ["x\r\nFLUSHALL\r\n", "x\n", "GET / HTTP/1.1"])
+def test_a_ticket_says_nothing_to_whoever_it_is_shown(ticket):
+    for message in (Attach(ticket, ""), Meet(1, 2, ticket, ())):
+        with pytest.raises(ProtocolError):
+            decode(encode(message))
+
+
+def test_terminals_obey_nobody():
+    for kind in (Refused, Broken):
+        (said,) = {decode(encode(kind("\x1b]0;owned\x07gone\x9b2J\u202e\nso there"))).reason}
+        assert said == "\\x1b]0;owned\\x07gone\\x9b2J\\u202e\nso there"
+    with pytest.raises(ProtocolError):
+        decode(encode(Welcome("", (), "1\x1b[2J", "2", CPU)))
+    assert len(decode(encode(Refused("a" * 1_000_000))).reason) < 40_000
+
+
+def served(answer):
+    """The address of somebody who answers each connection with the bytes of `answer()`, over and over."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run():
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            with sock:
+                try:
+                    sock.recv(65536)
+                    while data := answer():
+                        sock.sendall(data)
+                except OSError:
+                    continue
+
+    threading.Thread(target=run, daemon=True).start()
+    return listener
+
+
+@pytest.mark.parametrize(
+    ("begin", "more", "says"),
+    [
+        (b"HTTP/1.1 201 Created\r\n", b"X: " + b"a" * 4000 + b"\r\n", "headers take more"),
+        (b"HTTP/1.1 201 Created\r\nX: ", b"a" * 4000, "headers take more"),
+        (b"HTTP/1.1 500 no\r\nContent-Length: 999999999999\r\n\r\n", b"a" * 65536, "no answer in"),
+    ],
+)
+def test_an_answer_over_http_that_never_ends(transports, begin, more, says):
+    parts = iter([begin])
+    with served(lambda: next(parts, more)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(TransportError, match=says):
+            transport_for(url, transports).connect(url, Limits(), 0.5)
+
+
+def test_nobody_has_a_client_set_memory_aside_before_it_was_let_in(transports):
+    def accept(connection):
+        connection.send(Frame(encode(Refused("no")), [bytes(1 << 20)]))
+
+    listener = transport_for("tcp://127.0.0.1:0", transports).listen("tcp://127.0.0.1:0", Limits(), accept)
+    try:
+        with pytest.raises(TransportError, match="exceeds the"):
+            reach_gateway([listener.url], "t" * 32, "", transports, 10.0)
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        Described("float32", (2, 3), (1,), 0),
+        Described("float32", (-1,), (1,), 0),
+        Described("float32", (2**40, 2**40), (0, 0), 0),
+        Described("float32", (2, 2), (2**63, 1), 0),
+        Described("no_such_dtype", (1,), (1,), 0),
+    ],
+)
+def test_descriptions_that_no_tensor_has(described):
+    with pytest.raises(ProtocolError):
+        AnswerReader(Failures(), 1).described(Completed(1, described=(described,)))
+
+
+def test_answers_that_bring_less_than_they_say():
+    header = TensorHeader("float32", (2,), (1,))
+    reader = AnswerReader(Failures(), 1)
+    for results, body in (((header, header), [bytes(8)]), ((header,), [bytes(4)]), ((header,), [])):
+        with pytest.raises(ProtocolError):
+            reader.tensors(Completed(1, results=results), body)
+    raw = msgspec.msgpack.decode(encode(Completed(1, timing=Timing(1.0))))
+    (place,) = [n for n, part in enumerate(raw) if isinstance(part, list) and 1.0 in part]
+    raw[place][0] = float("nan")
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode(raw))
+
+
+def test_who_knows_the_certificate_goes_nowhere_without_tls(transports):
+    settings = Settings(servers=("tcp://gpu-box:5556",), token="t" * 32, tls_fingerprints=("sha256:" + "0" * 64,))
+    with pytest.raises(ConfigurationError, match="no TLS at this address"):
+        find_servers(settings).transports(transports)
+    for allowed in (
+        attrs.evolve(settings, servers=("tcps://gpu-box:5556",)),
+        attrs.evolve(settings, servers=("tcp://127.0.0.1:5556",)),
+        attrs.evolve(settings, tls_fingerprints=()),
+    ):
+        assert find_servers(allowed).transports(transports)

@@ -1,0 +1,90 @@
+"""Somebody else on the machine: what they can read, replace or forge."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+
+import pytest
+
+from djinn_core import logs
+from djinn_core.errors import ConfigurationError
+from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
+from djinn_core.launch.private_files import private_directory
+from djinn_core.launch.self_signed import self_signed
+from djinn_core.launch.tickets import NOBODY
+from djinn_core.printable import one_line
+from djinn_core.server import gateway
+from djinn_core.server.journal import Journal, Owner
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_connection_file_that_others_can_write_is_not_believed(tmp_path, mode):
+    path = tmp_path / "connection.json"
+    write_connection_file(path, ConnectionFile(("tcp://127.0.0.1:1",), "t" * 32))
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        read_connection_file(path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_what_belongs_to_somebody_else_is_not_believed(tmp_path):
+    path = tmp_path / "connection.json"
+    write_connection_file(path, ConnectionFile(("tcp://127.0.0.1:1",), "t" * 32))
+    os.chown(path, 12345, -1)
+    with pytest.raises(ConfigurationError, match="as a file of your own"):
+        read_connection_file(path)
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(ConfigurationError, match="others on this machine can write"):
+        private_directory(tmp_path, "journals")
+
+
+def test_directories_that_others_can_write_to_are_refused(tmp_path):
+    for use in (lambda: private_directory(tmp_path, "weights"), lambda: self_signed(tmp_path)):
+        tmp_path.chmod(0o777)
+        with pytest.raises(ConfigurationError, match="chmod 700"):
+            use()
+        assert not list(tmp_path.iterdir())
+    assert private_directory(tmp_path / "new", "weights").stat().st_mode & 0o777 == 0o700
+
+
+def test_no_journal_is_written_through_a_link(tmp_path):
+    (tmp_path / "victim").write_text("keep")
+    link = tmp_path / "x.journal"
+    link.symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        Journal.begin(link, Owner("x", "", "", NOBODY), 1 << 20)
+    assert (tmp_path / "victim").read_text() == "keep"
+
+
+def test_a_server_leaves_no_core_dumps():
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    try:
+        gateway._leave_no_cores()
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (0, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+def test_nobody_writes_lines_of_the_log(capfd, style):
+    forged = "mallory\n2026-01-01T00:00:00Z [info     ] audit: admitted tenant=root \x1b[2J\x1b]0;owned\x07\x9b"
+    logs.show("info", environ={"DJINN_LOG_FORMAT": style})
+    try:
+        logs.get_logger("djinn.server").info("session began", client=forged, list=[forged])
+        try:
+            raise ValueError(forged)
+        except ValueError:
+            logging.getLogger("djinn.server").exception("failed")
+    finally:
+        logs.hide()
+    written = capfd.readouterr().err
+    assert "\x1b" not in written.replace("\x1b[0m", "").replace("\x1b[1m", "")
+    assert "\x9b" not in written
+    assert "mallory" in written
+    assert not [line for line in written.splitlines() if line.startswith(("2026-01-01", "mallory"))]
+    if style == "json":
+        assert json.loads(written.splitlines()[0])["client"] == one_line(forged)
