@@ -17,6 +17,7 @@ from djinn_core.conformance.registration import PluginConformance
 from djinn_core.conformance.replaying import random_graph, random_inputs, replay, replay_schedule
 from djinn_core.conformance.samples import sample_graphs
 from djinn_core.conformance.schedulers import SchedulerConformance
+from djinn_core.conformance.tls_transports import TlsTransportConformance
 from djinn_core.conformance.transports import TransportConformance
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PluginConformance",
     "ProgramBuilder",
     "SchedulerConformance",
+    "TlsTransportConformance",
     "TransportConformance",
     "optimization_context",
     "placement_context",

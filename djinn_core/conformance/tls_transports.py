@@ -1,0 +1,39 @@
+"""The suite for transports under TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from djinn_core.conformance.certificates import self_signed_tls
+from djinn_core.conformance.suite import missing
+from djinn_core.conformance.transports import TransportConformance
+from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
+
+
+class TlsTransportConformance(TransportConformance):
+    """Subclass it beside `TransportConformance` where your transport can be `secured`: all that TLS could change."""
+
+    @pytest.fixture
+    def plain(self) -> SecurableTransport:
+        """The transport before it is secured."""
+        return missing(self, "plain", "your transport")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def tls(self, tmp_path: Path) -> TlsOptions:
+        """A certificate, and that it is the one to trust."""
+        return self_signed_tls(tmp_path)
+
+    @pytest.fixture
+    def transport(self, plain: SecurableTransport, tls: TlsOptions) -> Transport:
+        """The transport under TLS."""
+        return plain.secured(tls)
+
+    # What TLS adds nothing to, and takes long.
+    test_large_bodies = None  # type: ignore[assignment]
+    test_connections_are_independent = None  # type: ignore[assignment]
+    test_a_broken_connection_fails_the_sender = None  # type: ignore[assignment]
+    test_the_last_words_survive_a_failed_send = None  # type: ignore[assignment]
+    test_limits_hold_for_what_comes = None  # type: ignore[assignment]
+    test_limits_hold_for_what_goes = None  # type: ignore[assignment]
