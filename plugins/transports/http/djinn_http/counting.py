@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from djinn_http.pace import Pace
@@ -51,24 +51,27 @@ class CountingTransport:
         return counts
 
 
-class Counting(asyncio.BaseProtocol):
-    """Passes everything on to `inner`, which gets a `CountingTransport`; `connections` has it while it lasts."""
+Told = Callable[[CountingTransport], None]
 
-    def __init__(self, inner: Any, connections: dict[CountingTransport, None]) -> None:
+
+class Counting(asyncio.BaseProtocol):
+    """Passes everything on to `inner`, which gets a `CountingTransport`; `entered` and `left` are told of it."""
+
+    def __init__(self, inner: Any, entered: Told, left: Told) -> None:
         self._inner = inner
-        self._connections = connections
+        self._entered, self._left = entered, left
         self._transport: CountingTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As `asyncio.Protocol`."""
         self._transport = CountingTransport(transport, Pace())  # type: ignore[arg-type]
-        self._connections[self._transport] = None
+        self._entered(self._transport)
         self._inner.connection_made(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As `asyncio.Protocol`."""
         if self._transport is not None:
-            self._connections.pop(self._transport, None)
+            self._left(self._transport)
         self._inner.connection_lost(exc)
 
     def eof_received(self) -> bool | None:

@@ -170,23 +170,26 @@ class HttpListener:
                 log.warning("cannot accept a connection", url=self.url, error=str(error))
                 self._pause_accepting(http)
                 return
-            self._make_room()
             made = self._loop.connect_accepted_socket(lambda: self._protocol(http), sock)
             task = self._loop.create_task(made)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _make_room(self) -> None:
+    def _entered(self, connection: CountingTransport) -> None:
         """Where there are too many that have shown nothing, the oldest has to go."""
+        self._connections[connection] = None
         strangers = [connection for connection in self._connections if not connection.pace.trusted]
-        if len(strangers) >= _MOST_STRANGERS:
+        if len(strangers) > _MOST_STRANGERS:
             log.warning("too many connections that ask for nothing: the oldest was closed", url=self.url)
-            self._connections.pop(strangers[0], None)
+            self._left(strangers[0])
             strangers[0].abort()
+
+    def _left(self, connection: CountingTransport) -> None:
+        self._connections.pop(connection, None)
 
     def _protocol(self, http: web.Server) -> Counting:
         if self._context is None:
-            return CountingProtocol(http(), self._connections)
+            return CountingProtocol(http(), self._entered, self._left)
         # TLS is put in here and not by the loop, so that what is counted is what goes over the network.
         waiter = self._loop.create_future()
         secure = _Frugal(
@@ -199,7 +202,7 @@ class HttpListener:
             ssl_shutdown_timeout=_UNREAD_SECONDS,
         )
         waiter.add_done_callback(partial(self._note_handshake, secure))
-        return CountingBufferedProtocol(secure, self._connections)
+        return CountingBufferedProtocol(secure, self._entered, self._left)
 
     def _note_handshake(self, secure: _Frugal, done: asyncio.Future[None]) -> None:
         if done.cancelled():
@@ -230,7 +233,7 @@ class HttpListener:
     def _abort_slow(self) -> None:
         for connection in [connection for connection in self._connections if connection.pace.too_slow]:
             log.warning("a connection was closed that takes too long", url=self.url)
-            self._connections.pop(connection, None)
+            self._left(connection)
             connection.abort()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
