@@ -31,6 +31,7 @@ from djinn_core.ir.form import (
 from djinn_core.ir.operators import resolve
 from djinn_core.server.checks.rules import checked
 from djinn_core.server.own_operators import OwnOperators
+from djinn_core.server.template_checks import check_template
 from djinn_core.wire.messages import Template
 
 Environment = list[Any]
@@ -96,18 +97,18 @@ def compile_template(template: Template, device: torch.device, own: OwnOperators
 
 class _Compiler:
     def __init__(self, template: Template, device: torch.device, own: OwnOperators) -> None:
-        _check(template)
+        self.counts = check_template(template)
         self.template = template
         self.device = device
         self.own = own
         self.constants: list[Any] = []
-        self.slot_total = sum(template.forms[c].slot_count for c in template.code)
+        self.slot_total = sum([self.counts[c].slots for c in template.code])
         self.next_slot = 0
         self.random = False
 
     def compile(self) -> CompiledTemplate:
         # Constants come first but are found last: count them before any position is given out.
-        constant_count = sum(_constants_in(self.template.forms[c]) for c in self.template.code)
+        constant_count = sum([self.counts[c].constants for c in self.template.code])
         self.first_slot = constant_count
         self.places = self._places(constant_count + self.slot_total)
         steps = self._steps()
@@ -134,8 +135,8 @@ class _Compiler:
         releases = self._releases()
         at = 0
         for index, code in enumerate(self.template.code):
-            form = self.template.forms[code]
-            middle, end = at + form.operand_count, at + form.operand_count + form.new_count
+            form, counts = self.template.forms[code], self.counts[code]
+            middle, end = at + counts.operands, at + counts.operands + counts.news
             operands = [self.places[n] for n in self.template.references[at:middle]]
             makes = [self.places[n] for n in self.template.references[middle:end]]
             at = end
@@ -146,8 +147,7 @@ class _Compiler:
         last: dict[int, int] = {}
         at = 0
         for index, code in enumerate(self.template.code):
-            form = self.template.forms[code]
-            end = at + form.operand_count + form.new_count
+            end = at + self.counts[code].operands + self.counts[code].news
             last.update(dict.fromkeys(self.template.references[at:end], index))
             at = end
         releases: dict[int, list[int]] = {}
@@ -276,10 +276,6 @@ def _make_store(call: Get, targets: tuple[tuple[int, int], ...], sequence: bool)
     return store_many
 
 
-def _constants_in(form: Form) -> int:
-    return sum(isinstance(a, Constant | Enumerated | SelfDevice | SessionGenerator) for a in form.arguments())
-
-
 def _by_name(kind: type) -> dict[str, Any]:
     return {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, kind)}
 
@@ -324,32 +320,3 @@ def _leaves(argument: Argument) -> Iterator[Argument]:
             yield from _leaves(item)
     else:
         yield argument
-
-
-def _check(template: Template) -> None:
-    """Everything that a template from elsewhere could get wrong, before any of it is used.
-
-    Raises:
-        ProtocolError: its numbers do not fit together.
-    """
-    forms = template.forms
-    if any(not 0 <= code < len(forms) for code in template.code):
-        raise ProtocolError("a template names a form that it does not define")
-    if len(template.references) != sum(forms[c].operand_count + forms[c].new_count for c in template.code):
-        raise ProtocolError("a template's references do not match its forms")
-    known = set(template.inputs)
-    if len(known) != len(template.inputs) or not set(template.consumed) <= known:
-        raise ProtocolError("a template's inputs are not distinct, or it consumes what is not an input")
-    at = 0
-    for code in template.code:
-        middle = at + forms[code].operand_count
-        end = middle + forms[code].new_count
-        if not known.issuperset(template.references[at:middle]):
-            raise ProtocolError("a template uses a value before it is made")
-        made = template.references[middle:end]
-        if not known.isdisjoint(made) or len(set(made)) != len(made):
-            raise ProtocolError("a template makes a value twice")
-        known.update(made)
-        at = end
-    if not known.issuperset(template.outputs):
-        raise ProtocolError("a template returns a value that it never makes")

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from djinn_core.errors import ProtocolError
 from djinn_core.wire.messages import Template
 
 # Both sides forget the least recently used templates beyond these, in the same order, so a client seldom has to ask.
@@ -20,8 +21,15 @@ V = TypeVar("V")
 
 
 def digest_of(template: Template) -> bytes:
-    """BLAKE2b-128 of the encoded template."""
-    return hashlib.blake2b(_encoder.encode(template), digest_size=16).digest()
+    """BLAKE2b-128 of the encoded template.
+
+    Raises:
+        ProtocolError: it is nested too deeply to be encoded.
+    """
+    try:
+        return hashlib.blake2b(_encoder.encode(template), digest_size=16).digest()
+    except RecursionError:
+        raise ProtocolError("a template is nested too deeply") from None
 
 
 class TemplateCache(Generic[V]):

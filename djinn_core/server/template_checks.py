@@ -1,0 +1,108 @@
+"""What a template from elsewhere could get wrong, found before any of it is used, in a time that its length bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+from djinn_core.ir.form import (
+    Argument,
+    Constant,
+    Enumerated,
+    Form,
+    ListArg,
+    Operand,
+    SelfDevice,
+    SessionGenerator,
+    slots_taken,
+)
+from djinn_core.wire.messages import Template
+
+DEEPEST: Final = 16  # lists in lists; PyTorch has ops that take lists of lists, and none beyond
+MOST_INSTRUCTIONS: Final = 1 << 18
+MOST_ARGUMENTS: Final = 1 << 22  # of all instructions together: a form counts each time that it is used
+
+
+@attrs.frozen
+class Counts:
+    """How many of each a call of a form takes and makes."""
+
+    operands: int
+    slots: int
+    constants: int
+    news: int
+    arguments: int
+
+
+def counts_of(form: Form) -> Counts:
+    """In one pass over the form.
+
+    Raises:
+        ProtocolError: lists are nested deeper than any op takes them.
+    """
+    operands = slots = constants = total = 0
+    for argument in _leaves((*form.args, *[value for _, value in form.kwargs]), form.op):
+        total += 1
+        operands += isinstance(argument, Operand)
+        slots += slots_taken(argument)
+        constants += isinstance(argument, Constant | Enumerated | SelfDevice | SessionGenerator)
+    return Counts(operands, slots, constants, form.new_count, total)
+
+
+def _leaves(arguments: Sequence[Argument], op: str) -> Iterator[Argument]:
+    """Every argument that is no list, in order; without recursion, which others could make deep."""
+    waiting: list[tuple[Argument, int]] = [(argument, 0) for argument in reversed(arguments)]
+    while waiting:
+        argument, depth = waiting.pop()
+        if not isinstance(argument, ListArg):
+            yield argument
+        elif depth >= DEEPEST:
+            raise ProtocolError(f"arguments of {op[:64]} are lists more than {DEEPEST} deep")
+        else:
+            waiting += [(item, depth + 1) for item in reversed(argument.items)]
+
+
+def check_template(template: Template) -> list[Counts]:
+    """The counts of its forms.
+
+    Raises:
+        ProtocolError: its numbers do not fit together, or it is too large.
+    """
+    if len(template.code) > MOST_INSTRUCTIONS:
+        raise ProtocolError(
+            f"a template has {len(template.code):,} instructions; at most {MOST_INSTRUCTIONS:,} are taken"
+        )
+    if any(not 0 <= code < len(template.forms) for code in template.code):
+        raise ProtocolError("a template names a form that it does not define")
+    counts = [counts_of(form) for form in template.forms]
+    if sum([counts[c].arguments for c in template.code]) > MOST_ARGUMENTS:
+        raise ProtocolError(f"a template has more than {MOST_ARGUMENTS:,} arguments")
+    if len(template.references) != sum([counts[c].operands + counts[c].news for c in template.code]):
+        raise ProtocolError("a template's references do not match its forms")
+    _check_order(template, counts)
+    return counts
+
+
+def _check_order(template: Template, counts: Sequence[Counts]) -> None:
+    """Values are made once, and before they are used."""
+    known = set(template.inputs)
+    if len(known) != len(template.inputs) or not set(template.consumed) <= known:
+        raise ProtocolError("a template's inputs are not distinct, or it consumes what is not an input")
+    if len(set(template.consumed)) != len(template.consumed):
+        raise ProtocolError("a template consumes an input twice")
+    at = 0
+    for code in template.code:
+        middle = at + counts[code].operands
+        end = middle + counts[code].news
+        if not known.issuperset(template.references[at:middle]):
+            raise ProtocolError("a template uses a value before it is made")
+        made = template.references[middle:end]
+        if not known.isdisjoint(made) or len(set(made)) != len(made):
+            raise ProtocolError("a template makes a value twice")
+        known.update(made)
+        at = end
+    if not known.issuperset(template.outputs):
+        raise ProtocolError("a template returns a value that it never makes")
