@@ -212,7 +212,7 @@ class Route:
     def _give_up(self, reason: str) -> None:
         """Whoever expects what does not arrive notices that nobody comes."""
         if not self._closing:  # with the other end's session it ends as well
-            tell = _log.warning if self._kept else _log.info
+            tell = _log.warning if self._waiting() is not None else _log.info
             tell("the way to another executor is lost", peer=self._peer, error=reason)
         self._broken = reason or "it is lost"
         self._kept.clear()
