@@ -1,15 +1,25 @@
 """The implementation of Djinn. Import `djinn`, not this package: it may change from one release to the next.
 
-The layers, lowest first; each may import only from those before it:
+The layers, lowest first; each may import only from those before it (docs/architecture.md):
 
-- `errors`, `config`: the hierarchy of errors; settings and where each value came from.
+- `errors`, `printable`, `role`: the hierarchy of errors; what others say, made fit to be shown; what this process is.
+  `torch_private`, `torch_objects`, `torch_tracing`: the only places where PyTorch's private functions are touched.
+- `config`, `logs`: settings and where each came from; structured logs.
 - `ir`: programs, graphs and the result types of the stages.
 - `wire`: bytes to messages and back, without I/O.
+- `matching`: the language that matchers are written in.
 - `hookspecs`: the contract for plugins, one module per stage.
 - `plugins`: discovery, the registry and its report.
-- `stages`: annotate, estimate, optimize, place, schedule. `showing`: what they decided, for people. `interception`: the device that PyTorch sees, and what records.
-  `builtins`: the default plugins.
+- `stages`: annotate, estimate, optimize, place, schedule. `showing`: what they decided, for people. `interception`: the
+  device that PyTorch sees, and what records.
+- `builtins`: the default plugins.
+- `substituting`: programs in which an optimization put something else.
 - `pipeline`: the one function that names the order of the stages.
+- `scheduler`: plans by hand.
+- `delivery`: frames that arrive once, although connections break.
+- `launch`: starting executor processes, tickets, the connection file.
 - `runtime`: the client's session. `server`: the gateway and the executor processes.
+- `calibration`: measuring devices for cost models. `cuda_facade`: the name `cuda` for the device, under `djinn run`.
+- `conformance`: the suites behind `djinn.testing`. `demo`: a user's program that ships with the package.
 - `cli`: the command `djinn`.
 """

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
+
+import djinn_core
 
 
 def imports(path):
@@ -26,6 +30,20 @@ def test_each_layer_imports_only_from_those_below(root):
         lint, cwd=root, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_module_has_its_layer_and_each_map_shows_it(root):
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    layers = next(c["layers"] for c in project["tool"]["importlinter"]["contracts"] if c["id"] == "layers")
+    order = [name.removeprefix("djinn_core.") for layer in layers for name in layer.split(" | ")]
+    entries = (root / "djinn_core").glob("[a-z]*")
+    there = {path.stem for path in entries if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert set(order) == there | {"djinn"}
+    (listed,) = re.findall(
+        r"^```\n(djinn  .+?)^```", (root / "docs" / "architecture.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert re.findall(r"(?<=djinn_core\.)\w+", listed) == order[1:]
+    assert set(re.findall(r"`(\w+)`", djinn_core.__doc__)) >= there
 
 
 def test_plugins_never_import_the_implementation(root, sources):
