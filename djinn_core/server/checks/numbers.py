@@ -108,6 +108,17 @@ def cholesky_solve(a: Arguments) -> None:
     a.require(tuple(factor.shape) == expected and factor.dtype == sides.dtype, f"A must have shape {expected}")
 
 
+def unfold_backward(a: Arguments) -> None:
+    """Gradients are those of windows over a tensor of `input_sizes`."""
+    sizes, dim = list(a.input_sizes), a.dim
+    a.require(not sizes or -len(sizes) <= dim < len(sizes), "dim must be one of the input's")
+    length = sizes[dim] if sizes else 1
+    a.require(a.step > 0 and 0 <= a.size <= length and min(sizes, default=0) >= 0, "size and step do not fit the input")
+    windows = [(length - a.size) // a.step + 1 if i == dim % len(sizes) else n for i, n in enumerate(sizes)]
+    expected = (*windows, a.size)
+    a.require(tuple(a.grad_in.shape) == expected, f"grad_in must have shape {expected}")
+
+
 def reshape_alias(a: Arguments) -> None:
     """What the new tensor looks at lies in memory that the old one has."""
     size, stride, given = list(a.size), list(a.stride), a.self

@@ -101,6 +101,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "segment_reduce": indexing.segments,
         "smooth_l1_loss_backward": numbers.floating("grad_output", "self", "target"),
         "tensor_split": numbers.pieces,
+        "unfold_backward": numbers.unfold_backward,
         "unsafe_chunk": numbers.pieces,
         "vsplit": numbers.pieces,
     }
