@@ -21,8 +21,8 @@ from djinn_core.hookspecs.transports import Transport
 from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
 from djinn_core.runtime.aims import SEVERAL, policy_for
-from djinn_core.runtime.connect import find_servers
 from djinn_core.runtime.dialling import ask_status
+from djinn_core.runtime.servers import find_servers
 from djinn_core.torch_private import missing
 
 T = TypeVar("T")

@@ -26,10 +26,12 @@ from djinn_core.ir.costs import NetworkTopology
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
-from djinn_core.runtime.connect import Opened, open_connections, start_executors
+from djinn_core.runtime.connect import open_connections
 from djinn_core.runtime.counting import reset_stats, stats
 from djinn_core.runtime.deadlines import limit_waits
+from djinn_core.runtime.embedded import start_executors
 from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.opened import Opened
 from djinn_core.runtime.planning import load_plugins
 from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.pool.session import PoolSession

@@ -11,9 +11,9 @@ from djinn_core.config import Settings
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.ir.result import PipelineResult
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.connect import Opened
 from djinn_core.runtime.earlier import EarlierPrograms
 from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.opened import Opened
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.session import Session

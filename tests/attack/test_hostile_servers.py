@@ -15,9 +15,9 @@ from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
 from djinn_core.launch.securing import with_tls
 from djinn_core.runtime.answers import AnswerReader
-from djinn_core.runtime.connect import find_servers
 from djinn_core.runtime.dialling import Gateway, direct_ways, reach_gateway
 from djinn_core.runtime.failures import Failures
+from djinn_core.runtime.servers import find_servers
 from djinn_core.server.exchange import Exchange, Harbour
 from djinn_core.wire.messages import (
     Attach,

@@ -17,8 +17,9 @@ from djinn_core.config import Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.runtime import connect
-from djinn_core.runtime.connect import find_servers, open_connections
+from djinn_core.runtime import connect, embedded
+from djinn_core.runtime.connect import open_connections
+from djinn_core.runtime.servers import find_servers
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.relay import relay
 from djinn_core.wire.messages import Figures, Goodbye, Query, encode
@@ -255,8 +256,8 @@ def test_different_torch_is_said_with_both_versions(begin, caplog):
 
 
 def test_plugins_without_a_name_stay_here():
-    assert connect._plugin_names(("tcp", pytest, sys.modules["__main__"], object())) == ("tcp", "pytest")
-    assert connect._plugin_names(None) is None
+    assert embedded.plugin_names(("tcp", pytest, sys.modules["__main__"], object())) == ("tcp", "pytest")
+    assert embedded.plugin_names(None) is None
 
 
 def test_a_relay_passes_on_both_ways_and_ends_with_either():

@@ -11,9 +11,9 @@ from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.result import PipelineResult
 from djinn_core.runtime.aims import limits_of, within
-from djinn_core.runtime.connect import Opened
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.opened import Opened
 from djinn_core.runtime.planner import Planner
 from djinn_core.runtime.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads

@@ -1,55 +1,20 @@
-"""Which servers may take a session over, and how to begin one there."""
+"""Servers that may take a session over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import attrs
 
 from djinn_core.config import Settings, bytes_of
-from djinn_core.errors import ConfigurationError, TransportError
-from djinn_core.hookspecs.transports import Connection, TlsOptions
-from djinn_core.launch.connection_file import read_connection_file
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 from djinn_core.runtime.dialling import Dialled
 from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.wire.messages import Attached
 
 _log = get_logger("djinn.session")
-
-
-@attrs.frozen
-class StandbyServer:
-    """Where a server listens, and what it is shown; `fingerprint` of its certificate where the connection file has one."""
-
-    urls: tuple[str, ...]
-    token: str = attrs.field(repr=False)
-    fingerprint: str = ""
-
-    def tls(self, usual: TlsOptions) -> TlsOptions:
-        """Whom to take for it."""
-        return attrs.evolve(usual, fingerprints=(self.fingerprint,)) if self.fingerprint else usual
-
-
-def standby_servers(settings: Settings) -> list[StandbyServer]:
-    """Those that are configured.
-
-    Raises:
-        ConfigurationError: a connection file cannot be read, or there is no token for an address.
-    """
-    found: list[StandbyServer] = []
-    for one in settings.standby:
-        if "://" in one:
-            if not settings.token:
-                raise ConfigurationError(
-                    f"no token for the standby server {one}: set DJINN_TOKEN, or name its connection file instead"
-                )
-            found.append(StandbyServer((one,), settings.token))
-        else:
-            file = read_connection_file(Path(one).expanduser())
-            found.append(StandbyServer(file.urls, file.token, file.fingerprint))
-    return found
 
 
 @attrs.frozen

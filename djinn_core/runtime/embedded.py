@@ -1,0 +1,100 @@
+"""Executors of this program's own: processes of this machine, or a thread of this process."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from djinn_core.config import Settings, bytes_of
+from djinn_core.hookspecs.transports import Connection, Limits
+from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.own_executor import OwnExecutor
+from djinn_core.launch.own_journals import own_journals
+from djinn_core.launch.process import ExecutorOptions
+from djinn_core.logs import get_logger
+from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.dialling import attach, client_name
+from djinn_core.runtime.opened import Opened
+from djinn_core.runtime.restarting import outliving
+from djinn_core.runtime.servers import find_servers
+from djinn_core.torch_private import load_early
+
+_log = get_logger("djinn.runtime")
+# Objects have no name of their own, and what `__main__` is differs from process to process.
+_NAMELESS = frozenset({"", "__main__"})
+
+
+def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
+    """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
+
+    Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
+
+    Raises:
+        ConfigurationError: as `open_connections`.
+        StartupError: a process cannot be started.
+    """
+    if settings.executor == "inline" or find_servers(settings) is not None:
+        return ()
+    started: list[OwnExecutor] = []
+    try:
+        for _ in range(settings.executors):
+            started.append(_start_executor(settings))  # noqa: PERF401 - those that have started are closed
+    except BaseException:
+        for executor in started:
+            executor.close(0.0)
+        raise
+    return tuple(started)
+
+
+def _start_executor(settings: Settings) -> OwnExecutor:
+    options = ExecutorOptions(
+        device=settings.device,
+        threads=settings.threads,
+        plugins=plugin_names(settings.plugins),
+        disable=settings.disable,
+        compilers=settings.compilers,
+        memory=bytes_of(settings.memory_gib),
+        debug=settings.debug,
+    )
+    return OwnExecutor(options, own_journals() if settings.recover else None, settings.executors)
+
+
+def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:
+    """A session with each executor that was started; they are closed if this raises."""
+    try:
+        load_early()  # while the executors start
+        return tuple(_open_own(settings, registry, executor) for executor in executors)
+    except BaseException:
+        for executor in executors:
+            executor.close(0.0)
+        raise
+
+
+def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> Opened:
+    url = executor.wait_ready(settings.start_timeout).urls[0]
+    connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
+    attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
+    if attached.recovers:
+        seconds = settings.connect_timeout, settings.start_timeout
+        connection = outliving(connection, attached, executor, registry.transports, seconds)
+    return Opened(connection, attached, url, executor=executor)
+
+
+def open_inline(settings: Settings) -> Opened:
+    """A session with an executor that is a thread of this process."""
+    # The one place where the client reaches into the server, which it may not import: for debugging they share a process.
+    begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_core.server.inline").begin
+    connection, ticket = begin(settings, client_name())
+    return Opened(connection, attach(connection, ticket, settings.connect_timeout), "inline")
+
+
+def plugin_names(plugins: tuple[Any, ...] | None) -> tuple[str, ...] | None:
+    """Names that another process can load the same plugins by. Objects have none: they stay in this process."""
+    if plugins is None:
+        return None
+    names = [p if isinstance(p, str) else getattr(p, "__name__", "") for p in plugins]
+    for plugin, name in zip(plugins, names, strict=True):
+        if name in _NAMELESS:
+            _log.info("a plugin has no name by which the executor process could load it", plugin=repr(plugin))
+    return tuple(name for name in names if name not in _NAMELESS)

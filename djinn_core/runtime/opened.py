@@ -1,0 +1,47 @@
+"""A session that has begun, as whoever uses it needs to know it."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.launch.own_executor import OwnExecutor
+from djinn_core.runtime.standby.connection import StandbyConnection
+from djinn_core.wire.messages import Attached
+
+
+@attrs.frozen
+class Opened:
+    """A session that has begun.
+
+    Attributes:
+        connection: where its frames go.
+        attached: what the executor said.
+        url: the address that was reached; `inline` where the executor is a thread of this process.
+        fallbacks: what was tried before, each with the reason why it was given up.
+        executor: the process that was started for this session alone, to be closed after it; None where a server runs it.
+        addresses: where its server listens, as far as that is known.
+    """
+
+    connection: Connection
+    attached: Attached
+    url: str
+    fallbacks: tuple[str, ...] = ()
+    executor: OwnExecutor | None = None
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def now(self) -> Attached:
+        """What the executor said that has the session now: of another server, where one has taken it over."""
+        return self.connection.attached if isinstance(self.connection, StandbyConnection) else self.attached
+
+    @property
+    def process(self) -> int:
+        """Process number of the executor, on its machine."""
+        return self.executor.process_id if self.executor is not None else self.now.process
+
+    def close(self) -> None:
+        """End the connection, and the process that was started for it."""
+        self.connection.close()
+        if self.executor is not None:
+            self.executor.close(0.0)

@@ -1,0 +1,103 @@
+"""Which servers are configured, and how to know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+from djinn_core.config import Settings
+from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.transports import TlsOptions, Transport
+from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
+from djinn_core.launch.securing import travels_bare, with_tls
+
+
+@attrs.frozen
+class Servers:
+    """Where to look for servers, and the token to show them: `members` are the addresses of each.
+
+    `tls`: whom to take for them, where their addresses say that TLS is spoken.
+    """
+
+    members: tuple[tuple[str, ...], ...]
+    token: str = attrs.field(repr=False)
+    tls: TlsOptions = attrs.field(factory=TlsOptions)
+
+    def transports(self, plain: Iterable[Transport]) -> tuple[Transport, ...]:
+        """The ways to these servers.
+
+        Raises:
+            ConfigurationError: it is said whose certificate to take, and an address on the network is one without TLS.
+        """
+        known = tuple(plain)
+        if self.tls.fingerprints or self.tls.authority is not None:
+            bare = [url for url in self.urls if travels_bare(url, known)]
+            if bare:
+                raise ConfigurationError(
+                    f"{', '.join(bare)}: there is no TLS at this address, but tls_fingerprints or tls_authority says whose "
+                    "certificate to take. Write tcps:// or https://, as `djinn serve` prints it, or unset them"
+                )
+        return with_tls(known, self.tls)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses."""
+        return tuple(url for urls in self.members for url in urls)
+
+
+def find_servers(settings: Settings) -> Servers | None:
+    """The configured servers, from `servers` or from the connection file; None where there are none.
+
+    Raises:
+        ConfigurationError: the connection file cannot be read, or no token is configured.
+    """
+    file = None
+    if settings.connection_file is not None and not (settings.servers and settings.token):
+        file = read_connection_file(settings.connection_file)
+    if settings.servers:
+        token = settings.token or _token_for(settings.servers, file)
+        return Servers(tuple((url,) for url in settings.servers), token, _tls(settings, file))
+    if file is not None:
+        return Servers((file.urls,), settings.token or file.token, _tls(settings, file))
+    return None
+
+
+def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
+    """What the file says of the certificate counts where the settings say nothing."""
+    fingerprints = settings.tls_fingerprints
+    if not fingerprints and settings.tls_authority is None and file is not None and file.fingerprint:
+        fingerprints = (file.fingerprint,)
+    return TlsOptions(settings.tls_certificate, settings.tls_key, settings.tls_authority, fingerprints)
+
+
+def _token_for(urls: tuple[str, ...], file: ConnectionFile | None) -> str:
+    """The file's token, but only for servers that the file is about: a token is not shown to strangers."""
+    if file is not None and set(urls) <= set(file.urls):
+        return file.token
+    raise ConfigurationError(
+        f"no token for {', '.join(urls)}: set DJINN_TOKEN, or copy the connection file that `djinn serve` wrote and set "
+        "DJINN_CONNECTION_FILE to it instead of naming servers"
+    )
+
+
+def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
+    """Those that take sessions over; `usual` says whom to take for them where their connection file does not.
+
+    Raises:
+        ConfigurationError: a connection file cannot be read, or there is no token for an address.
+    """
+    found: list[Servers] = []
+    for one in settings.standby:
+        if "://" in one:
+            if not settings.token:
+                raise ConfigurationError(
+                    f"no token for the standby server {one}: set DJINN_TOKEN, or name its connection file instead"
+                )
+            found.append(Servers(((one,),), settings.token, usual))
+        else:
+            file = read_connection_file(Path(one).expanduser())
+            tls = attrs.evolve(usual, fingerprints=(file.fingerprint,)) if file.fingerprint else usual
+            found.append(Servers((file.urls,), file.token, tls))
+    return found
