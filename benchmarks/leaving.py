@@ -32,6 +32,9 @@ from serving_tenants import environment, started
 SECONDS: Final = 30.0
 LEASE_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 40.0
+ROUND_SECONDS: Final = 0.1
+QUIET_ROUNDS: Final = 8
+MEMORY_SECONDS: Final = 4.0  # after which freed memory has gone back
 GROWTH_LIMIT: Final = 16 << 20  # bytes of resident memory, of each process
 HANDLE: Final = 1 << 32 | 1
 UPLOAD_BYTES: Final = 1 << 20
@@ -89,6 +92,14 @@ class Usage:
     resident: int
     descriptors: int
     threads: int
+
+    def same(self, before: Usage) -> bool:
+        """Whether nothing has changed, memory aside."""
+        return (self.descriptors, self.threads) == (before.descriptors, before.threads)
+
+    def fits(self, before: Usage) -> bool:
+        """Whether nothing is more than before, memory aside."""
+        return self.descriptors <= before.descriptors and self.threads <= before.threads
 
 
 def usage(process: int) -> Usage:
@@ -413,18 +424,19 @@ def executor_of(url: str, token: str) -> tuple[int, int]:
 
 
 def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usage, ...] = ()) -> tuple[Usage, ...]:
-    """What the processes hold once all sessions have ended and, as far as that comes about, nothing changes any more."""
-    deadline = time.monotonic() + SETTLE_SECONDS
+    """What the processes hold once all sessions have ended, and they hold what is `wanted`, or the same for a while."""
+    deadline, same = time.monotonic() + SETTLE_SECONDS, 0
+    before: tuple[Usage, ...] = ()
+    while executor_of(url, token)[1] and time.monotonic() < deadline:
+        time.sleep(ROUND_SECONDS)
     while True:
-        sessions = executor_of(url, token)[1]
         found = tuple(usage(process) for process in processes)
-        fits = all(
-            f.descriptors <= w.descriptors and f.threads <= w.threads for f, w in zip(found, wanted, strict=False)
-        )
-        if (not sessions and fits) or time.monotonic() > deadline:
-            time.sleep(0.0 if wanted else 6.0)  # those who never said anything are closed by then
-            return tuple(usage(process) for process in processes) if not wanted else found
-        time.sleep(0.2)
+        same = same + 1 if before and all(new.same(old) for new, old in zip(found, before, strict=True)) else 0
+        fits = all(new.fits(old) for new, old in zip(found, wanted, strict=True)) if wanted else same >= QUIET_ROUNDS
+        if fits or time.monotonic() > deadline:
+            return found
+        before = found
+        time.sleep(ROUND_SECONDS)
 
 
 def compare(before: tuple[Usage, ...], after: tuple[Usage, ...]) -> dict[str, int]:
@@ -458,9 +470,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             with zygote(urls["tcp"], token) as process:
                 drop(min(dropped, 4 * len(ENDS)), urls, token)
                 kill_clients(process, min(clients, 4))
+                settled(processes, urls["tcp"], token)
+                time.sleep(MEMORY_SECONDS)
                 before, there = settled(processes, urls["tcp"], token), files_below(folder)
                 drop(dropped, urls, token)
                 killed = kill_clients(process, clients)
+                settled(processes, urls["tcp"], token, before)
+                time.sleep(MEMORY_SECONDS)
                 after = settled(processes, urls["tcp"], token, before)
             left = sorted(files_below(folder) - there)
             more = compare(before, after)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -30,27 +31,27 @@ def trimmer() -> Callable[[], None]:
 
 
 class GivingBack:
-    """Does it once for all that end within a few seconds."""
+    """Does it once for all that end within a few seconds, in a thread of its own."""
 
     def __init__(self, pause: float = PAUSE_SECONDS) -> None:
         self._pause = pause
+        self._wanted = threading.Event()
         self._lock = threading.Lock()
-        self._pending = False
+        self._thread: threading.Thread | None = None
 
     def soon(self) -> None:
         """Something has ended; returns at once."""
+        self._wanted.set()
         with self._lock:
-            if self._pending:
-                return
-            self._pending = True
-        timer = threading.Timer(self._pause, self._give_back)
-        timer.name, timer.daemon = "djinn-giving-back", True
-        timer.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="djinn-giving-back", daemon=True)
+                self._thread.start()
 
-    def _give_back(self) -> None:
-        with self._lock:
-            self._pending = False
-        trimmer()()
+    def _run(self) -> None:
+        while self._wanted.wait():
+            time.sleep(self._pause)
+            self._wanted.clear()
+            trimmer()()
 
 
 GIVING_BACK: Final = GivingBack()

@@ -1,0 +1,27 @@
+"""Sessions that end in any way leave nothing: the short form of `make load`'s row of sessions."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    leaving = importlib.import_module("leaving")
+    folders = {name: tmp_path / name for name in ("journals", "weights")}
+    options = [f"--journal={folders['journals']}", f"--store={folders['weights']}", "--lease-seconds", "0.5"]
+    server = own_server("--threads", "1", "--drain-seconds", "1", *options)
+    urls, token = {scheme: server.url(scheme) for scheme in ("tcp", "http")}, server.token
+    processes = (server.process.pid, leaving.executor_of(urls["tcp"], token)[0])
+    leaving.drop(len(leaving.ENDS), urls, token)
+    before, there = leaving.settled(processes, urls["tcp"], token), leaving.files_below(tmp_path)
+    leaving.drop(2 * len(leaving.ENDS), urls, token)
+    after = leaving.settled(processes, urls["tcp"], token, before)
+    assert all(new.fits(old) for new, old in zip(after, before, strict=True)), (before, after)
+    assert leaving.files_below(tmp_path) <= there
+    assert not list(folders["journals"].iterdir())
+    assert leaving.executor_of(urls["tcp"], token) == (processes[1], 0)
+    assert server.stop() == 0, server.log.read_text()
