@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import ssl
 import subprocess
 import sys
-import threading
-import time
 import types
 import typing
 import urllib.error
@@ -23,25 +20,21 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.cli.token import command as token_command
 from djinn_core.config import Settings
-from djinn_core.conformance.certificates import self_signed_tls
-from djinn_core.errors import AccessRefused, ConfigurationError, TransportError
+from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.launch.securing import under_tls, with_tls
-from djinn_core.launch.token_table import Quota, change_table, create, read_table
+from djinn_core.launch.securing import with_tls
 from djinn_core.runtime.connect import open_connections
 from djinn_core.runtime.status import ask_servers
-from djinn_core.server import meter
-from djinn_core.server.exchange import Exchange, Harbour, Inbox
 from djinn_core.server.operations import ROUTES
-from djinn_core.server.tokens import find_token, has_table
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
+    Attach,
+    Attached,
     Broken,
     Figures,
     Goodbye,
@@ -49,15 +42,32 @@ from djinn_core.wire.messages import (
     Query,
     Refused,
     StatusRequest,
-    Timing,
     Welcome,
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import Meet
 
 SECONDS = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+NUMBERED = 9  # bytes before each message of a session that outlives its connection
 KINDS = typing.get_args(AnyMessage)
+
+
+# Runs at the start of the gateway and of its executors: writes down who they are, and whatever they unpickle.
+HOOK = """
+import os, sys
+
+def note(text):
+    with open(os.environ["HOOKED"], "a") as file:
+        file.write(f"{os.getpid()} {text}\\n")
+
+def hook(event, arguments):
+    if event in ("pickle.find_class", "marshal.load") and not sys.is_finalizing():
+        note(f"{event} {arguments}")
+
+note("runs")
+sys.addaudithook(hook)
+"""
 
 
 def make_token(file: Path, *arguments: str) -> str:
@@ -143,8 +153,10 @@ def guarded(tmp_path_factory, environment, wait_for):
     command += ["--tls-self-signed", "--token-file", str(table), "--audit-log", str(folder / "audit")]
     command += ["--operations-port", "0", "--connection-file", str(folder / "connection.json")]
     command += ["--store", str(folder / "store")]
+    (folder / "sitecustomize.py").write_text(HOOK)
     with (folder / "log").open("wb") as log:
         started = environment | {"XDG_STATE_HOME": str(folder / "state"), "DJINN_LOG_FORMAT": "json"}
+        started |= {"PYTHONPATH": str(folder), "HOOKED": str(folder / "hooked")}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=started)
     guarded = Guarded(process, folder, tokens)
     wait_for(lambda: "Clients on" in guarded.log or process.poll() is not None, "the server")
@@ -306,7 +318,7 @@ def test_a_tenant_keeps_to_its_limits(guarded, registry, ask, wait_for):
     leave(second)
 
 
-def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, registry, wait_for):
+def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, registry, wait_for, secure):
     guarded.tokens["bob"] = make_token(guarded.table, "bob")
     wait_for(lambda: not _busy(guarded), "the end of earlier sessions")
     (alice,) = open_connections(guarded.settings("alice"), registry)
@@ -320,6 +332,7 @@ def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, regis
     assert seen["bob"] == {bob.attached.process}
     assert seen["watcher"] >= seen["alice"] | seen["bob"]
     leave(alice)
+    spare = answer_to(secure, guarded.url("tcps"), Hello(PROTOCOL_VERSION, guarded.tokens["bob"], "", ""))
 
     result = CliRunner().invoke(token_command, ["revoke", "bob", "--file", str(guarded.table)])
     assert result.exit_code == 0, result.output
@@ -330,6 +343,15 @@ def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, regis
         bob.connection.receive(SECONDS)
     with pytest.raises(AccessRefused):
         open_connections(guarded.settings("bob"), registry)
+    # A ticket that was given before, and is used now, does not outlast the token either.
+    (url,) = [url for url in spare.urls if url.startswith("tcps://")]
+    late = secure(url)
+    late.send(Frame(encode(Attach(spare.ticket, ""))))
+    assert isinstance(decode(late.receive(SECONDS).head), Attached)
+    answer = decode(late.receive(SECONDS).head[NUMBERED:])
+    late.close()
+    assert isinstance(answer, Broken)
+    assert "revoked" in answer.reason
 
 
 def _busy(guarded):
@@ -352,6 +374,24 @@ def test_the_audit_log_says_who_came_and_what_was_refused(guarded):
     assert all(line["time"].endswith("+00:00") for line in lines)
 
 
+def test_nothing_was_unpickled(guarded):
+    """By none of these processes, in all that this file did to them."""
+    (status,) = ask_servers(guarded.settings("watcher")).values()
+    lines = (guarded.folder / "hooked").read_text().splitlines()
+    hooked = {int(line.split()[0]) for line in lines if line.endswith(" runs")}
+    assert hooked >= {guarded.process.pid, *(executor.process for executor in status.executors)}
+    assert [line for line in lines if not line.endswith(" runs")] == []
+
+
+def test_the_runbook_names_metrics_that_there_are(guarded):
+    text = (ROOT / "docs" / "operations.md").read_text()
+    shown = guarded.get("/metrics", guarded.tokens["watcher"])[1]
+    families = set(re.findall(r"^# TYPE (\S+) ", shown, re.MULTILINE))
+    named = set(re.findall(r"\b(?:djinn|process)_[a-z0-9_]+", text)) - {"process_"}
+    assert len(named) >= 10
+    assert named <= families | {name.removesuffix("_total") for name in families}, named - families
+
+
 def test_no_secret_is_written_anywhere(guarded):
     secrets = [*guarded.tokens.values(), guarded.content.token]
     (status,) = ask_servers(guarded.settings("watcher")).values()
@@ -365,111 +405,3 @@ def test_no_secret_is_written_anywhere(guarded):
     for line in guarded.log.splitlines():  # structured, with the session where there is one
         if line.startswith("{") and "session began" in line:
             assert json.loads(line)["session"]
-
-
-# --- without a server -------------------------------------------------------------------------------------------------
-
-
-def test_a_file_that_others_can_read_is_refused(tmp_path):
-    table, single = tmp_path / "tokens.json", tmp_path / "token"
-    make_token(table, "alice")
-    single.write_text("t" * 32)
-    table.chmod(0o640)
-    single.chmod(0o604)
-    for use in (lambda: has_table(table), lambda: find_token(single, {}), lambda: read_table(table)):
-        with pytest.raises(ConfigurationError, match="chmod 600"):
-            use()
-    listed = CliRunner().invoke(token_command, ["list", "--file", str(table)])
-    assert isinstance(listed.exception, ConfigurationError)
-
-
-def test_tokens_are_made_listed_and_revoked(tmp_path):
-    table = tmp_path / "tokens.json"
-
-    def make(n):
-        with change_table(table) as box:
-            box[0], _, token = create(box[0], f"tenant{n % 2}", 3600.0)
-        return token
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(make, range(8)))) == 8
-    listed = json.loads(CliRunner().invoke(token_command, ["list", "--json", "--file", str(table)]).stdout)
-    assert len(listed["tokens"]) == 8
-    assert all(3590 < row["expires"] - row["created"] <= 3600 for row in listed["tokens"])
-    assert "digest" not in json.dumps(listed)
-    one = next(row["id"] for row in listed["tokens"] if row["tenant"] == "tenant0")
-    for which, gone in ((one, "1 token"), ("tenant1", "4 tokens")):
-        assert gone in CliRunner().invoke(token_command, ["revoke", which, "--file", str(table)]).output
-    left = json.loads(CliRunner().invoke(token_command, ["list", "--json", "--file", str(table)]).stdout)["tokens"]
-    assert len(left) == 3
-    assert table.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    "arguments", [["../x"], [""], ["a" * 65], ["a", "--expires", "0d"], ["a", "--expires", "soon"]]
-)
-def test_what_cannot_be_a_tenant_or_a_duration(tmp_path, arguments):
-    result = CliRunner().invoke(token_command, ["create", *arguments, "--file", str(tmp_path / "tokens.json")])
-    assert result.exit_code != 0
-    assert not (tmp_path / "tokens.json").exists() or not json.loads((tmp_path / "tokens.json").read_text())["tokens"]
-
-
-def test_the_oldest_stranger_has_to_go():
-    class Silent:
-        def __init__(self):
-            self.closed = threading.Event()
-
-        def close(self):
-            self.closed.set()
-
-    strangers = Strangers(most=3)
-    waiting = [Silent() for _ in range(4)]
-    contexts = [strangers.entered(one) for one in waiting]
-    for context in contexts:
-        context.__enter__()
-    assert [one.closed.is_set() for one in waiting] == [True, False, False, False]
-    for context in contexts:
-        context.__exit__(None, None, None)
-    assert len(strangers) == 0
-    assert strangers.dropped == 1
-
-
-def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
-    metered = meter.Meter()
-    metered.quota = Quota(seconds_an_hour=10.0)
-    metered.completed(Timing(execute=9.0), 1, 0, [])
-    assert metered.may_begin(0) == ""
-    metered.completed(Timing(execute=2.0), 1, 0, [])
-    assert "11 s on the device in this hour, of 10" in metered.may_begin(0)
-    now = time.monotonic()
-    monkeypatch.setattr(meter.time, "monotonic", lambda: now + 3600.0)
-    assert metered.may_begin(0) == ""
-
-
-def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
-    """They are told by the client, which has it from the other one; whoever else answers there is turned down."""
-    tls = self_signed_tls(tmp_path)
-    there = Harbour(registry.transports, attrs.evolve(tls, fingerprints=()))
-    inbox = Inbox()
-
-    def accept(connection):
-        guest = there.redeem(decode(connection.receive(SECONDS).head).ticket)
-        if guest is not None:
-            with contextlib.suppress(TransportError):
-                guest.serve(connection)
-
-    (secured,) = [way for way in under_tls(registry.transports, tls) if way.name == "tcps"]
-    listener = secured.listen("tcps://127.0.0.1:0", Limits(), accept)
-    here = Exchange(Harbour(registry.transports))
-    try:
-        invited = there.invite(inbox, 1)
-        assert invited.fingerprint == tls.fingerprints[0]
-        met = here.meet(Meet(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
-        assert (met.url, met.error) == (listener.url, "")
-        invited = there.invite(inbox, 1)
-        met = here.meet(Meet(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
-        assert "not the one that was expected" in met.error
-        assert "no transport" in here.meet(Meet(4, 1, invited.ticket, (listener.url,))).error
-    finally:
-        here.close()
-        listener.close()
