@@ -1,0 +1,139 @@
+"""Tokens in files, limits by the hour, strangers by age, executors by fingerprint: parts of access, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from djinn_core.builtins.strangers import Strangers
+from djinn_core.cli.token import command as token_command
+from djinn_core.conformance.certificates import self_signed_tls
+from djinn_core.errors import ConfigurationError, TransportError
+from djinn_core.hookspecs.transports import Limits
+from djinn_core.launch.securing import under_tls
+from djinn_core.launch.token_table import Quota, change_table, create, read_table
+from djinn_core.server import meter
+from djinn_core.server.exchange import Exchange, Harbour, Inbox
+from djinn_core.server.tokens import find_token, has_table
+from djinn_core.wire.messages import Timing, decode
+from djinn_core.wire.peer_messages import Meet
+
+SECONDS = 60.0
+
+
+def make_token(file, *arguments):
+    result = CliRunner().invoke(token_command, ["create", *arguments, "--file", str(file)])
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path):
+    table, single = tmp_path / "tokens.json", tmp_path / "token"
+    make_token(table, "alice")
+    single.write_text("t" * 32)
+    table.chmod(0o640)
+    single.chmod(0o604)
+    for use in (lambda: has_table(table), lambda: find_token(single, {}), lambda: read_table(table)):
+        with pytest.raises(ConfigurationError, match="chmod 600"):
+            use()
+    listed = CliRunner().invoke(token_command, ["list", "--file", str(table)])
+    assert isinstance(listed.exception, ConfigurationError)
+
+
+def test_tokens_are_made_listed_and_revoked(tmp_path):
+    table = tmp_path / "tokens.json"
+
+    def make(n):
+        with change_table(table) as box:
+            box[0], _, token = create(box[0], f"tenant{n % 2}", 3600.0)
+        return token
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(make, range(8)))) == 8
+    listed = json.loads(CliRunner().invoke(token_command, ["list", "--json", "--file", str(table)]).stdout)
+    assert len(listed["tokens"]) == 8
+    assert all(3590 < row["expires"] - row["created"] <= 3600 for row in listed["tokens"])
+    assert "digest" not in json.dumps(listed)
+    one = next(row["id"] for row in listed["tokens"] if row["tenant"] == "tenant0")
+    for which, gone in ((one, "1 token"), ("tenant1", "4 tokens")):
+        assert gone in CliRunner().invoke(token_command, ["revoke", which, "--file", str(table)]).output
+    left = json.loads(CliRunner().invoke(token_command, ["list", "--json", "--file", str(table)]).stdout)["tokens"]
+    assert len(left) == 3
+    assert table.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "arguments", [["../x"], [""], ["a" * 65], ["a", "--expires", "0d"], ["a", "--expires", "soon"]]
+)
+def test_what_cannot_be_a_tenant_or_a_duration(tmp_path, arguments):
+    result = CliRunner().invoke(token_command, ["create", *arguments, "--file", str(tmp_path / "tokens.json")])
+    assert result.exit_code != 0
+    assert not (tmp_path / "tokens.json").exists() or not json.loads((tmp_path / "tokens.json").read_text())["tokens"]
+
+
+def test_the_oldest_stranger_has_to_go():
+    class Silent:
+        def __init__(self):
+            self.closed = threading.Event()
+
+        def close(self):
+            self.closed.set()
+
+    strangers = Strangers(most=3)
+    waiting = [Silent() for _ in range(4)]
+    contexts = [strangers.entered(one) for one in waiting]
+    for context in contexts:
+        context.__enter__()
+    assert [one.closed.is_set() for one in waiting] == [True, False, False, False]
+    for context in contexts:
+        context.__exit__(None, None, None)
+    assert len(strangers) == 0
+    assert strangers.dropped == 1
+
+
+def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
+    metered = meter.Meter()
+    metered.quota = Quota(seconds_an_hour=10.0)
+    metered.completed(Timing(execute=9.0), 1, 0, [])
+    assert metered.may_begin(0) == ""
+    metered.completed(Timing(execute=2.0), 1, 0, [])
+    assert "11 s on the device in this hour, of 10" in metered.may_begin(0)
+    now = time.monotonic()
+    monkeypatch.setattr(meter.time, "monotonic", lambda: now + 3600.0)
+    assert metered.may_begin(0) == ""
+
+
+def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
+    """They are told by the client, which has it from the other one; whoever else answers there is turned down."""
+    tls = self_signed_tls(tmp_path)
+    there = Harbour(registry.transports, attrs.evolve(tls, fingerprints=()))
+    inbox = Inbox()
+
+    def accept(connection):
+        guest = there.redeem(decode(connection.receive(SECONDS).head).ticket)
+        if guest is not None:
+            with contextlib.suppress(TransportError):
+                guest.serve(connection)
+
+    (secured,) = [way for way in under_tls(registry.transports, tls) if way.name == "tcps"]
+    listener = secured.listen("tcps://127.0.0.1:0", Limits(), accept)
+    here = Exchange(Harbour(registry.transports))
+    try:
+        invited = there.invite(inbox, 1)
+        assert invited.fingerprint == tls.fingerprints[0]
+        met = here.meet(Meet(2, 1, invited.ticket, (listener.url,), invited.fingerprint))
+        assert (met.url, met.error) == (listener.url, "")
+        invited = there.invite(inbox, 1)
+        met = here.meet(Meet(3, 1, invited.ticket, (listener.url,), "sha256:" + "0" * 64))
+        assert "not the one that was expected" in met.error
+        assert "no transport" in here.meet(Meet(4, 1, invited.ticket, (listener.url,))).error
+    finally:
+        here.close()
+        listener.close()
