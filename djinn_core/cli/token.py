@@ -14,6 +14,7 @@ from rich.table import Table
 from djinn_core.cli.access_options import state_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.token_table import (
+    OPERATOR,
     Quota,
     TokenRow,
     change_table,
@@ -65,6 +66,8 @@ def create_token(tenant: str, expires: float, monitor: bool, file: Path | None) 
     click.echo(token)
     until = "for ever" if not row.expires else f"until {_date(row.expires)}"
     click.echo(f"Token {row.id} of {tenant} is good {until}. Serve with: djinn serve --token-file {path}", err=True)
+    if tenant == OPERATOR:
+        click.echo(f"{tenant} is the operator: whoever has this token sees what all tenants do", err=True)
 
 
 @command.command(name="list")

@@ -24,6 +24,7 @@ import msgspec
 from djinn_core.errors import ConfigurationError
 from djinn_core.wire.message import Count
 
+OPERATOR: Final = "default"  # the tenant of whoever runs the server, and of everybody where there are no others
 PREFIX: Final = "djinn_"  # tells people, and scanners for leaked secrets, what it is
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]

@@ -11,11 +11,10 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.launch.token_table import Quota, TokenRow, TokenTable, digest_of, read_table
+from djinn_core.launch.token_table import OPERATOR, Quota, TokenRow, TokenTable, digest_of, read_table
 from djinn_core.logs import get_logger
 from djinn_core.server.tokens import Token
 
-OPERATOR: Final = "default"  # the tenant of whoever runs the server, and of everybody where there are no others
 _log = get_logger("djinn.server")
 
 

@@ -26,7 +26,8 @@ from djinn_http import server as http_server
 SMALL = Limits(head=1000, body=0, buffers=0)
 
 
-def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dial, closes):
+def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dial, closes, monkeypatch):
+    monkeypatch.setattr("djinn_tcp.transport._HANDSHAKE_SECONDS", 60.0)
     (secure,) = [way for way in under_tls(transports, tls) if way.name == "tcps"]
     listener = secure.listen("tcps://127.0.0.1:0", SMALL, lambda connection: None)
     listener._unwelcomed = Strangers(2)
