@@ -1,0 +1,211 @@
+"""A server that is full says so at once and lets clients come again; nobody is kept out by what somebody else does too often."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from djinn_core.errors import ServerBusy, TransportError
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
+from djinn_core.runtime import patience
+from djinn_core.runtime.dialling import ask
+from djinn_core.server import admission
+from djinn_core.server.admission import Admission
+from djinn_core.server.audit import Audit
+from djinn_core.server.gatekeeper import Gatekeeper
+from djinn_core.server.greetings import NotNow, refuse
+from djinn_core.server.meter import Meter
+from djinn_core.server.pool import Pool
+from djinn_core.server.rates import REMEMBERED, Bucket, Buckets
+from djinn_core.server.room import Room
+from djinn_core.server.sparing import AT_ONCE, Sparing
+from djinn_core.server.tokens import Token
+from djinn_core.server.turns import Turns
+from djinn_core.wire.messages import PROTOCOL_VERSION, Attached, Hello, Refused, Status, StatusRequest, decode, encode
+
+
+class Clock:
+    """Stands for the time, which passes when the test says so."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+class Asking:
+    """Stands for a connection to somebody who says one thing, and hears what is answered."""
+
+    def __init__(self, message):
+        self.limits, self.answers, self._message = Limits(), [], message
+
+    def receive(self, timeout=None):
+        if self._message is None:
+            raise TransportError("it has hung up")
+        message, self._message = self._message, None
+        return Frame(encode(message))
+
+    def send(self, frame):
+        self.answers.append(decode(frame.head))
+
+    def close(self):
+        self._message = None
+
+
+@pytest.fixture
+def gateway(tmp_path, monkeypatch):
+    """A gateway's admission without executors, which answers at once; tokens by tenant; the audit log."""
+    monkeypatch.setattr(admission, "REFUSAL_SECONDS", (0.0, 0.0))
+    table, log = tmp_path / "tokens.json", tmp_path / "audit.jsonl"
+    with change_table(table) as box:
+        box[0], _, calm = create(TokenTable(), "calm", 0)
+        box[0], _, often = create(box[0], "often", 0)
+        box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
+    status = lambda who: Status("", 0, 0.0, ())
+    tenants = SimpleNamespace(pool_of=lambda *_: NotNow("this server has executors for nobody at a time"))
+    made = Admission(Gatekeeper(Token("own", ""), table), tenants, Audit(log), (), tuple, status)
+
+    def hear(message):
+        connection = Asking(message)
+        made.serve(connection)
+        return connection.answers
+
+    return hear, {"calm": calm, "often": often}, log
+
+
+def test_a_good_token_is_let_in_however_many_wrong_ones_come(gateway):
+    hear, tokens, log = gateway
+    answered = sum(bool(hear(StatusRequest(PROTOCOL_VERSION, f"wrong {n}"))) for n in range(400))
+    assert answered < 300, "beyond a rate wrong ones are not answered"
+    (answer,) = hear(StatusRequest(PROTOCOL_VERSION, tokens["calm"]))
+    assert isinstance(answer, Status)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(lines) < 4 * AT_ONCE, "and do not fill the audit log"
+    assert {line["why"] for line in lines if line["audit"] == "refused"} == {"token", "flood"}
+
+
+def test_a_tenant_that_connects_too_often_is_slowed_and_no_other(gateway):
+    hear, tokens, _ = gateway
+    seen = [hear(StatusRequest(PROTOCOL_VERSION, tokens["often"]))[0] for _ in range(5)]
+    refused = [answer for answer in seen if isinstance(answer, Refused)]
+    assert len(refused) == 3
+    assert refused[0].again
+    assert 0 < refused[0].after <= 5.0
+    assert isinstance(hear(StatusRequest(PROTOCOL_VERSION, tokens["calm"]))[0], Status)
+
+
+def test_there_is_no_room_for_now(gateway):
+    hear, tokens, _ = gateway
+    (answer,) = hear(Hello(PROTOCOL_VERSION, tokens["calm"], "", ""))
+    assert isinstance(answer, Refused)
+    assert answer.again
+    connection = Asking(answer)
+    with pytest.raises(ServerBusy, match="executors for nobody") as caught:
+        ask(connection, Hello(PROTOCOL_VERSION, "", "", ""), Attached, 1.0, "it")
+    assert caught.value.after == 0.0
+
+
+def test_an_executor_has_room_until_it_is_full_or_busy():
+    room = Room(sessions=2, queue_seconds=5.0)
+    assert room.refusal(1, 1.0) == ""
+    assert "serves 2 sessions" in room.refusal(2, 0.0)
+    assert "waiting for it for 6 s" in room.refusal(0, 6.0)
+    turns = Turns()
+    assert turns.longest_wait == 0.0
+    share = turns.share()
+    share.asked = time.perf_counter() - 7.0
+    turns._waiting.append(share)
+    assert turns.longest_wait >= 7.0
+
+
+def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
+    def seat(name, full):
+        device = SimpleNamespace(id=name, kind="cpu")
+        return SimpleNamespace(executor=SimpleNamespace(device=device, full=lambda: full))
+
+    pool = Pool([], 0.0)
+    pool._seats = [seat("cpu:0", "no room"), seat("cpu:1", "")]
+    assert pool.find("")[0] == 1, "there is another one"
+    assert isinstance(pool.find("cpu:0"), NotNow)
+    assert not isinstance(pool.find("cuda"), NotNow | tuple)
+
+
+def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
+    slept, busy = [], ServerBusy("no room", 0.5)
+    passed = [0.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(
+        patience.time, "sleep", lambda seconds: (slept.append(seconds), passed.__setitem__(0, sum(slept)))
+    )
+    left = [busy, busy, None]
+
+    def attempt():
+        failure = left.pop(0)
+        if failure is not None:
+            raise failure
+        return "in"
+
+    assert patience.with_patience(attempt, 30.0) == "in"
+    assert len(slept) == 2
+    assert min(slept) >= 0.5, "not before the server said"
+    left[:] = [busy] * 1000
+    slept.clear()
+    with pytest.raises(ServerBusy):
+        patience.with_patience(attempt, 30.0)
+    assert 25.0 < sum(slept) <= 30.0
+    assert len({round(seconds, 3) for seconds in slept}) > 3, (
+        "those that were refused together do not come back together"
+    )
+    left[:] = [TransportError("a connection broke")]
+    with pytest.raises(TransportError):
+        patience.with_patience(attempt, 30.0)
+
+
+def test_buckets_fill_slowly(clock):
+    bucket = Bucket(2.0, 3.0, clock)
+    assert [bucket.take() for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    clock.now += 0.5
+    assert [bucket.take(), bucket.take()] == [0.0, 0.5]
+    assert [bucket.pace(), bucket.pace()] == [0.5, 1.0]
+    buckets = Buckets(clock)
+    assert buckets.of("a", 1.0, 1.0) is buckets.of("a", 2.0, 1.0)
+    for number in range(2 * REMEMBERED):
+        buckets.of(str(number), 1.0, 1.0)
+    assert len(buckets._known) == REMEMBERED
+
+
+def test_lines_that_come_over_and_over_are_counted(clock):
+    sparing = Sparing(clock)
+    written = [sparing.count("token") for _ in range(10 * AT_ONCE)]
+    assert [n for n in written if n is not None] == [0] * AT_ONCE
+    assert sparing.count("slow") == 0, "others are written"
+    clock.now += 5.0
+    assert sparing.count("token") == 9 * AT_ONCE
+
+
+def test_messages_beyond_a_rate_wait(monkeypatch):
+    slept = []
+    monkeypatch.setattr("djinn_core.server.meter.time.sleep", slept.append)
+    meter = Meter()
+    for _ in range(100):
+        meter.message("Query", 0)
+    assert not slept
+    meter.quota = Quota(requests_a_second=50)
+    for _ in range(100):
+        meter.message("Query", 0)
+    assert 0.5 < max(slept) <= 1.0
+
+
+def test_a_refusal_says_when_to_come_again():
+    connection = Asking(None)
+    refuse(connection, NotNow("later").in_seconds(2.5))
+    assert connection.answers == [Refused("later", again=True, after=2.5)]
