@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-# As many threads here as the executors of the tests have: sums are then taken in the same order.
-os.environ["OMP_NUM_THREADS"] = "1"
 # The tests start several hundred processes. Each would compile all of Djinn again where this is set, as in containers.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -18,22 +16,11 @@ sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache_directory(tmp_path_factory):
-    """Servers that the tests start keep weights here, and not with those of the person."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def plain_environment(cache_directory):
     """Variables for child processes, as if the person had configured nothing; one thread each."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    return kept | {
-        "DJINN_CONFIG": os.devnull,
+    return os.environ | {
         "DJINN_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -76,30 +63,20 @@ def url_of(serving):
 @pytest.fixture(scope="session")
 def connect(serving):
     """A block in which `remote_accelerator` is the server's, reached over the scheme of the URL and nothing else."""
-    import torch
+    from configured import configured
 
     import djinn
     from djinn_core.runtime import client
 
     @contextlib.contextmanager
     def connect(url, **settings):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("DJINN_")]:
-                patch.delenv(name)
-            patch.setenv("DJINN_CONFIG", os.devnull)
-            try:
-                # On one machine the built-in transport `local` would be faster, and taken.
-                left_out = ("local", *settings.pop("disable", ()))
-                djinn.configure(servers=[url], token=serving.token, disable=left_out, **settings)
-                djinn.reset_stats()
-                djinn.init()
-                assert client._state.opened[0].url.startswith(url.partition("://")[0])
-                yield
-            finally:
-                djinn.configure()
-                torch.set_num_threads(threads)
+        # On one machine the built-in transport `local` would be faster, and taken.
+        left_out = ("local", *settings.pop("disable", ()))
+        with configured(servers=[url], token=serving.token, disable=left_out, **settings):
+            djinn.reset_stats()
+            djinn.init()
+            assert client._state.opened[0].url.startswith(url.partition("://")[0])
+            yield
 
     return connect
 
@@ -119,14 +96,11 @@ def over_tcp(connect, url_of):
 
 
 @pytest.fixture
-def embedded(monkeypatch):
+def embedded():
     """The device, on the executor that this process starts for itself; most tests share one. Gives its name."""
     import djinn
     from djinn_core.runtime import client
 
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
     if client._state.overrides != _EMBEDDED:
         djinn.configure(**_EMBEDDED)
     djinn.init()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 import pytest
@@ -15,10 +14,7 @@ REMOTE = "remote_accelerator:0"
 
 
 @pytest.fixture
-def configure(monkeypatch, serving):
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+def configure(serving):
     yield lambda *servers, **settings: djinn.configure(servers=servers, token=serving.token, **settings)
     djinn.configure()
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import pytest
-import torch
+from configured import configured
 
 import djinn
 from djinn_core.runtime import client
@@ -18,19 +17,9 @@ def pooled():
 
     @contextlib.contextmanager
     def configure(policy, **settings):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("DJINN_")]:
-                patch.delenv(name)
-            patch.setenv("DJINN_CONFIG", os.devnull)
-            try:
-                djinn.configure(executors=2, threads=1, placement_policy=policy, **settings)
-                djinn.init()
-                yield client._state.session
-            finally:
-                djinn.configure()
-                torch.set_num_threads(threads)
+        with configured(executors=2, threads=1, placement_policy=policy, **settings):
+            djinn.init()
+            yield client._state.session
 
     return configure
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import sys
 import threading
 
 import pytest
 import torch
+from configured import configured
 from servers import SECONDS, start_server
 
 import djinn
@@ -37,20 +37,10 @@ def over(serving_two):
 
     @contextlib.contextmanager
     def configure(at_once=True, **settings):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("DJINN_")]:
-                patch.delenv(name)
-            patch.setenv("DJINN_CONFIG", os.devnull)
-            try:
-                djinn.configure(connection_file=serving_two, **settings)
-                if at_once:
-                    djinn.init()
-                yield client._state.session
-            finally:
-                djinn.configure()
-                torch.set_num_threads(threads)
+        with configured(connection_file=serving_two, **settings):
+            if at_once:
+                djinn.init()
+            yield client._state.session
 
     return configure
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,9 @@ def wrong(python, plain_environment, tmp_path_factory):
 
 
 @pytest.fixture
-def on_wrong_executor(wrong, monkeypatch):
+def on_wrong_executor(wrong):
     """The device, on that executor; gives its name."""
-    import djinn
+    from configured import configured
 
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
-    djinn.configure(connection_file=wrong)
-    yield "remote_accelerator:0"
-    djinn.configure()
+    with configured(connection_file=wrong):
+        yield "remote_accelerator:0"

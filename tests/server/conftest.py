@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -47,13 +46,6 @@ def _ask():
 @pytest.fixture(scope="session")
 def environment(plain_environment):
     return plain_environment
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_of_the_person(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +98,7 @@ def own_server(python, tmp_path, plain_environment):
 def keeping(python, tmp_path_factory, plain_environment):
     """`remote_accelerator` is a server that keeps weights, and has some; gives a safetensors file that it knows."""
     import torch
+    from configured import configured
     from safetensors.torch import save_file
 
     import djinn
@@ -117,12 +110,7 @@ def keeping(python, tmp_path_factory, plain_environment):
     options = ["--store", str(folder / "weights"), "--warm", str(file.parent), "--threads", "1", "--drain-seconds", "1"]
     server = start_server(python.start, folder, *options, env=plain_environment)
     wait_for(lambda: "weights on this machine were read" in server.log.read_text(), "the files were not read")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("DJINN_")]:
-            patch.delenv(name)
-        patch.setenv("DJINN_CONFIG", os.devnull)
-        djinn.configure(servers=[server.url("tcp")], token=server.token, disable=("local",))
+    with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
         djinn.init()
         yield file
-        djinn.configure()
     server.stop()

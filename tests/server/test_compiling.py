@@ -56,7 +56,6 @@ class Plugin:
 @pytest.fixture
 def compiling_with(monkeypatch):
     """A function: `remote_accelerator` has hot templates compiled by the compiler that it is given."""
-    monkeypatch.setenv("DJINN_CONFIG", "/dev/null")
 
     def begin(compiler, thresholds=QUICK):
         monkeypatch.setattr(compiling, "Thresholds", lambda: thresholds)
@@ -284,8 +283,7 @@ def test_random_ops_are_not_compiled(compiling_with, operands):
     assert not any("bernoulli" in target or "dropout" in target for target in targets)
 
 
-def test_an_unknown_compiler_is_named(monkeypatch):
-    monkeypatch.setenv("DJINN_CONFIG", "/dev/null")
+def test_an_unknown_compiler_is_named():
     djinn.configure(executor="inline", plugins=[], compilers=["nothing"])
     try:
         with pytest.raises(djinn.StartupError, match=r"no compiler 'nothing' here .*djinn-inductor"):

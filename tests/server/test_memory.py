@@ -7,6 +7,7 @@ import stat
 
 import pytest
 import torch
+from configured import configured
 from torch import nn
 
 import djinn
@@ -21,17 +22,9 @@ LIMIT = 64 * MIB
 @pytest.fixture(scope="module")
 def limited():
     """The device, on an executor of this program's own that may hold 64 MiB."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("DJINN_")]:
-            patch.delenv(name)
-        patch.setenv("DJINN_CONFIG", os.devnull)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        djinn.configure(threads=1, memory_gib=LIMIT / 2**30)
+    with configured(threads=1, memory_gib=LIMIT / 2**30):
         djinn.init()
         yield REMOTE
-        djinn.configure()
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture

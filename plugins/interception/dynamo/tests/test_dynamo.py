@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import pytest
 import torch
@@ -19,13 +18,9 @@ REMOTE = "remote_accelerator:0"
 
 @pytest.fixture(scope="module", autouse=True)
 def executor():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("DJINN_")]:
-            patch.delenv(name)
-        patch.setenv("DJINN_CONFIG", os.devnull)
-        djinn.configure(threads=1)
-        yield
-        djinn.configure()
+    djinn.configure(threads=1)
+    yield
+    djinn.configure()
 
 
 @pytest.fixture(autouse=True)
