@@ -131,5 +131,8 @@ class PastShipments:
 
 
 def _packed(cargo: Cargo, frame: Frame) -> list[Packed]:
+    whole = [item for item in cargo.items if item.size]
+    if [item.size for item in whole] != [memoryview(buffer).nbytes for buffer in frame.body]:
+        raise SessionLost("a journal has a shipment whose bytes are not those of its items")
     buffers = iter(frame.body)
     return [(item, memoryview(next(buffers)) if item.size else memoryview(b"")) for item in cargo.items]

@@ -175,63 +175,6 @@ def kill(number):
     os.kill(client._state.opened[number].executor.process_id, signal.SIGKILL)
 
 
-def counted(killed):
-    """What some steps of updates in place and dropout make of a state; at the given ones executors are killed."""
-    torch.manual_seed(3)
-    state, rate = torch.ones(50).to(REMOTE), torch.full((50,), 0.5).to(REMOTE)
-    found = []
-    for step in range(16):
-        for number in killed.get(step, ()):
-            kill(number)
-        state.mul_(rate).add_(torch.nn.functional.dropout(state.sin() @ rate + state, 0.3))
-        found.append(state.sum().item() if step % 2 else None)
-    return found
-
-
-def test_executors_that_die_are_replaced_and_find_each_other(pooled):
-    with pooled("round_robin") as session:
-        expected = counted({})
-        assert counted({3: [1], 11: [0, 1]}) == expected
-        assert session.figures()["peer_bytes"] > 0  # of the new ones
-
-
-def test_one_executor_lost_is_the_session_lost(pooled):
-    with pooled("round_robin", recover=False):
-        value = torch.ones(3, device=REMOTE) + 1
-        djinn.synchronize()
-        kill(1)
-        with pytest.raises(djinn.SessionLost, match=r"djinn\.init"):
-            for _ in range(20):
-                value = (value * 2 + value.sum()).relu()
-                value.tolist()
-        djinn.init()
-        assert (torch.ones(3, device=REMOTE) + 1).tolist() == [2, 2, 2]
-
-
-@pytest.fixture
-def strangers(monkeypatch):
-    """Executors that are told addresses at which nobody listens: they do not reach each other."""
-
-    def nowhere(self, question, kind):
-        reply = ask(self, question, kind)
-        return Invited(reply.ticket, ("tcp://127.0.0.1:1",)) if kind is Invited else reply
-
-    ask = Session.ask
-    monkeypatch.setattr(Session, "ask", nowhere)
-
-
-def test_what_cannot_go_directly_passes_through_the_client(pooled, strangers, caplog):
-    with pooled("round_robin"):
-        assert "values between them pass through this process" in caplog.text
-        given = torch.arange(12.0).reshape(3, 4)
-        ours = given.to(REMOTE)
-        view = ours[1:]
-        view.add_(ours[:2] * 2)
-        expected = given.clone()
-        expected[1:].add_(given[:2] * 2)
-        assert torch.equal((ours @ ours.T + 1).relu().cpu(), (expected @ expected.T + 1).relu())
-
-
 def test_what_is_used_first_can_be_asked_for_at_once(blind):
     given = torch.arange(4.0)
     ours = given.to(REMOTE)
@@ -284,3 +227,62 @@ def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
     assert torch.equal(state.cpu(), expected)
     assert torch.equal((doubled + 1).cpu(), torch.full((4,), 3.0))
     assert not blind._asked
+
+
+def counted(killed):
+    """What some steps of updates in place and dropout make of a state; at the given ones executors are killed."""
+    torch.manual_seed(3)
+    state, rate = torch.ones(50).to(REMOTE), torch.full((50,), 0.5).to(REMOTE)
+    found = []
+    for step in range(16):
+        for number in killed.get(step, ()):
+            kill(number)
+        state.mul_(rate).add_(torch.nn.functional.dropout(state.sin() @ rate + state, 0.3))
+        found.append(state.sum().item() if step % 2 else None)
+    return found
+
+
+def test_executors_that_die_are_replaced_and_find_each_other(blind):
+    expected = counted({})
+    assert counted({3: [1], 11: [0, 1]}) == expected
+    assert blind.figures()["peer_bytes"] > 0  # of the new ones
+
+
+# --- pools of their own, which end the one above
+
+
+def test_one_executor_lost_is_the_session_lost(pooled):
+    with pooled("round_robin", recover=False):
+        value = torch.ones(3, device=REMOTE) + 1
+        djinn.synchronize()
+        kill(1)
+        with pytest.raises(djinn.SessionLost, match=r"djinn\.init"):
+            for _ in range(20):
+                value = (value * 2 + value.sum()).relu()
+                value.tolist()
+        djinn.init()
+        assert (torch.ones(3, device=REMOTE) + 1).tolist() == [2, 2, 2]
+
+
+@pytest.fixture
+def strangers(monkeypatch):
+    """Executors that are told addresses at which nobody listens: they do not reach each other."""
+
+    def nowhere(self, question, kind):
+        reply = ask(self, question, kind)
+        return Invited(reply.ticket, ("tcp://127.0.0.1:1",)) if kind is Invited else reply
+
+    ask = Session.ask
+    monkeypatch.setattr(Session, "ask", nowhere)
+
+
+def test_what_cannot_go_directly_passes_through_the_client(pooled, strangers, caplog):
+    with pooled("round_robin"):
+        assert "values between them pass through this process" in caplog.text
+        given = torch.arange(12.0).reshape(3, 4)
+        ours = given.to(REMOTE)
+        view = ours[1:]
+        view.add_(ours[:2] * 2)
+        expected = given.clone()
+        expected[1:].add_(given[:2] * 2)
+        assert torch.equal((ours @ ours.T + 1).relu().cpu(), (expected @ expected.T + 1).relu())
