@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import typing
 from typing import Any
 
@@ -61,7 +62,8 @@ def _plain(kind: inspect.Type, draw: random.Random) -> Any:
     if isinstance(kind, inspect.IntType):
         return draw.choice(INTEGERS if kind.ge is not None or draw.random() < 0.7 else NEGATIVE)
     if isinstance(kind, inspect.StrType):
-        return draw.choice(WORDS)[: kind.max_length]
+        fitting = [word for word in WORDS if kind.pattern is None or re.search(kind.pattern, word)]
+        return draw.choice(fitting)[: kind.max_length]
     if isinstance(kind, inspect.BytesType):
         return draw.randbytes(kind.min_length or draw.choice((0, 16, 32)))
     if isinstance(kind, inspect.LiteralType):

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import attrs
 import msgspec
 import torch
 from changing import changed
-from recording import sessions
+from recording import PROGRAMS, Program, sessions
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import DjinnError, TransportError
@@ -110,7 +110,7 @@ class Talk:
         """Through the gateway to the executor."""
         gateway = reach_gateway((server.url,), server.token, "", transports, SECONDS)
         dialled = reach_executor(gateway, transports, SECONDS)
-        if dialled.connection is not gateway.connection:
+        if not dialled.relayed:
             gateway.connection.close()
         return cls(dialled.connection, dialled.attached.process, dialled.attached.lease > 0)
 
@@ -322,7 +322,7 @@ class Witness(threading.Thread):
     def run(self) -> None:
         """Until told to stop."""
         expected: list[bytes] | None = None
-        while not self.over.wait(0.2):
+        while not (self.rounds and self.over.wait(0.2)):
             try:
                 results = self.once()
             except DjinnError as error:
@@ -336,24 +336,25 @@ class Witness(threading.Thread):
     def once(self) -> list[bytes]:
         """The bytes of all that is fetched."""
         talk, fetched = Talk.begin(self.server, self.transports), []
-        for frame in self.frames:
-            talk.send(frame)
-            if isinstance(decode(frame.head), Submit):
-                message, body = talk.receive()
-                while not isinstance(message, Completed):
+        with contextlib.closing(talk):
+            for frame in self.frames:
+                talk.send(frame)
+                if isinstance(decode(frame.head), Submit):
                     message, body = talk.receive()
-                fetched += [bytes(b) for b in body]
-        talk.close()
+                    while not isinstance(message, Completed):
+                        message, body = talk.receive()
+                    fetched += [bytes(b) for b in body]
         return fetched
 
 
-def run(mutations: int, connections: int, seed: int, keep: Path | None) -> dict[str, Any]:
+def run(
+    mutations: int, connections: int, seed: int, keep: Path | None = None, programs: Sequence[Program] = PROGRAMS
+) -> dict[str, Any]:
     """Everything; the result."""
-    torch.set_num_threads(1)
     found = Findings()
     registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
     with serving() as server:
-        recorded = sessions(server.url, server.token)
+        recorded = sessions(server.url, server.token, programs)
         began = time.monotonic()
         witness = Witness(server, registry.transports, recorded["indexing"], found)
         witness.start()
@@ -363,11 +364,13 @@ def run(mutations: int, connections: int, seed: int, keep: Path | None) -> dict[
         _together([lambda m=m: m.run(min(WARM_UP, mutations)) for m in threads])
         probe = Talk.begin(server, registry.transports)
         before = (resident(probe.process), resident(server.process.pid))
+        probe.close()
         _together([lambda m=m: m.run(mutations) for m in threads])
         witness.over.set()
         witness.join(SECONDS)
-        time.sleep(1.0)
-        after = (resident(Talk.begin(server, registry.transports).process), resident(server.process.pid))
+        probe = Talk.begin(server, registry.transports)
+        after = (resident(probe.process), resident(server.process.pid))
+        probe.close()
         if server.process.poll() is not None:
             found.bug("the gateway died", [], None)
         seconds = time.monotonic() - began
@@ -412,6 +415,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
     print(json.dumps(run(options.mutations, options.connections, options.seed, options.keep)))

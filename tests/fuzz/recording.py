@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -129,10 +129,10 @@ def mathematics() -> None:
 PROGRAMS: tuple[Program, ...] = (views, indexing, randomness, mathematics, images, training, llama)
 
 
-def sessions(url: str, token: str) -> dict[str, list[Frame]]:
+def sessions(url: str, token: str, programs: Sequence[Program]) -> dict[str, list[Frame]]:
     """What each program sends."""
     found = {}
-    for program in PROGRAMS:
+    for program in programs:
         with recorded(url, token) as frames:
             program()
         found[program.__name__] = frames
