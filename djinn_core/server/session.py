@@ -447,7 +447,9 @@ class ExecutorSession:
             if self._memory is not None:
                 self._memory.close()
             self.values.clear()
+            self._uploads.clear()
             self._templates.clear()
+            self._backlog.clear()
             self.device.randomness.forget(self._randomness)
 
 

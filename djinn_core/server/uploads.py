@@ -49,6 +49,13 @@ class Uploads:
         """Whether something is on its way, or held for somebody who will offer it."""
         return bool(self.wanted or self._partial or self._held)
 
+    def clear(self) -> None:
+        """Forget what is under way."""
+        self.wanted.clear()
+        self._partial.clear()
+        self._held.clear()
+        self.journal = None
+
     def hold(self, have: Have) -> Had:
         """Say which bytes are here, and hold on to them, so that they are still here when they are offered."""
         if len(have.sizes) != len(have.digests):

@@ -208,15 +208,16 @@ class FrameDecoder:
     def _fill(self, count: int) -> None:
         self._filled += count
         if self._filled == len(self._part):
-            self._finish_part()
+            self._finish_part(self)
 
-    def _start_part(self, part: memoryview, finish: Callable[[], None]) -> None:
+    def _start_part(self, part: memoryview, finish: Callable[[FrameDecoder], None]) -> None:
+        # Not a bound method: in a cycle with itself its memory would stay until somebody looks for cycles.
         self._part = part
         self._filled = 0
         self._finish_part = finish
 
     def _start_frame(self) -> None:
-        self._start_part(self._prefix, self._finish_prefix)
+        self._start_part(self._prefix, FrameDecoder._finish_prefix)
 
     def _read_prefix(self, data: memoryview, position: int) -> tuple[int, int, int]:
         """Length of the head, number of buffers and length of the body, checked."""
@@ -238,7 +239,7 @@ class FrameDecoder:
         self._body_length = body
         length = head + _LENGTH.size * buffers
         self._opening = self._reserve(length) if length >= _DIRECT_BYTES else memoryview(bytearray(length))
-        self._start_part(self._opening, self._finish_opening)
+        self._start_part(self._opening, FrameDecoder._finish_opening)
         if not self._opening:
             self._finish_opening()
 
@@ -254,7 +255,7 @@ class FrameDecoder:
             buffer = self._reserve(self._pending.popleft())
             self._body.append(buffer)
             if len(buffer):
-                self._start_part(buffer, self._next_buffer)
+                self._start_part(buffer, FrameDecoder._next_buffer)
                 return
         self.frames.append(Frame(bytes(self._opening[: self._head_length]), self._body))
         # The frame is its owner's now: nothing here may keep its memory alive.

@@ -1,7 +1,9 @@
+import gc
 import itertools
 import os
 import struct
 import tracemalloc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -181,3 +183,15 @@ def test_a_frame_keeps_its_memory_alive_alone():
     memory = weakref.ref(decoder.frames.popleft().body[0].obj)
     gc.collect()
     assert memory() is None
+
+
+def test_a_decoder_is_gone_with_its_owner():
+    decoder = FrameDecoder(Limits())
+    decoder.feed(b"".join(bytes(part) for part in encode_frame(Frame(b"head", [bytes(1 << 17)]), Limits()))[:-1])
+    alive = weakref.ref(decoder)
+    gc.disable()
+    try:
+        del decoder
+        assert alive() is None, "its memory waits for somebody to look for cycles"
+    finally:
+        gc.enable()
