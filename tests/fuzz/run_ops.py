@@ -143,7 +143,14 @@ def main() -> None:
                 [how, described(given[0]), {k: described(v) for k, v in given[1].items()}]
             )
             print(how, name, *found[name][-1][1:], flush=True)
-    result = {"calls": calls, "returned": returned, "seconds": round(time.monotonic() - began, 1), "ops": len(found)}
+    bugs = [f"{how} {name} {given} {named}" for name, several in found.items() for how, given, named in several]
+    result = {
+        "calls": calls,
+        "returned": returned,
+        "seconds": round(time.monotonic() - began, 1),
+        "ops": len(found),
+        "bugs": bugs,
+    }
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     print(json.dumps(result))
