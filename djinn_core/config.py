@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -343,7 +344,9 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]], bool]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            _check_writers(path, os.fstat(file.fileno()))
+            table = tomllib.load(file)
     except FileNotFoundError as error:
         if must_exist:
             raise ConfigurationError(
@@ -355,6 +358,16 @@ def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]]
     for name in table:
         _check_name(name, f"file {path}")
     return {name: (value, f"file {path}") for name, value in table.items()}, True
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    """It says which plugins are imported and where programs go: not for anybody on the machine to write."""
+    theirs = status.st_uid not in {os.getuid(), 0} or status.st_mode & stat.S_IWOTH
+    if stat.S_ISREG(status.st_mode) and theirs:
+        raise ConfigurationError(
+            f"The configuration file {path} can be written by others on this machine, who could have any code run: chmod "
+            "644 it, or make a file of your own."
+        )
 
 
 def _check_name(name: str, origin: str) -> None:

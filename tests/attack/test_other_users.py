@@ -10,6 +10,7 @@ import resource
 import pytest
 
 from djinn_core import logs
+from djinn_core.config import resolve
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
 from djinn_core.launch.private_files import private_directory
@@ -39,6 +40,16 @@ def test_what_belongs_to_somebody_else_is_not_believed(tmp_path):
     os.chown(tmp_path, 12345, -1)
     with pytest.raises(ConfigurationError, match="others on this machine can write"):
         private_directory(tmp_path, "journals")
+
+
+def test_a_configuration_that_others_can_write_is_not_followed(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('servers = ["tcp://127.0.0.1:1"]')
+    environ = {"DJINN_CONFIG": str(path)}
+    assert resolve(environ=environ).settings.servers
+    path.chmod(0o646)
+    with pytest.raises(ConfigurationError, match="who could have any code run"):
+        resolve(environ=environ)
 
 
 def test_directories_that_others_can_write_to_are_refused(tmp_path):
