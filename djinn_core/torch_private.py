@@ -172,11 +172,11 @@ def make_wrapper(
     device: torch.device,
 ) -> Any:
     """A tensor without memory that has this metadata (sizes in elements)."""
-    # By place, and nothing said that needs no saying: that is a quarter cheaper.
-    return _make_wrapper(cls, shape, stride, offset or None, None, dtype, torch.strided, device)
+    return make_wrapper_by_place(cls, shape, stride, offset or None, None, dtype, torch.strided, device)
 
 
-_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+# By place, and nothing said that needs no saying: that is a quarter cheaper. For the hot path, which has no call to spare.
+make_wrapper_by_place: Any = torch.Tensor._make_wrapper_subclass
 
 
 def never_compiled(function: F) -> F:

@@ -32,9 +32,7 @@ RANDOM_STATE: Final = 0
 _storages = itertools.count(1)
 
 
-def new_storage() -> int:
-    """A storage number that this process has not used before."""
-    return next(_storages)
+new_storage: Final = _storages.__next__  # a storage number that this process has not used before
 
 
 def new_storages(count: int) -> list[int]:

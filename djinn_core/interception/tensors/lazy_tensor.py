@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -155,6 +155,8 @@ class _Conversion(threading.local):
 conversion = _Conversion()
 dispatcher: list[Dispatch] = []
 _devices: dict[int, torch.device] = {}
+_make: Final = torch_private.make_wrapper_by_place
+_STRIDED: Final = torch.strided
 
 
 def logical_device(index: int) -> torch.device:
@@ -168,9 +170,8 @@ def logical_device(index: int) -> torch.device:
 def wrap(value: Value, cls: type[LazyTensor] = LazyTensor) -> LazyTensor:
     """A tensor that stands for `value`."""
     meta = value.meta
-    tensor: LazyTensor = torch_private.make_wrapper(
-        cls, meta.shape, meta.stride, meta.offset, meta.dtype, logical_device(meta.device)
-    )
+    device = _devices.get(meta.device) or logical_device(meta.device)
+    tensor: LazyTensor = _make(cls, meta.shape, meta.stride, meta.offset or None, None, meta.dtype, _STRIDED, device)
     tensor.remote = value
     if meta.conj or meta.neg:
         torch_private.set_bits(tensor, meta.conj, meta.neg)

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from djinn_core.ir.values import TensorMeta, make_handle, new_storage, storage_of
+from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
@@ -54,7 +54,7 @@ class Storage:
     addresses: range
 
     def __init__(self, nbytes: int, user: Recorder | None) -> None:
-        self.last = make_handle(new_storage(), 0)
+        self.last = new_storage() * HANDLE_STEP  # `make_handle(..., 0)`, written out on the hot path
         self.nbytes = nbytes
         self.user = user
         self.readers: set[Recorder] | None = None
