@@ -18,8 +18,9 @@ from djinn_core.runtime.stats import Stats
 from djinn_core.torch_objects import writes_to
 from djinn_core.wire.compression import PLANES_ZSTD
 from djinn_core.wire.content import digest_of_content
-from djinn_core.wire.messages import HAVE_LIMIT, Had, Have, Offer, Recalled, TensorHeader, Upload, Want, encode
+from djinn_core.wire.messages import TensorHeader, encode
 from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
+from djinn_core.wire.upload_messages import HAVE_LIMIT, Had, Have, Offer, Recalled, Upload, Want
 
 CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again if it is lost on the way
 OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once

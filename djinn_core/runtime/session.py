@@ -42,17 +42,15 @@ from djinn_core.wire.messages import (
     Define,
     Figures,
     Goodbye,
-    Had,
     NeedTemplate,
     Query,
-    Recalled,
     Submit,
-    Want,
     decode,
     encode,
 )
 from djinn_core.wire.peer_messages import Cargo, Invited, Met, Parcel, Ship
 from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
+from djinn_core.wire.upload_messages import Had, Recalled, Want
 
 log = get_logger("djinn.session")
 R = TypeVar("R", Figures, Invited, Met)

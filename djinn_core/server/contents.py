@@ -23,8 +23,9 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.content import digest_of_content, digest_of_file
 from djinn_core.wire.frames import Buffer, allocate, flatten
-from djinn_core.wire.messages import Upload, decode, encode
+from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.upload_messages import Upload
 
 _log = get_logger("djinn.server")
 

@@ -55,18 +55,12 @@ from djinn_core.wire.messages import (
     Define,
     Figures,
     Goodbye,
-    Had,
-    Have,
     Meaning,
     NeedTemplate,
-    Offer,
     Query,
-    Recalled,
     Submit,
     Template,
     Timing,
-    Upload,
-    Want,
     decode,
     encode,
     expect,
@@ -75,6 +69,7 @@ from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, 
 from djinn_core.wire.state_messages import AskState, State
 from djinn_core.wire.stop_messages import Stop
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
+from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want
 
 _log = get_logger("djinn.server")
 YES, NO = b"\1", b"\0"

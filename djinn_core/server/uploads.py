@@ -15,8 +15,8 @@ from djinn_core.server.store import WeightStore, mapped_bytes
 from djinn_core.server.values import Poison, ValueTable
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message import Failure
-from djinn_core.wire.messages import HAVE_LIMIT, Had, Have, Offer, Upload
 from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.upload_messages import HAVE_LIMIT, Had, Have, Offer, Upload
 
 
 @attrs.define

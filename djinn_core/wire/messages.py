@@ -16,7 +16,6 @@ from djinn_core.wire.bindings import Changes, Handles, Rebound, Slot
 from djinn_core.wire.message import (
     Address,
     Count,
-    Digest,
     Dimensions,
     Failure,
     Message,
@@ -45,10 +44,10 @@ from djinn_core.wire.peer_messages import (
 from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 from djinn_core.wire.state_messages import AskState, State, StatePiece
 from djinn_core.wire.stop_messages import Stop
+from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want
 
 PROTOCOL_VERSION = 1
 PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values have had to make room
-HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
 
 
 # --- getting in: client and gateway, then client and executor ------------------------------------------------
@@ -179,62 +178,6 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     shape: Dimensions
     stride: Dimensions
     dtype: Name
-
-
-class Upload(Message, frozen=True):
-    """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) makes the value.
-
-    `size` is the size of the storage in bytes; shape, stride and offset are in elements. Where there is a `coding`, the
-    buffer stands for `length` bytes.
-    """
-
-    handle: Count
-    dtype: Name
-    shape: Dimensions
-    stride: Dimensions
-    size: Count
-    start: Count = 0
-    coding: Name = ""
-    length: Count = 0
-
-
-class Offer(Message, frozen=True):
-    """A new value whose bytes the executor may have: like `Upload`, with their BLAKE3-256 in place of them.
-
-    The executor answers with `Recalled` or `Want`. A submission that follows waits for the uploads that are wanted.
-    """
-
-    handle: Count
-    dtype: Name
-    shape: Dimensions
-    stride: Dimensions
-    size: Count
-    digest: Digest
-
-
-class Have(Message, frozen=True):
-    """Which of these bytes (size and digest) has the executor? It holds on to those until they are offered once."""
-
-    sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
-    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
-
-
-class Had(Message, frozen=True):
-    """Answer to `Have`, in the same order."""
-
-    found: tuple[bool, ...]
-
-
-class Want(Message, frozen=True):
-    """The executor does not have what was offered as `handle`: `Upload` it."""
-
-    handle: Count
-
-
-class Recalled(Message, frozen=True):
-    """The executor has made the value `handle` of what it had."""
-
-    handle: Count
 
 
 class First(msgspec.Struct, frozen=True):

@@ -1,0 +1,67 @@
+"""How bytes of values come to an executor: sent, or recalled from what it has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from djinn_core.wire.message import Count, Digest, Dimensions, Message, Name
+
+HAVE_LIMIT = 4096  # tensors whose bytes may be asked for at a time
+
+
+class Upload(Message, frozen=True):
+    """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) makes the value.
+
+    `size` is the size of the storage in bytes; shape, stride and offset are in elements. Where there is a `coding`, the
+    buffer stands for `length` bytes.
+    """
+
+    handle: Count
+    dtype: Name
+    shape: Dimensions
+    stride: Dimensions
+    size: Count
+    start: Count = 0
+    coding: Name = ""
+    length: Count = 0
+
+
+class Offer(Message, frozen=True):
+    """A new value whose bytes the executor may have: like `Upload`, with their BLAKE3-256 in place of them.
+
+    The executor answers with `Recalled` or `Want`. A submission that follows waits for the uploads that are wanted.
+    """
+
+    handle: Count
+    dtype: Name
+    shape: Dimensions
+    stride: Dimensions
+    size: Count
+    digest: Digest
+
+
+class Have(Message, frozen=True):
+    """Which of these bytes (size and digest) has the executor? It holds on to those until they are offered once."""
+
+    sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
+    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
+
+
+class Had(Message, frozen=True):
+    """Answer to `Have`, in the same order."""
+
+    found: tuple[bool, ...]
+
+
+class Want(Message, frozen=True):
+    """The executor does not have what was offered as `handle`: `Upload` it."""
+
+    handle: Count
+
+
+class Recalled(Message, frozen=True):
+    """The executor has made the value `handle` of what it had."""
+
+    handle: Count
