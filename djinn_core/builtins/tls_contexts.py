@@ -15,6 +15,7 @@ from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 
 FINGERPRINT: Final = "sha256:"
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of 1.3 are all like that
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -27,6 +28,7 @@ def client_context(tls: TlsOptions) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
     if tls.fingerprints:  # compared after the handshake, in which the server proves that the certificate is its own
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -49,6 +51,7 @@ def server_context(tls: TlsOptions) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     # Tickets for resumption would lie unread at clients that only send, and closing over unread bytes resets a connection.
     context.num_tickets = 0

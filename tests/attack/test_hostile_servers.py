@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 
 import attrs
 import msgspec
 import pytest
 
+from djinn_core.builtins.tls_contexts import client_context, server_context
 from djinn_core.config import Settings
 from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
@@ -175,6 +177,12 @@ def test_answers_that_bring_less_than_they_say():
     raw[place][0] = float("nan")
     with pytest.raises(ProtocolError):
         decode(msgspec.msgpack.encode(raw))
+
+
+def test_what_tls_is_spoken_with_keeps_secrets_afterwards(tls):
+    for context in (server_context(tls), client_context(tls)):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert all(cipher["aead"] and cipher["kea"] in {"kx-ecdhe", "kx-any"} for cipher in context.get_ciphers())
 
 
 def test_who_knows_the_certificate_goes_nowhere_without_tls(transports):
