@@ -10,7 +10,7 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 from djinn_core.server.exchange import Exchange
-from djinn_core.server.greetings import INSTANCE, complain, receive_message, send_message
+from djinn_core.server.greetings import INSTANCE, complain, receive_message, refuse, send_message
 from djinn_core.wire.peer_messages import Invite, Meet
 from djinn_core.wire.resume_messages import Resumed
 
@@ -20,6 +20,9 @@ _log = get_logger("djinn.server")
 
 def serve_aside(connection: Connection, exchange: Exchange) -> None:
     """Answer what a client says beside its session, until it hangs up."""
+    if not exchange.begun.wait(_SECONDS):  # it is just being made, with what an executor before it has left
+        refuse(connection, "the session is not there yet", again=True)
+        return
     try:
         send_message(connection, Resumed(0, INSTANCE))
         while True:

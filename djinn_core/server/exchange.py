@@ -114,6 +114,7 @@ class Exchange:
         self._harbour = harbour
         self._routes: dict[int, Route] = {}
         self._lock = threading.Lock()  # routes come from the client's other connection, too
+        self.begun = threading.Event()  # before that, nobody may be told how much was taken
         self._write: WriteDown | None = None
         self._accepted: Mapping[int, int] = {}
 
@@ -129,6 +130,7 @@ class Exchange:
             self._route(peer).restore(sent, counts.taken.get(peer, 0))
         for under_way, items in past.under_way():
             self._route(under_way.peer).restore_kept(under_way.cargo, items)
+        self.begun.set()
 
     def state(self) -> tuple[PoolCounts, list[Record]]:
         """What is counted, and what has to be written down with a snapshot. Whoever calls holds `inbox.writing`."""

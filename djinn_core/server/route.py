@@ -104,6 +104,7 @@ class Route:
         with self._changed:
             if cargo.number > self._taken:
                 self._keep(cargo.number, cargo.shipment, items)
+                self._changed.notify_all()
 
     # --- the session's side -----------------------------------------------------------------------------------
 

@@ -108,13 +108,12 @@ class ExecutorSession:
         """
         journal, past = papers(connection)
         self._uploads.journal = journal
-        counts = PoolCounts()
-        if past is not None and past.base is not None:
-            snapshot = decode_snapshot(past.base.state)
-            counts = snapshot.pool
-            self._restore(snapshot, past.memory())
+        snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
         shipments = past.shipments if past is not None else PastShipments()
+        counts = snapshot.pool if snapshot is not None else PoolCounts()
         self.exchange.begin(journal.append if journal is not None else None, shipments, counts)
+        if past is not None and snapshot is not None:
+            self._restore(snapshot, past.memory())
         self._wanted.write_to(journal, past)
         with OVERSEER.over(self._wanted, connection):
             while self._serve_one(connection):
