@@ -37,8 +37,9 @@ from djinn_core.role import become_server
 from djinn_core.server.aside import serve_aside
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
+from djinn_core.server.confining import confine
 from djinn_core.server.control import Control
-from djinn_core.server.devices import OpenDevice, limited, open_device
+from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.exchange import Harbour
 from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
 from djinn_core.server.inbox import Guest
@@ -318,6 +319,8 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     selection = Selection(start.plugins, frozenset(start.disable))
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     opened = limited(open_device(registry.devices, device), start.memory)
+    if opened.capabilities.kind == FALLBACK:
+        confine(opened.capabilities.memory)
     begin_compiling(opened, registry, start.compilers)
     room = Room(start.most_sessions, start.queue_seconds)
     kept = _open_store(start), _leases(start)
