@@ -1,0 +1,30 @@
+"""An executor on a CPU is refused more memory than the machine has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from djinn_core.builtins.cpu import CpuDevice
+from djinn_core.runtime import client
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux says there what a process may have")
+def test_an_executor_may_have_what_the_machine_has(embedded):
+    torch.ones(2, device=embedded).cpu()
+    process = client._state.opened[0].attached.process
+    assert process != os.getpid()
+    (line,) = [
+        found for found in Path(f"/proc/{process}/limits").read_text().splitlines() if found.startswith("Max data size")
+    ]
+    assert 0 < int(line.split()[3]) <= CpuDevice().discover()[0].memory
+
+
+def test_what_does_not_fit_fails_alone(embedded):
+    kept = torch.ones(2, device=embedded)
+    with pytest.raises(RuntimeError, match="allocate"):
+        torch.empty(1 << 45, dtype=torch.uint8, device=embedded)[:1].cpu()
+    assert (kept + 1).tolist() == [2, 2]
