@@ -42,6 +42,7 @@ class Server:
         self.limits, self.bytes_sent, self.bytes_received = Limits(), 0, 0
         self.value, self.state = value, state
         self.taken, self.answers = [], deque()
+        self.unread = []  # how many answers were, when each submission came
         self.down = ""
         self.deadly = self.stateless = False
 
@@ -54,6 +55,7 @@ class Server:
         message = decode(frame.head)
         self.taken.append(message)
         if isinstance(message, Submit):
+            self.unread.append(len(self.answers))
             completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)))
             self.answers.append(Frame(encode(completed), [self.value(message.sequence)]))
         elif isinstance(message, AskState) and (self.state is not None or self.stateless):
@@ -108,6 +110,17 @@ def test_another_server_is_sent_everything_and_only_what_was_not_answered_comes(
     second.down = "gone, too"
     with pytest.raises(TransportError, match="gone, too; no standby server goes on: another: gone, too"):
         connection.receive(1.0)
+
+
+def test_what_is_sent_again_waits_for_answers_as_it_did_before(two):
+    first, second, connection = two
+    for number in (1, 2, 3):
+        connection.send(submit(number))
+        answer(connection)
+    connection.send(submit(4))
+    first.down, first.answers = "gone", deque()
+    connection.send(submit(5))
+    assert second.unread == [0, 0, 0, 0, 1]
 
 
 def test_who_waits_for_an_answer_gets_it_from_another_server(two):
