@@ -83,7 +83,7 @@ def _packed(*values: Any) -> list[bytes]:
 
 def _frames(data: bytes) -> None:
     decoder = FrameDecoder(Limits())
-    step = data[0] * 97 + 1 if data else 1
+    step = max(data[0] * 97 + 1, len(data) // 50) if data else 1
     for start in range(1, len(data), step):
         decoder.feed(data[start : start + step])
     for frame in decoder.frames:
