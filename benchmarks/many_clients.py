@@ -181,6 +181,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--scheme", default="tcp", help="tcp, or tcp,http: clients take turns")
+    parser.add_argument(
+        "--at", default="", help="a server that runs already, as a URL; DJINN_TOKEN is what it asks for"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -188,11 +191,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     import djinn  # noqa: F401 - before the fork, so that it is there once
 
-    with tempfile.TemporaryDirectory() as name:
-        tokens = tenants_of(Path(name), options.tenants)
-        with started(Path(name), "--token-file", str(Path(name) / "tokens.json")) as (process, urls):
-            chosen = tuple(urls[scheme] for scheme in options.scheme.split(","))
-            found = run_clients(chosen, tokens, options.clients, options.minutes * 60, process.pid)
+    seconds = options.minutes * 60
+    if options.at:
+        found = run_clients((options.at,), [os.environ["DJINN_TOKEN"]], options.clients, seconds, os.getppid())
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            tokens = tenants_of(Path(name), options.tenants)
+            with started(Path(name), "--token-file", str(Path(name) / "tokens.json")) as (process, urls):
+                chosen = tuple(urls[scheme] for scheme in options.scheme.split(","))
+                found = run_clients(chosen, tokens, options.clients, seconds, process.pid)
     found = {"minutes": options.minutes, "tenants": options.tenants, **found}
     print(json.dumps(found) if options.json else found)
     return found

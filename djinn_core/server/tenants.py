@@ -17,6 +17,7 @@ from djinn_core.server.pool import Pool
 from djinn_core.wire.messages import ExecutorStatus
 
 MOST: Final = 16  # tenants that have executors at a time
+STARTS: Final = 2  # tenants whose executors start at the same time: many at once would all be too slow
 IDLE_SECONDS: Final = 600.0  # after which a tenant without sessions gives its executors back
 _log = get_logger("djinn.server")
 
@@ -44,6 +45,7 @@ class Tenants:
         self._expected = expected
         self._most = most
         self._lock = threading.Lock()
+        self._starts = threading.Semaphore(STARTS)
         self._starting: dict[str, threading.Lock] = {}
         self._pools: dict[str, Pool] = {}
         self._used: dict[str, float] = {}
@@ -169,8 +171,9 @@ class Tenants:
             attrs.evolve(o, memory=min(memory, o.memory or memory) if memory else o.memory) for o in self._options
         )
         try:
-            pool = Pool(limited, self._start_timeout)
-            pool.wait_ready()
+            with self._starts:
+                pool = Pool(limited, self._start_timeout)
+                pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
             return NotNow("no executor could be started for you: try again later")
