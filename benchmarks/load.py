@@ -39,6 +39,11 @@ def rows_of(options: argparse.Namespace) -> dict[str, Row]:
         "crashing": Row("crashing_tenant.py", crashing, "calm_tenant_unharmed"),
         "slow": Row("slow_clients.py", ["--connections", str(options.connections)], "slow_clients_closed_in_time"),
         "sessions": Row("leaving.py", ["--sessions", str(options.sessions)], "nothing_left_behind"),
+        "work": Row(
+            "long_work.py",
+            ["--steps", str(options.steps), "--programs", str(options.steps // 10)],
+            "long_work_keeps_nothing",
+        ),
     }
 
 
@@ -64,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="that crashes may take")
     parser.add_argument("--connections", type=int, default=500)
     parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=20_000, help="of long work, and a tenth as many programs")
     parser.add_argument("--json", action="store_true", help="does nothing: JSON is printed anyway")
     options = parser.parse_args(arguments)
     rows = rows_of(options)
