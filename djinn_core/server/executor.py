@@ -27,8 +27,9 @@ from djinn_core.delivery.lasting import expire
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions, Transport
-from djinn_core.launch.addresses import network_location, transport_for
+from djinn_core.launch.addresses import SOCKET_NAME, network_location, transport_for
 from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
+from djinn_core.launch.private_directory import remove_abandoned
 from djinn_core.launch.securing import under_tls
 from djinn_core.launch.tickets import TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
@@ -41,6 +42,7 @@ from djinn_core.server.confining import confine
 from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.exchange import Harbour
+from djinn_core.server.giving_back import GIVING_BACK
 from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
 from djinn_core.server.inbox import Guest
 from djinn_core.server.journal import Owner, remove_stale
@@ -96,7 +98,7 @@ class Executor:
             TransportError: an address cannot be bound.
             PluginError: there is no local transport.
         """
-        urls = [f"unix://{directory}/executor.sock"]
+        urls = [f"unix://{directory}/{SOCKET_NAME}"]
         if host:
             urls += [f"{t.schemes[0]}://{network_location(host, 0)}" for t in self._network if _direct(t)]
         for url in urls:
@@ -184,6 +186,7 @@ class Executor:
         finally:
             self._leases.end(name)
             session.close()
+            GIVING_BACK.soon()
 
     def _attached(self, owner: Owner, admitted: Admitted) -> Attached:
         recalls, leases = self._tenancy.store is not None, self._leases
@@ -194,7 +197,8 @@ class Executor:
 
     def sessions(self, number: int) -> Sessions:
         """What runs now."""
-        return Sessions(number, self._device.info(), self._roster.statuses(), self._tenancy.metered())
+        tokens = self._roster.tokens()
+        return Sessions(number, self._device.info(), self._roster.statuses(), self._tenancy.metered(), tokens)
 
     def evict(self, tokens: Collection[str]) -> None:
         """End the sessions of whoever came with one of these tokens (their ids)."""
@@ -300,6 +304,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
             urls = executor.listen(start.directory, start.host)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())
+            remove_abandoned(Path(start.directory).parent)
             control.run(executor)
     except Exception as error:
         expected = isinstance(error, DjinnError)
