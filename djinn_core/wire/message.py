@@ -18,12 +18,18 @@ Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z
 Secret = Annotated[str, msgspec.Meta(max_length=1024)]
 # Passed on from one to another, so that nobody can have somebody else say more than random letters to a stranger.
 Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
+_HIDDEN = frozenset({"token", "ticket", "secret"})
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
     """Base of all messages: arrays without names, so that what a loop sends is short."""
+
+    def __repr__(self) -> str:
+        """Without secrets: tracebacks and debuggers show it."""
+        shown = (f"{name}={'...' if name in _HIDDEN else repr(getattr(self, name))}" for name in self.__struct_fields__)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class Text:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import typing
 
 import pytest
 
@@ -19,6 +20,7 @@ from djinn_core.launch.tickets import NOBODY
 from djinn_core.printable import one_line
 from djinn_core.server import gateway
 from djinn_core.server.journal import Journal, Owner
+from djinn_core.wire.messages import AnyMessage
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -99,3 +101,17 @@ def test_nobody_writes_lines_of_the_log(capfd, style):
     assert not [line for line in written.splitlines() if line.startswith(("2026-01-01", "mallory"))]
     if style == "json":
         assert json.loads(written.splitlines()[0])["client"] == one_line(forged)
+
+
+def test_no_message_shows_its_secrets():
+    secret = "s3cr3t" * 6
+    for kind in typing.get_args(AnyMessage):
+        hints = typing.get_type_hints(kind)
+        given = {
+            name: secret if name in {"token", "ticket", "secret"} else ""
+            for name in hints
+            if name in kind.__struct_fields__
+        }
+        message = kind(**given)
+        assert secret not in repr(message), kind
+        assert repr(message).startswith(f"{kind.__name__}(")
