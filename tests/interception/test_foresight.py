@@ -10,7 +10,7 @@ import torch
 
 import djinn
 from djinn_core.interception.recording import foresight
-from djinn_core.interception.recording.foresight import OPENING, PIECES, forget_courses, pieces_of
+from djinn_core.interception.recording.foresight import OPENING, PIECES, first_piece, forget_courses, pieces_of
 from djinn_core.interception.recording.recorded_call import record_call
 
 DEVICE = "remote_accelerator:0"
@@ -45,6 +45,17 @@ def test_pieces_grow_and_the_last_is_not_small():
         assert sum(sizes) == length
         assert all(size in PIECES for size in sizes[:-1])
         assert len(sizes) == 1 or PIECES[0] <= sizes[-1] <= 2 * PIECES[-1]
+
+
+def test_the_first_piece_keeps_the_executor_busy_if_that_comes_soon():
+    small, product = ["aten::view"], ["aten::addmm.out"]
+    assert first_piece(small * 9 + product + small * 90) == 10
+    assert first_piece(small * 2 + product + small * 90) == PIECES[0]
+    assert first_piece(small * 90 + product) == PIECES[0]
+    x = torch.ones(4, 4)
+    remote = x.to(DEVICE)
+    took = [submissions(lambda: chain(chain(remote, 12) @ remote, 100).cpu()) for _ in range(6)]
+    assert took[3:] == [len(pieces_of(113, 13)) + 1] * 3
 
 
 def test_a_program_that_comes_again_is_sent_in_pieces_from_the_third_time_on():

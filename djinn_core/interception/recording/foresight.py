@@ -19,6 +19,11 @@ from djinn_core.wire.templates import TemplateCache
 
 OPENING: Final = 24  # instructions by which a program is recognised
 PIECES: Final = (8, 24, 64, 128)  # lengths of the first pieces, the last for all further ones
+# What keeps an executor busy. Where the first piece has none it is done at once, and the executor waits for the second.
+_PRODUCTS: Final = frozenset({
+    "aten::addmm", "aten::mm", "aten::baddbmm", "aten::bmm", "aten::linear", "aten::matmul", "aten::convolution", "aten::conv1d",
+    "aten::conv2d", "aten::conv3d", "aten::scaled_dot_product_attention",
+})  # fmt: skip
 SHORT: Final = 64  # instructions of a program below which it is sent in one piece
 # Times in a row that a program must have been the same, or the next one, before it is foreseen: its pieces are planned, sent and
 # compiled anew, which takes about as long as is gained by them in so many runs.
@@ -51,12 +56,19 @@ class Course:
         self.then = opening
 
 
-def pieces_of(length: int) -> tuple[int, ...]:
+def first_piece(ops: Sequence[str]) -> int:
+    """How many of a program's ops go first: as few as possible, with one that takes a while if that comes soon."""
+    soon = ops[: PIECES[0] + PIECES[1]]
+    busy = next((at for at, op in enumerate(soon) if op.partition(".")[0] in _PRODUCTS), 0)
+    return max(PIECES[0], busy + 1)
+
+
+def pieces_of(length: int, first: int = PIECES[0]) -> tuple[int, ...]:
     """Where a program of so many instructions is cut: at growing distances, with no small piece at the end."""
     cuts: list[int] = []
     at = 0
     while length >= SHORT:
-        at += PIECES[min(len(cuts), len(PIECES) - 1)]
+        at += PIECES[min(len(cuts), len(PIECES) - 1)] if cuts else first
         if length - at < PIECES[min(len(cuts) + 1, len(PIECES) - 1)] // 2:
             break
         cuts.append(at)
@@ -147,13 +159,13 @@ class Foresight:
                 course.missed = 0
             ended = self._course
         else:
-            ended = _learn_course(ids)
+            ended = _learn_course(ids, entries)
         if self._last is not None and ended is not None:
             self._last.follow(_opening(ended.ids))
         self._last = ended
 
 
-def _learn_course(ids: Ids) -> Course:
+def _learn_course(ids: Ids, entries: Sequence[Entry]) -> Course:
     """The course of a program that was sent whole."""
     opening = _opening(ids)
     with _lock:
@@ -161,7 +173,7 @@ def _learn_course(ids: Ids) -> Course:
         if course is not None and course.ids == ids:
             course.seen += 1
         else:
-            course = Course(ids, pieces_of(len(ids)))
+            course = Course(ids, pieces_of(len(ids), first_piece([entry[0].op for entry in entries])))
             _courses.put(opening, course, len(ids))
     return course
 

@@ -253,7 +253,7 @@ class Recorder:
         handles = [value.handle for value in dead] + self._take_dead()
         program = freeze(taken, handles)
         inside = program.dead
-        free = tuple(h for h in handles if h not in inside)
+        free = () if len(inside) == len(handles) else tuple([h for h in handles if h not in inside])
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
 
     def _take_dead(self) -> list[int]:
@@ -269,7 +269,8 @@ class Recorder:
     def _collect_freed(self) -> list[Value]:
         """Freed values that no other thread's unsent program uses; the others wait."""
         gone = take_freed()
-        busy = {other for other in recorders() if other.entries and other is not self} if gone else set()
+        alone = len(_all) == 1 and self in _all  # as mostly, and a weak set takes long to walk through
+        busy = {other for other in recorders() if other.entries and other is not self} if gone and not alone else set()
         if not busy:
             _waiting.count = 0
             return gone
