@@ -117,7 +117,8 @@ class ExecutorSession:
         self._wanted.write_to(journal, past)
         with OVERSEER.over(self._wanted, connection):
             while self._serve_one(connection):
-                keep(connection, self._state, self.exchange.inbox.writing)
+                if not self._backlog:  # not in the middle of what was read ahead
+                    keep(connection, self._state, self.exchange.inbox.writing)
 
     def _serve_one(self, connection: Connection) -> bool:
         frame = self._next_frame(connection)
