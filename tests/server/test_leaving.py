@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkeypatch):
+def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkeypatch, wait_for, exists):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    (tmp_path / "sockets").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "sockets"))
     leaving = importlib.import_module("leaving")
     folders = {name: tmp_path / name for name in ("journals", "weights")}
     options = [f"--journal={folders['journals']}", f"--store={folders['weights']}", "--lease-seconds", "0.5"]
@@ -24,4 +27,12 @@ def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkey
     assert leaving.files_below(tmp_path) <= there
     assert not list(folders["journals"].iterdir())
     assert leaving.executor_of(urls["tcp"], token) == (processes[1], 0)
-    assert server.stop() == 0, server.log.read_text()
+    left = leaving.Peer(urls, token, "tcp")
+    leaving.unwanted_offer(left)
+    leaving.half_an_upload(left)
+    assert len(list(folders["journals"].iterdir())) > 2
+    server.stop(signal.SIGKILL)
+    wait_for(lambda: not exists(processes[1]), "the end of the executor of a server that was killed")
+    assert not list(folders["journals"].iterdir())
+    assert not list((tmp_path / "sockets").iterdir())
+    left.close()
