@@ -207,7 +207,7 @@ class Outbox:
     @property
     def nbytes(self) -> int:
         """Bytes of the bodies that are kept."""
-        return sum(kept.nbytes for kept in self._kept)
+        return sum(kept.nbytes for kept in tuple(self._kept))  # whoever reads may take some away meanwhile
 
     @property
     def borrows(self) -> bool:
