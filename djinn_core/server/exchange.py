@@ -117,6 +117,7 @@ class Exchange:
         self.begun = threading.Event()  # before that, nobody may be told how much was taken
         self._write: WriteDown | None = None
         self._accepted: Mapping[int, int] = {}
+        self._closed = False
 
     # --- what is written down ----------------------------------------------------------------------------------
 
@@ -151,11 +152,19 @@ class Exchange:
     # --- others ------------------------------------------------------------------------------------------------
 
     def invite(self, source: int) -> Invited:
-        """Let executor `source` of the pool come to this session."""
+        """Let executor `source` of the pool come to this session.
+
+        Raises:
+            ProtocolError: the session has ended.
+        """
+        if self._closed:
+            raise ProtocolError("the session has ended")
         return self._harbour.invite(self.inbox, source)
 
     def meet(self, meet: Meet) -> Met:
         """Connect to another executor; the answer says why there is no connection, where there is none."""
+        if self._closed:
+            return Met(meet.peer, error="the session has ended")
         self.number = meet.me
         reasons: list[str] = []
         for url in meet.urls:
@@ -251,6 +260,7 @@ class Exchange:
 
     def close(self) -> None:
         """Hang up on all others."""
+        self._closed = True
         self._harbour.forget(self.inbox)
         with self._lock:
             routes = list(self._routes.values())
