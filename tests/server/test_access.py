@@ -46,6 +46,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_core.wire.resume_messages import Aside, Resume
 
 SECONDS = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +173,7 @@ def secure(guarded, registry):
     return lambda url: transport_for(url, ways).connect(url, Limits(), SECONDS)
 
 
-def sample(kind):
+def sample(kind, **given):
     """A message of that type with as little in it as its fields allow."""
     if kind is bytes:
         return bytes(32)
@@ -184,7 +185,7 @@ def sample(kind):
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind, include_extras=True)
         required = [field.name for field in msgspec.structs.fields(kind) if field.required]
-        return kind(**{name: sample(hints[name]) for name in required})
+        return kind(**{name: sample(hints[name]) for name in required} | given)
     return (origin or kind)()
 
 
@@ -231,6 +232,17 @@ def test_every_message_is_refused_by_an_executor_without_a_ticket(guarded, secur
         answers = list(pool.map(lambda kind: answer_to(secure, url, sample(kind)), KINDS))
     for kind, answer in zip(KINDS, answers, strict=True):
         assert isinstance(answer, Refused | Broken | None), f"{kind.__name__} was answered with {answer!r}"
+
+
+def test_who_guesses_hears_nothing_of_sessions_that_there_are(guarded, secure, registry):
+    (alice,) = open_connections(guarded.settings("alice"), registry)
+    hello = Hello(PROTOCOL_VERSION, guarded.tokens["alice"], "", "")
+    (url,) = [url for url in answer_to(secure, guarded.url("tcps"), hello).urls if url.startswith("tcps://")]
+    names = (alice.attached.session, "absent", "../../etc/passwd")
+    for kind in (Resume, Aside):
+        said = {answer_to(secure, url, sample(kind, session=name, secret="guessed")) for name in names}
+        assert said == {Refused("there is no such session (any more)")}
+    leave(alice)
 
 
 def test_who_may_watch_only_gets_no_executor(guarded, secure):
