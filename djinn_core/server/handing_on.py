@@ -17,22 +17,29 @@ from djinn_core.wire.templates import digest_of
 _PIECE_HEAD = encode(StatePiece())
 
 
-def hand_out(found: Found | None, limit: int, send: Callable[[Frame], None]) -> None:
-    """Send a session's state, where there is one that has at most `limit` bytes, or say why not."""
+def hand_out(take: Callable[[], Found | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
+    """Send a session's state, which `take` takes, where there is one that has at most `limit` bytes, or say why not.
+
+    `held`: bytes that its values have.
+    """
+    found = take() if held <= limit else None
     if found is None:
-        reason = "it is in the middle of something, has a memory limit, or has values that failed, or events"
-        send(Frame(encode(State(reason=reason))))
+        other = "it is in the middle of something, has a memory limit, or has values that failed, or events"
+        send(Frame(encode(State(reason=_too_long(held) if held > limit else other))))
         return
     state, memory, shipments = found
     parts = [flatten(part) for part in (state, *memory)]
     nbytes = sum(map(len, parts))
     if shipments or nbytes > limit:
-        reason = "it exchanges values with other executors" if shipments else f"it has {nbytes:,} bytes"
-        send(Frame(encode(State(reason=reason))))
+        send(Frame(encode(State(reason="it exchanges values with others" if shipments else _too_long(nbytes)))))
         return
     send(Frame(encode(State(tuple(map(len, parts))))))
     for piece in pieces_of(parts):
         send(Frame(_PIECE_HEAD, [piece]))
+
+
+def _too_long(nbytes: int) -> str:
+    return f"it has {nbytes:,} bytes"
 
 
 def take_in(state: State, receive: Callable[[], Frame]) -> tuple[Snapshot, list[memoryview]]:

@@ -149,7 +149,7 @@ class ExecutorSession:
         elif isinstance(message, Stop):
             self._wanted.stop(message.submissions)
         elif isinstance(message, AskState):
-            hand_out(self._state(), message.limit, partial(send_unchecked, connection))
+            hand_out(self._state, self.values.nbytes(), message.limit, partial(send_unchecked, connection))
         elif isinstance(message, State):
             self._take_over(message, connection)
         elif isinstance(message, Goodbye):

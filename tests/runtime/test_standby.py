@@ -59,7 +59,7 @@ class Server:
             completed = Completed(message.sequence, timing=Timing(execute=len(self.taken)))
             self.answers.append(Frame(encode(completed), [self.value(message.sequence)]))
         elif isinstance(message, AskState) and (self.state is not None or self.stateless):
-            hand_out(self.state, message.limit, self.answers.append)
+            hand_out(lambda: self.state, 0, message.limit, self.answers.append)
 
     def receive(self, timeout=None):
         if self.answers:
@@ -185,6 +185,15 @@ def test_what_was_cut_short_is_not_repeated_before_there_is_a_state(two):
     assert not second.taken
 
 
+def test_what_no_server_could_be_told_to_cut_short_goes_on_elsewhere(two):
+    first, second, connection = two
+    connection.send(submit(1))
+    first.down, first.answers = "gone", deque()
+    connection.send(Frame(encode(Stop((1,)))))
+    assert second.kinds() == ["Submit"]
+    assert answer(connection) == (1, b"1")
+
+
 def test_with_a_state_after_it_what_was_cut_short_is_forgotten(often, two):
     first, second, connection = two
     connection.send(Frame(encode(Stop((1,)))))
@@ -248,7 +257,7 @@ def test_frames_are_read_as_they_were_written():
 
 def frames_of(state):
     frames = []
-    hand_out(state, 1 << 30, frames.append)
+    hand_out(lambda: state, 0, 1 << 30, frames.append)
     return decode(frames[0].head), iter(frames[1:])
 
 
@@ -260,6 +269,13 @@ def test_a_state_goes_out_and_comes_in_as_it_was():
     assert found == snapshot(items)
     assert [bytes(part) for part in body] == memory
     assert count_pieces(state.lengths) == 4
+
+
+def test_a_state_that_is_too_long_is_not_even_taken():
+    frames = []
+    hand_out(lambda: pytest.fail("it was"), 1001, 1000, frames.append)
+    hand_out(lambda: (bytes(500), [bytes(501)], ()), 501, 1000, frames.append)
+    assert [decode(frame.head) for frame in frames] == [State(reason="it has 1,001 bytes")] * 2
 
 
 @pytest.mark.parametrize(

@@ -119,20 +119,22 @@ class StandbyConnection(Lasting):
                 raise TransportError(self._closed)
             if frame.head.startswith(_SUBMIT, 1) and self._is_due():
                 self._ask_for_state()
-            self._write_down(frame)
+            stops = frame.head.startswith(_STOP, 1)
+            if not stops:
+                self._write_down(frame)
             try:
                 self._inner.send(frame)
             except TransportError as error:
                 self._take_over(self._inner, error)
+            else:
+                if stops:
+                    self._why_not = "work of it was cut short, which comes out differently each time"
 
     def own(self) -> None:
         """As `LastingConnection.own`."""
         own(self._inner)
 
     def _write_down(self, frame: Frame) -> None:
-        if frame.head.startswith(_STOP, 1):
-            self._why_not = "work of it was cut short, which comes out differently each time"
-            return
         if self._sent is None or self._expired:
             return
         try:
@@ -231,8 +233,8 @@ class StandbyConnection(Lasting):
             with self._reading:
                 coming.drop()
             spent = time.monotonic() - started
-            self._long_due = started + (1 + _SHARE) * spent
             self._due = started + spent + max(SNAPSHOT_SECONDS, _SHARE * spent)
+            self._long_due = self._due if coming.reason else started + (1 + _SHARE) * spent
 
     def _await_state(self, inner: Connection, coming: ComingState) -> None:
         while not coming.over and not coming.disturbed and inner is self._inner:
