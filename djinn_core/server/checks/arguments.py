@@ -34,13 +34,20 @@ class Arguments:
     def same_shape(self, *names: str) -> None:
         """The tensors of these names have one shape."""
         shapes = [tuple(self._given[name].shape) for name in names if self._given.get(name) is not None]
-        self.require(len(set(shapes)) <= 1, f"{', '.join(names)} must have the same shape, not {shapes}")
+        if len(set(shapes)) > 1:
+            self.refuse(f"{', '.join(names)} must have the same shape, not {shapes}")
 
     def count(self, name: str, numel: int) -> None:
         """The tensor of that name, if there is one, has so many elements."""
         tensor = self._given.get(name)
-        if tensor is not None:
-            self.require(tensor.numel() == numel, f"{name} must have {numel} elements, not {tensor.numel()}")
+        if tensor is not None and tensor.numel() != numel:
+            self.refuse(f"{name} must have {numel} elements, not {tensor.numel()}")
+
+    def computed_in(self, name: str, dtype: torch.dtype) -> None:
+        """The tensor of that name, if there is one, is of `dtype`, or of float32, in which sums of shorter ones are taken."""
+        tensor = self._given.get(name)
+        if tensor is not None and tensor.dtype not in {dtype, torch.float32}:
+            self.refuse(f"{name} must be {dtype}, not {tensor.dtype}")
 
     def within(self, name: str, stop: int, start: int = 0, besides: int | None = None) -> None:
         """All elements of an integral tensor lie in `start` to `stop` - 1, or are `besides`."""
@@ -55,11 +62,13 @@ class Arguments:
             tensor = tensor[tensor != besides]
         if tensor.device.type == "cpu" and tensor.numel():
             least, most = (int(bound) for bound in torch.aminmax(tensor))
-            self.require(start <= least and most < stop, f"{name} must lie in {start} to {stop - 1}")
+            if not (start <= least and most < stop):
+                self.refuse(f"{name} must lie in {start} to {stop - 1}")
 
     def integral(self, name: str, tensor: torch.Tensor) -> None:
         """The tensor has indices."""
-        self.require(tensor.dtype in {torch.int64, torch.int32}, f"{name} must be int64 or int32, not {tensor.dtype}")
+        if tensor.dtype not in {torch.int64, torch.int32}:
+            self.refuse(f"{name} must be int64 or int32, not {tensor.dtype}")
 
 
 Rule = Callable[[Arguments], None]

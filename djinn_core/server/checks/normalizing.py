@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from djinn_core.server.checks.arguments import Arguments, product
 
 _OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
@@ -27,13 +25,13 @@ def batch_norm_statistics(a: Arguments) -> None:
 def _channels(a: Arguments, needed: bool) -> None:
     given = a.input
     a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
+    a.require(
+        not needed or (a.running_mean is not None and a.running_var is not None), "running statistics are missing"
+    )
+    channels, dtype = given.shape[1], given.dtype
     for name in _OF_CHANNELS:
-        tensor = a.__getattr__(name)
-        if tensor is None:
-            a.require(not (needed and name.startswith("running")), f"{name} is missing")
-        else:
-            a.count(name, given.shape[1])
-            a.require(tensor.dtype in {given.dtype, torch.float32}, f"{name} must be {given.dtype}, not {tensor.dtype}")
+        a.count(name, channels)
+        a.computed_in(name, dtype)
 
 
 def batch_norm_backward(a: Arguments) -> None:
@@ -51,7 +49,7 @@ def batch_norm_backward(a: Arguments) -> None:
         tensor = a.__getattr__(name)
         if tensor is not None and (name in {"weight", *used} or tensor.numel()):
             a.count(name, given.shape[1])
-            a.require(tensor.dtype in {given.dtype, torch.float32}, f"{name} must be {given.dtype}, not {tensor.dtype}")
+            a.computed_in(name, given.dtype)
 
 
 def layer_norm_backward(a: Arguments) -> None:
@@ -64,11 +62,8 @@ def layer_norm_backward(a: Arguments) -> None:
     a.count("rstd", rows)
     for name in ("weight", "bias"):
         a.count(name, product(inner))
-        tensor = a.__getattr__(name)
-        a.require(tensor is None or tensor.dtype in {given.dtype, torch.float32}, f"{name} must be {given.dtype}")
-    for name in ("grad_out", "mean", "rstd"):
-        found = a.__getattr__(name).dtype
-        a.require(found in {given.dtype, torch.float32}, f"{name} must be {given.dtype}, not {found}")
+    for name in ("grad_out", "mean", "rstd", "weight", "bias"):
+        a.computed_in(name, given.dtype)
 
 
 def weight_norm(a: Arguments) -> None:
@@ -82,6 +77,5 @@ def weight_norm(a: Arguments) -> None:
     a.require(tuple(g.shape) == expected and g.dtype == v.dtype, f"g must have shape {expected} and be {v.dtype}")
     a.count("saved_norms", v.shape[dim])
     for name in ("grad_w", "saved_norms"):
-        tensor = a.__getattr__(name)
-        a.require(tensor is None or tensor.dtype in {v.dtype, torch.float32}, f"{name} must be {v.dtype}")
+        a.computed_in(name, v.dtype)
     a.require(a.grad_w is None or a.grad_w.shape == v.shape, "grad_w must be shaped like v")

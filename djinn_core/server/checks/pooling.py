@@ -11,9 +11,8 @@ def pooled(n: int) -> Rule:
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
         for name in ("kernel_size", "output_size"):
-            a.require(
-                a.__getattr__(name) is None or len(a.__getattr__(name)) in {1, n}, f"{name} must have {n} numbers"
-            )
+            sizes = a.__getattr__(name)
+            a.require(sizes is None or len(sizes) in {1, n}, "there must be a size for each dimension of space")
         if a.indices is not None:
             a.require(tuple(a.indices.shape) == tuple(a.grad_output.shape), "indices must be shaped like grad_output")
             a.within("indices", product(a.self.shape[-n:]))
@@ -23,13 +22,11 @@ def pooled(n: int) -> Rule:
 
 def _same_planes(a: Arguments, n: int) -> None:
     gradient, given = a.grad_output, a.self
-    a.require(given.dim() in {n + 1, n + 2}, f"self must have {n + 1} or {n + 2} dimensions, not {given.dim()}")
+    a.require(given.dim() in {n + 1, n + 2}, "self must have dimensions of space, channels and perhaps a batch")
     a.require(0 not in given.shape[-n:], "self must have elements")
-    a.require(
-        gradient.dim() == given.dim() and gradient.shape[:-n] == given.shape[:-n],
-        f"grad_output of shape {tuple(gradient.shape)} does not belong to an input of shape {tuple(given.shape)}",
-    )
-    a.require(gradient.dtype == given.dtype, f"grad_output must be {given.dtype}, not {gradient.dtype}")
+    if gradient.dim() != given.dim() or gradient.shape[:-n] != given.shape[:-n]:
+        a.refuse(f"grad_output of shape {tuple(gradient.shape)} is not of an input of shape {tuple(given.shape)}")
+    a.require(gradient.dtype == given.dtype, "grad_output and self must have one dtype")
 
 
 def padded(n: int, reflected: bool) -> Rule:
