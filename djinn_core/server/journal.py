@@ -32,6 +32,7 @@ from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
 _MAGIC: Final = b"DJNJ1\n"
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
 _LENGTH: Final = struct.Struct("<I")  # number of buffers
+_NO_BUFFERS: Final = _LENGTH.pack(0)
 _HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
 _CUT: Final = b"X"
 _CUT_AT: Final = struct.Struct("<QQ")
@@ -217,13 +218,15 @@ class Journal:
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""
         parts = [flatten(buffer) for buffer in body]
-        lengths = struct.pack(f"<{len(parts)}Q", *[len(part) for part in parts])
-        prefix = _RECORD.pack(kind, len(head), sum(len(part) for part in parts)) + _LENGTH.pack(len(parts))
+        record = _opening(kind, head, parts) if parts else _RECORD.pack(kind, len(head), 0) + _NO_BUFFERS + head
         with self._lock:
             if not self.open:
                 return
             try:
-                self._write([prefix + lengths + head, *parts])
+                if parts:
+                    self._write([record, *parts])
+                else:
+                    self._write_small(record)
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
             if self._size > min(self._limit, self._looked + STEP):
@@ -237,6 +240,13 @@ class Journal:
         elif reason := DISK.takes(self.path, self._size + beside, self.path.parent):
             self.give_up(reason)
 
+    def _write_small(self, record: bytes) -> None:
+        """What most records are: one part, in one call."""
+        count = os.write(self._file, record)
+        self._size += count
+        if count < len(record):
+            self._write([record[count:]])
+
     def _write(self, parts: list[Buffer]) -> None:
         for start in range(0, len(parts), _AT_ONCE):
             waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
@@ -247,6 +257,12 @@ class Journal:
                     count -= len(waiting.pop(0))
                 if waiting:
                     waiting[0] = waiting[0][count:]
+
+
+def _opening(kind: bytes, head: bytes, parts: Sequence[Buffer]) -> bytes:
+    """What comes before the buffers of a record."""
+    lengths = [len(part) for part in parts]
+    return _RECORD.pack(kind, len(head), sum(lengths)) + struct.pack(f"<I{len(parts)}Q", len(parts), *lengths) + head
 
 
 class Past:
