@@ -207,7 +207,7 @@ def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
     (opened,) = open_connections(server.settings(), registry)
     assert server.stop(signal.SIGINT) == 0
     assert not exists(opened.attached.process)
-    assert decode(opened.connection.receive(SECONDS).head) == Broken("the server was stopped")
+    assert decode(opened.connection.receive(SECONDS).head) == Broken("the server was stopped", stopped=True)
     opened.connection.close()
 
 
