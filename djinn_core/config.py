@@ -191,7 +191,8 @@ class Settings:
         tls_authority: PEM file with the authorities that servers' certificates must come from; None: the machine's.
         tls_fingerprints: certificates that servers may show, whoever signed them, as `sha256:...`.
         tls_certificate, tls_key: PEM files to show to servers that ask clients for a certificate.
-        standby: servers that go on with the session where the one that has it is lost, as URLs or connection files.
+        standby: servers that go on with the session where the one that has it is lost, as URLs or connection files; used from
+            the beginning where no other answers.
         standby_seconds: how long a server may not answer before one of them does.
         standby_gib: how much of a session this machine keeps for that, in GiB.
         executors: how many executors to start on this machine, where no server is named.
