@@ -14,6 +14,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")
 ]  # fit for a line of a terminal
+Word = Annotated[
+    str, msgspec.Meta(max_length=64)
+]  # looked up, never shown as it is: not worth a pattern in every answer
 Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z")]
 Secret = Annotated[str, msgspec.Meta(max_length=1024)]
 # Passed on from one to another, so that nobody can have somebody else say more than random letters to a stranger.

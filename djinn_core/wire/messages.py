@@ -24,6 +24,7 @@ from djinn_core.wire.message import (
     Secret,
     Text,
     Ticket,
+    Word,
 )
 from djinn_core.wire.peer_messages import (
     Cargo,
@@ -177,7 +178,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     result: Count
     shape: Dimensions
     stride: Dimensions
-    dtype: Name
+    dtype: Word
 
 
 class First(msgspec.Struct, frozen=True):
@@ -221,7 +222,7 @@ class Submit(Message, frozen=True):
 class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
     """A tensor whose bytes are the next buffer of the body. Shape and stride in elements, offset 0."""
 
-    dtype: Name
+    dtype: Word
     shape: Dimensions
     stride: Dimensions
 
@@ -229,7 +230,7 @@ class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
 class Described(msgspec.Struct, frozen=True, tag="d"):
     """Metadata of a value that the client could not predict. `scalar` names the Python type where it is not a tensor."""
 
-    dtype: Name
+    dtype: Word
     shape: Dimensions
     stride: Dimensions
     offset: Count

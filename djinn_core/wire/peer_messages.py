@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from djinn_core.wire.bindings import Handles
-from djinn_core.wire.message import Address, Count, Dimensions, Failure, Message, Name, Text, Ticket
+from djinn_core.wire.message import Address, Count, Dimensions, Failure, Message, Name, Text, Ticket, Word
 
 CLIENT = 0  # in place of the number of an executor
 
@@ -125,7 +125,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     """A value that looks into a piece of memory; stride and offset in elements of its dtype."""
 
     handle: Count
-    dtype: Name = ""
+    dtype: Word = ""
     shape: Dimensions = ()
     stride: Dimensions = ()
     offset: Count = 0
