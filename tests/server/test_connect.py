@@ -16,6 +16,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.connection_file import ConnectionFile, write_connection_file
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime import connect, embedded
 from djinn_core.runtime.connect import open_connections
@@ -285,3 +286,21 @@ def test_a_relay_passes_on_both_ways_and_ends_with_either():
 def test_the_same_plugins_are_found_here_and_there(registry):
     again = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     assert [t.name for t in again.transports] == [t.name for t in registry.transports]
+
+
+def test_a_standby_server_is_used_where_no_other_answers_and_must_be_known(begin, server, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        gone = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    opened = begin(Settings(servers=(gone,), token=server.token, standby=(server.url("tcp"),), disable=("local",)))
+    assert opened.connection.server == server.url("tcp")
+    assert [other.name for other in opened.connection._others] == [gone, server.url("tcp")]
+    assert opened.now.session == opened.attached.session
+    assert f"fell back from {gone}" in caplog.text
+    assert not opened.attached.recalls
+
+
+def test_a_standby_server_without_a_token_is_an_error_that_says_what_to_do(registry, server, tmp_path):
+    file = tmp_path / "connection.json"
+    write_connection_file(file, ConnectionFile((server.url("tcp"),), server.token))
+    with pytest.raises(ConfigurationError, match="no token for the standby server tcp://elsewhere:1: set DJINN_TOKEN"):
+        open_connections(Settings(connection_file=file, standby=("tcp://elsewhere:1",)), registry)
