@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -44,6 +45,7 @@ class Control:
     def __init__(self, orders: int, reports: int) -> None:
         self._orders = LineReader(orders)
         self._reports = reports
+        self._reporting = threading.Lock()
         self._parent = os.getppid()
         self._wake_receive, self._wake_send = os.pipe()
         self._deadline: float | None = None
@@ -73,7 +75,8 @@ class Control:
     def report(self, answer: Answer) -> None:
         """Tell the parent; one that is gone hears nothing, and `run` notices."""
         try:
-            write_line(self._reports, to_line(answer))
+            with self._reporting:  # lines of several threads do not mix
+                write_line(self._reports, to_line(answer))
         except OSError as error:
             _log.info("the parent process does not listen any more", error=str(error))
 
