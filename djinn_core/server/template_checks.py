@@ -46,6 +46,8 @@ def counts_of(form: Form) -> Counts:
     operands = slots = constants = total = 0
     for argument in _leaves((*form.args, *[value for _, value in form.kwargs]), form.op):
         total += 1
+        if total > MOST_ARGUMENTS:
+            raise ProtocolError(f"a form has more than {MOST_ARGUMENTS:,} arguments")
         operands += isinstance(argument, Operand)
         slots += slots_taken(argument)
         constants += isinstance(argument, Constant | Enumerated | SelfDevice | SessionGenerator)
@@ -71,13 +73,21 @@ def check_template(template: Template) -> list[Counts]:
     Raises:
         ProtocolError: its numbers do not fit together, or it is too large.
     """
-    if len(template.code) > MOST_INSTRUCTIONS:
+    if max(len(template.code), len(template.forms)) > MOST_INSTRUCTIONS:
         raise ProtocolError(
-            f"a template has {len(template.code):,} instructions; at most {MOST_INSTRUCTIONS:,} are taken"
+            f"a template has {len(template.code):,} instructions of {len(template.forms):,} forms; at most"
+            f" {MOST_INSTRUCTIONS:,} are taken"
         )
+    if max(map(len, (template.references, template.inputs, template.outputs, template.consumed))) > MOST_ARGUMENTS:
+        raise ProtocolError(f"a template has more than {MOST_ARGUMENTS:,} values")
     if any(not 0 <= code < len(template.forms) for code in template.code):
         raise ProtocolError("a template names a form that it does not define")
-    counts = [counts_of(form) for form in template.forms]
+    counts, total = [], 0
+    for form in template.forms:
+        counts.append(counts_of(form))
+        total += counts[-1].arguments
+        if total > MOST_ARGUMENTS:
+            raise ProtocolError(f"the forms of a template have more than {MOST_ARGUMENTS:,} arguments")
     if sum([counts[c].arguments for c in template.code]) > MOST_ARGUMENTS:
         raise ProtocolError(f"a template has more than {MOST_ARGUMENTS:,} arguments")
     if len(template.references) != sum([counts[c].operands + counts[c].news for c in template.code]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -9,8 +11,9 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Enumerated, Form, Operand, SlotArg
+from djinn_core.server.replay import compile_template
 from djinn_core.server.session import ExecutorSession
-from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.bindings import pack_handles, unpack_handles
 from djinn_core.wire.message import Failure, Message
 from djinn_core.wire.messages import Completed, First, Submit, Template, Upload, decode, encode
 from djinn_core.wire.templates import digest_of
@@ -121,3 +124,23 @@ def test_good_work_is_done() -> None:
     (completed,) = script.sent
     assert isinstance(completed, Completed)
     assert not isinstance(completed.results[0], Failure)
+
+
+def test_templates_without_end_are_refused_quickly() -> None:
+    none = Form("aten::relu", (Constant(None),) * 4, (), (), False)
+    wide = Form("aten::relu", (Constant(None),) * 3000, (), (), False)
+    for template in (
+        Template((none,), (0,) * ((1 << 18) + 1), (), (), ()),
+        Template((wide,), (0,) * 2000, (), (), ()),
+        Template((), (), (), tuple(range((1 << 22) + 1)), ()),
+        Template((), (), (), (), (0,) * ((1 << 22) + 1)),
+    ):
+        started = time.thread_time()
+        with pytest.raises(ProtocolError, match=r"(at most|more than) [\d,]+"):
+            compile_template(template, torch.device("cpu"), {})
+        assert time.thread_time() - started < 1.0
+
+
+def test_a_list_of_handles_has_an_end() -> None:
+    with pytest.raises(ProtocolError, match="at most 2,097,152"):
+        unpack_handles((0, 0) * ((1 << 21) + 1))
