@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -10,6 +12,10 @@ import pytest
 
 from djinn_core.errors import ServerBusy, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.launch import process
+from djinn_core.launch.lines import LineReader
+from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
+from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
 from djinn_core.runtime import patience
 from djinn_core.runtime.dialling import ask
@@ -137,6 +143,23 @@ def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
     assert pool.find("")[0] == 1, "there is another one"
     assert isinstance(pool.find("cpu:0"), NotNow)
     assert not isinstance(pool.find("cuda"), NotNow | tuple)
+
+
+def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
+    passed = [100.0]
+    monkeypatch.setattr(process.time, "monotonic", lambda: passed[0])
+    receiving, sending = os.pipe()
+    executor = ExecutorProcess.__new__(ExecutorProcess)  # without a process: what it says comes out of a pipe
+    executor._answers, executor._reading, executor._full = LineReader(receiving), threading.Lock(), ("", 0.0)
+    assert executor.full() == ""
+    os.write(sending, to_line(Full("no room")))
+    assert executor.full() == "no room"
+    passed[0] += FULL_SECONDS / 2
+    assert executor.full() == "no room"
+    passed[0] += FULL_SECONDS
+    assert executor.full() == "", "it may have room again"
+    os.close(receiving)
+    os.close(sending)
 
 
 def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
