@@ -15,6 +15,7 @@ from djinn_core.wire import messages
 
 INTEGERS = (0, 1, 2, 3, 7, 64, 255, 2**31, 2**32 + 1, 2**63 - 1)
 NEGATIVE = (-1, -2, -(2**31), -(2**63))
+FLOATS = (0.0, 0.5, -1.5, 1e300, float("inf"), float("nan"))
 WORDS = ("", "x", "float32", "bfloat16", "aten::add.Tensor", "aten::relu", "cpu", "planes+zstd", "dtype", "a" * 200)
 DEPTH = 6
 
@@ -60,7 +61,7 @@ def _given(field: inspect.Field, draw: random.Random) -> bool:
 
 def _plain(kind: inspect.Type, draw: random.Random) -> Any:
     if isinstance(kind, inspect.IntType):
-        return draw.choice(INTEGERS if kind.ge is not None or draw.random() < 0.7 else NEGATIVE)
+        return _within(kind, INTEGERS if kind.ge is not None or draw.random() < 0.7 else NEGATIVE, draw)
     if isinstance(kind, inspect.StrType):
         fitting = [word for word in WORDS if kind.pattern is None or re.search(kind.pattern, word)]
         return draw.choice(fitting)[: kind.max_length]
@@ -70,4 +71,11 @@ def _plain(kind: inspect.Type, draw: random.Random) -> Any:
         return draw.choice(kind.values)
     if isinstance(kind, inspect.BoolType):
         return draw.random() < 0.5
-    return draw.choice((0.0, -1.5, 1e300, float("inf"), float("nan"))) if isinstance(kind, inspect.FloatType) else None
+    return _within(kind, FLOATS, draw) if isinstance(kind, inspect.FloatType) else None
+
+
+def _within(kind: inspect.IntType | inspect.FloatType, numbers: tuple[Any, ...], draw: random.Random) -> Any:
+    """One of the numbers, or the bound itself, that the type's bounds allow."""
+    least, most = kind.ge if kind.ge is not None else kind.gt, kind.le if kind.le is not None else kind.lt
+    fitting = [n for n in numbers if (least is None or n >= least) and (most is None or n <= most)]
+    return draw.choice(fitting or [least if least is not None else most])
