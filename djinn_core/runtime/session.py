@@ -134,7 +134,9 @@ class Session:
             SessionLost: the executor is gone.
         """
         self._check()
-        if len(self._pending) >= UNREAD or self._abandoned or self._uploads.unanswered or self._late.unsettled:
+        # What one of several executors says of its links counts for the next plan.
+        unread = UNREAD if not self._number else 1
+        if len(self._pending) >= unread or self._abandoned or self._uploads.unanswered or self._late.unsettled:
             self.take_what_came()
         while len(self._pending) >= WINDOW:
             self._stats.round_trips += 1
