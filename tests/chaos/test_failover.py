@@ -14,7 +14,7 @@ import torch
 import djinn
 from djinn_core.launch.connection_file import read_connection_file, write_connection_file
 from djinn_core.runtime import client
-from djinn_core.runtime.standby import connection as standby
+from djinn_core.runtime.standby import kept
 
 REMOTE = "remote_accelerator:0"
 
@@ -127,8 +127,8 @@ class Killer:
 def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_killed(remote, doomed, serving, monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr(standby, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(standby, "_SHARE", 0)  # a state before every submission
+    monkeypatch.setattr(kept, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(kept, "_SHARE", 0)  # a state before every submission
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
     model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(remote)
@@ -142,6 +142,6 @@ def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_kille
     assert generated(doomed[0]).tolist() == expected
     assert talk.server in serving.urls
     assert talk.bytes_sent > 0
-    talk._due = 0.0
+    talk._kept._due = 0.0
     assert generated(None).tolist() == expected
-    assert talk._base > 0  # states were taken
+    assert talk._kept.base > 0  # states were taken

@@ -8,7 +8,7 @@ import pytest
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.runtime.standby import connection as standby
+from djinn_core.runtime.standby import kept
 from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.runtime.standby.sent import SentFrames
 from djinn_core.server.handing_on import hand_out, take_in
@@ -87,8 +87,8 @@ def answer(connection):
 @pytest.fixture
 def often(monkeypatch):
     """States are asked for before every submission."""
-    monkeypatch.setattr(standby, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(standby, "_SHARE", 0)
+    monkeypatch.setattr(kept, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(kept, "_SHARE", 0)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_what_was_cut_short_is_not_repeated_before_there_is_a_state(two):
     connection.send(submit(1))
     connection.send(Frame(encode(Stop((1,)))))
     first.state = (encode_snapshot(snapshot()), [], ())
-    connection._due = 0.0
+    connection._kept._due = 0.0
     connection.send(submit(2))
     connection.send(Frame(encode(Stop((2,)))))
     first.down = "gone"

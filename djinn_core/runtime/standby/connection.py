@@ -17,15 +17,11 @@ from djinn_core.delivery.lasting import Lasting, expire, own
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.logs import get_logger
-from djinn_core.runtime.standby.answers import Answers
 from djinn_core.runtime.standby.coming import ComingState
-from djinn_core.runtime.standby.sent import SentFrames
+from djinn_core.runtime.standby.kept import Kept
 from djinn_core.wire.messages import Attached, Broken, decode, encode
 from djinn_core.wire.state_messages import AskState
 
-SNAPSHOT_SECONDS: Final = 20.0
-_SHARE: Final = 20  # of the time at most one part is spent on asking for states
-_SPARE: Final = 4  # of what is free on the disk, one part at most; what begins anew is there twice for a moment
 _TURN_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
 _SUBMIT, _BROKEN, _STOP = (
@@ -70,19 +66,11 @@ class StandbyConnection(Lasting):
         self._inner = inner
         self._limits = inner.limits
         self._others = list(others)
-        self._sent: SentFrames | None = SentFrames()
-        self._limit = min(limit, self._sent.room // _SPARE)
-        self._answers = Answers()
-        self._why_not = ""  # why another server cannot take over now
+        self._kept = Kept(limit)
         self._early: deque[Frame] = deque()
         # In this order.
         self._sending = threading.RLock()  # around what is written down and sent, and around a change of servers
         self._reading = threading.RLock()  # around what is taken
-        self._coming: ComingState | None = None
-        self._due = time.monotonic() + SNAPSHOT_SECONDS
-        self._long_due = 0.0  # where much is written
-        self._base = 0  # bytes of the state that what is written begins with
-        self._said = False
         self._closed = ""
         self._expired = False
         self._past_sent = self._past_received = 0
@@ -117,42 +105,22 @@ class StandbyConnection(Lasting):
         with self._sending:
             if self._closed:
                 raise TransportError(self._closed)
-            if frame.head.startswith(_SUBMIT, 1) and self._is_due():
-                self._ask_for_state()
+            if frame.head.startswith(_SUBMIT, 1) and self._kept.is_due() and not self._expired:
+                self._kept.begin_anew(self._ask_for_state)
             stops = frame.head.startswith(_STOP, 1)
-            if not stops:
-                self._write_down(frame)
+            if not stops and not self._expired:
+                self._kept.write_down(frame)
             try:
                 self._inner.send(frame)
             except TransportError as error:
                 self._take_over(self._inner, error)
             else:
                 if stops:
-                    self._why_not = "work of it was cut short, which comes out differently each time"
+                    self._kept.why_not = "work of it was cut short, which comes out differently each time"
 
     def own(self) -> None:
         """As `LastingConnection.own`."""
         own(self._inner)
-
-    def _write_down(self, frame: Frame) -> None:
-        if self._sent is None or self._expired:
-            return
-        try:
-            self._sent.append(frame, len(self._answers))
-        except OSError as error:
-            self._give_up(f"what is sent cannot be written down: {error}")
-        else:
-            if self._sent.nbytes > self._limit:
-                self._give_up(f"what was sent has more than {self._limit:,} bytes")
-
-    def _give_up(self, reason: str) -> None:
-        """The session cannot go on with another server from now on."""
-        _log.warning("no standby server can take this session over any more", reason=reason)
-        self._why_not = reason
-        if self._sent is not None:
-            self._sent.close()
-            self._sent = None
-        self._answers.clear()
 
     # --- in ---------------------------------------------------------------------------------------------------
 
@@ -197,44 +165,23 @@ class StandbyConnection(Lasting):
             message = decode(frame.head)
             if isinstance(message, Broken) and message.stopped and not self._expired:
                 raise TransportError(f"{self.server} ended the session: {message.reason}")
-            self._why_not = "its server ended it"
+            self._kept.why_not = "its server ended it"
             return frame
-        if self._coming is not None and self._take_state(frame, self._coming):
-            return None
-        if self._sent is not None:
-            self._answers.take(frame)
-        return frame
+        return frame if self._kept.take(frame) else None
 
     # --- a new beginning of what is written -------------------------------------------------------------------
 
-    def _is_due(self) -> bool:
-        sent = self._sent
-        if sent is None or self._coming is not None or self._expired:
-            return False
-        long = sent.nbytes > max(self._limit // 2, 2 * self._base)
-        return time.monotonic() >= (self._long_due if long else self._due)
-
-    def _ask_for_state(self) -> None:
-        """Begin anew with the session's state, which is waited for."""
-        started = time.monotonic()
+    def _ask_for_state(self, coming: ComingState, limit: int) -> None:
+        """Ask for the session's state, and wait for it."""
         inner = self._inner
         try:
-            self._coming = coming = ComingState(SentFrames())
-        except OSError as error:
-            self._say_once(str(error))
-            self._due = self._long_due = started + SNAPSHOT_SECONDS
-            return
-        try:
-            inner.send(Frame(encode(AskState(self._limit // 2))))
+            inner.send(Frame(encode(AskState(limit))))
             self._await_state(inner, coming)
         except TransportError as error:
             _log.debug("the state did not come", reason=str(error))  # the frame that is sent next finds out
         finally:
             with self._reading:
                 coming.drop()
-            spent = time.monotonic() - started
-            self._due = started + spent + max(SNAPSHOT_SECONDS, _SHARE * spent)
-            self._long_due = self._due if coming.reason else started + (1 + _SHARE) * spent
 
     def _await_state(self, inner: Connection, coming: ComingState) -> None:
         while not coming.over and not coming.disturbed and inner is self._inner:
@@ -248,32 +195,6 @@ class StandbyConnection(Lasting):
                 continue
             finally:
                 self._reading.release()
-
-    def _take_state(self, frame: Frame, coming: ComingState) -> bool:
-        """Whether a frame is a part of the state that comes; with the last one, what is written begins anew."""
-        try:
-            if not coming.take(frame, decode(frame.head)):
-                return False
-        except OSError as error:
-            _log.warning("a state does not fit on this machine", reason=str(error))
-            coming.drop()
-        if coming.over:
-            self._coming = None
-            frames = coming.frames
-            if coming.reason:
-                self._say_once(coming.reason)
-            elif frames is not None and self._sent is not None:
-                coming.frames = None
-                self._sent.close()
-                self._sent, self._base = frames, frames.nbytes
-                self._answers.clear()
-                self._why_not = ""
-        return True
-
-    def _say_once(self, reason: str) -> None:
-        tell = _log.debug if self._said else _log.warning
-        tell("what a standby server would do again grows: no state to begin with", reason=reason)
-        self._said = True
 
     # --- from one server to the next --------------------------------------------------------------------------
 
@@ -314,8 +235,8 @@ class StandbyConnection(Lasting):
         """Why no other server can go on with the session; empty where one may."""
         if getattr(broken, "deadly", ""):
             return "another server would come to the same end"
-        if self._sent is None or self._why_not:
-            return f"no standby server could go on: {self._why_not}"
+        if self._kept.sent is None or self._kept.why_not:
+            return f"no standby server could go on: {self._kept.why_not}"
         return ""
 
     def _ask_others(self, error: TransportError) -> None:
@@ -348,9 +269,8 @@ class StandbyConnection(Lasting):
         self._past_sent += self._inner.bytes_sent
         self._past_received += self._inner.bytes_received
         inner.limits = self._limits
-        if self._coming is not None:
-            self._coming.drop()
-        self._inner, self.attached, self.server, self._coming = inner, attached, other.name, None
+        self._kept.drop_state()
+        self._inner, self.attached, self.server = inner, attached, other.name
         self._others.remove(other)
         self._others.append(other)
 
@@ -360,12 +280,12 @@ class StandbyConnection(Lasting):
         Raises:
             TransportError: the connection broke, or, for good, what is answered is something else.
         """
-        assert self._sent is not None
+        assert self._kept.sent is not None
         position = 0
-        for answers, frame in self._sent.read():
+        for answers, frame in self._kept.sent.read():
             position = self._await_answers(inner, position, answers)
             inner.send(frame)
-        self._await_answers(inner, position, len(self._answers))
+        self._await_answers(inner, position, len(self._kept.answers))
 
     def _await_answers(self, inner: Connection, position: int, wanted: int) -> int:
         while position < wanted:
@@ -375,7 +295,7 @@ class StandbyConnection(Lasting):
                 continue
             if frame.head.startswith(_BROKEN, 1):
                 raise TransportError(str(getattr(decode(frame.head), "reason", "")))
-            if not self._answers.agrees(position, frame):
+            if not self._kept.answers.agrees(position, frame):
                 self._end("what a standby server computes is not what was computed before")
             position += 1
         return position
@@ -394,6 +314,4 @@ class StandbyConnection(Lasting):
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()
-        if self._sent is not None:
-            self._sent.close()
-            self._sent = None
+        self._kept.close()
