@@ -12,6 +12,7 @@ from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
+from djinn_core.runtime.patience import jittered
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
@@ -105,7 +106,7 @@ class ResumingConnection(LastingConnection):
                 if time.monotonic() + pause > deadline:
                     self._give_up(f"{error}; nobody has answered for {self._patience:g} s since then: {again}")
                 _log.debug("cannot connect again yet", server=self._server, reason=str(again))
-                time.sleep(pause)
+                time.sleep(jittered(pause))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 self.resumed += 1
