@@ -43,15 +43,19 @@ class Disk:
 
     def takes(self, who: Hashable, nbytes: int, where: Path | str) -> str:
         """Somebody has, or wants, so many bytes in all, on the disk of `where`; why that is too much, if it is."""
-        with self._lock:
-            self._taken[who] = nbytes
-            taken = sum(self._taken.values())
+        self.has(who, nbytes)
+        taken = self.taken
         if self.limit and taken > self.limit:
             return f"{taken:,} bytes on disk, of {self.limit:,} that you may have"
         if self.limit:
             self.make_way(self.limit - taken)
         free = free_bytes(where)
         return f"the disk has only {free:,} bytes left" if free < self.reserve else ""
+
+    def has(self, who: Hashable, nbytes: int) -> None:
+        """Somebody has so many bytes in all."""
+        with self._lock:
+            self._taken[who] = nbytes
 
     def forget(self, who: Hashable) -> None:
         """Somebody has nothing any more."""

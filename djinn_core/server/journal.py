@@ -91,7 +91,8 @@ class Journal:
             os.close(self._file)
             raise
         self._size = os.fstat(self._file).st_size
-        self._looked = 0  # how large it was when the disk was looked at
+        self._beside = 0  # bytes of contents that nobody else has
+        self._looked = 0  # how large all was when the disk was looked at
 
     @classmethod
     def begin(cls, path: Path, owner: Owner, limit: int) -> Journal:
@@ -134,7 +135,8 @@ class Journal:
             return
         try:
             if self.contents.expect(handle, digest, size, again):
-                self._look(self.contents.own_bytes() + size)
+                self._beside += size
+                self._look_again()
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
 
@@ -186,7 +188,8 @@ class Journal:
         if self.contents is not None:
             self.contents.retain(set(found.values()))
         DISK.forget(path)
-        self._look(self.contents.own_bytes() if self.contents is not None else 0)
+        self._beside = self.contents.own_bytes() if self.contents is not None else 0
+        self._look()
 
     def hand_over(self) -> tuple[int, int]:
         """The file, and how many bytes it has; this is of no use any more."""
@@ -229,15 +232,24 @@ class Journal:
                     self._write_small(record)
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
-            if self._size > min(self._limit, self._looked + STEP):
-                self._look(self.contents.own_bytes() if self.contents is not None else 0)
+            self._look_again()
 
-    def _look(self, beside: int) -> None:
-        """Give it up where it has become too large with what is `beside` it, or there is no room for it."""
-        self._looked = self._size
-        if self._size + beside > self._limit:
+    def shared(self, size: int) -> None:
+        """The store has so many bytes of the contents as well, and counts them."""
+        self._beside = max(0, self._beside - size)
+        if self.open:
+            DISK.has(self.path, self._size + self._beside)
+
+    def _look_again(self) -> None:
+        if self._size + self._beside > min(self._limit, self._looked + STEP):
+            self._look()
+
+    def _look(self) -> None:
+        """Give it up where it has become too large, or there is no room for it."""
+        self._looked = self._size + self._beside
+        if self._looked > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
-        elif reason := DISK.takes(self.path, self._size + beside, self.path.parent):
+        elif reason := DISK.takes(self.path, self._looked, self.path.parent):
             self.give_up(reason)
 
     def _write_small(self, record: bytes) -> None:

@@ -175,6 +175,8 @@ class Uploads:
         file = contents.whole(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.prove):
             store.keep(digest, data)
+        elif self.journal is not None:
+            self.journal.shared(data.nbytes)
 
     def _refuse(self, upload: Upload, error: Exception) -> None:
         """The value is poison: whoever uses it learns why, and the session goes on."""

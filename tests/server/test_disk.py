@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.launch.token_table import Quota
 from djinn_core.server import disk
+from djinn_core.server.contents import Contents, contents_folder
 from djinn_core.server.disk import DISK, STEP
 from djinn_core.server.journal import Base, Journal, Owner
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.store import WeightStore
 from djinn_core.server.tenancy import Tenancy
+from djinn_core.server.uploads import Uploads
+from djinn_core.server.values import ValueTable
 from djinn_core.wire.content import digest_of_content
+from djinn_core.wire.messages import Offer, Upload, encode
 
 OWNER = Owner("session", "a client", "secret", NOBODY)
 HALF = Frame(b"head", [bytes(STEP // 2 + 1)])
@@ -94,3 +99,24 @@ def test_spilled_values_count_as_well(tmp_path):
     assert DISK.taken >= STEP
     spill.free(slot)
     spill.close()
+
+
+def test_an_upload_counts_once_whoever_has_it(tmp_path):
+    DISK.limit = 3 * STEP
+    store = WeightStore(tmp_path / "weights", 1 << 30)
+    DISK.make_way = store.make_way
+    journal = grown(tmp_path / "session.journal", 0)
+    journal.contents = Contents(contents_folder(journal.path))
+    uploads = Uploads(CpuRuntime(), ValueTable(), store)
+    uploads.journal = journal
+    data = bytes(range(256)) * (2 * STEP // 256)
+    offer = Offer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
+    assert not uploads.consider(offer)
+    assert DISK.taken >= len(data), "it is on its way to the journal"
+    upload = Upload(7, "uint8", (len(data),), (1,), len(data))
+    frame = journal.frame(Frame(encode(upload), [data]))
+    uploads.take(upload, [memoryview(part) for part in frame.body])
+    assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(30)
+    assert store.nbytes() == len(data)
+    assert DISK.taken < STEP
+    journal.end()
