@@ -34,6 +34,8 @@ class OwnJournals:
             OSError: there cannot be one.
         """
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if base.lstat().st_uid != os.geteuid() or base.is_symlink():
+            raise PermissionError(f"{base} is somebody else's")
         _remove_abandoned(base)
         self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
         lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -55,21 +57,25 @@ class OwnJournals:
 
 
 def own_journals() -> OwnJournals | None:
-    """A directory in the user's cache; None where there is no room for journals, which the log says."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn" / "own-journals"
-    try:
-        made = OwnJournals(base)
-    except OSError as error:
-        _log.warning("an executor of this program's own will not be replaced if it dies: no journals", error=str(error))
-        return None
-    room = made.room()
-    if room < LEAST:
+    """A directory in the user's cache, or else where temporary files are; None where there is no room, which the log says."""
+    errors: list[str] = []
+    for base in _bases():
+        try:
+            made = OwnJournals(base)
+        except OSError as error:
+            errors.append(str(error))
+            continue
+        if made.room() >= LEAST:
+            return made
+        errors.append(f"{base} is on a disk that has {made.room() * SHARE:,} bytes left")
         made.close()
-        _log.warning(
-            "an executor of this program's own will not be replaced if it dies: no room for journals", bytes=room
-        )
-        return None
-    return made
+    _log.warning("an executor of this program's own will not be replaced if it dies: no journals", reasons=errors)
+    return None
+
+
+def _bases() -> tuple[Path, Path]:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "djinn" / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{os.geteuid()}"
 
 
 def _remove_abandoned(base: Path) -> None:

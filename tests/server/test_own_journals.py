@@ -1,0 +1,61 @@
+"""Where a program's own executors write what their sessions take."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from djinn_core.launch import own_journals as module
+from djinn_core.launch.own_journals import OwnJournals, own_journals
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path / "cache" / "djinn" / "own-journals"
+
+
+def test_it_is_for_this_user_alone_and_goes_with_what_made_it(base):
+    made = own_journals()
+    assert made.path.parent == base
+    assert made.path.stat().st_mode & 0o077 == 0
+    assert made.empty
+    (made.path / "a.journal").touch()
+    assert not made.empty
+    path = made.path
+    del made
+    assert not path.exists()
+
+
+def test_directories_of_programs_that_were_killed_are_removed_by_the_next_one(base):
+    base.mkdir(parents=True)
+    old, new = base / "1-old", base / "2-new"
+    for path in (old, new):
+        path.mkdir()
+    (old / "a.journal").write_bytes(b"secret")
+    kept = OwnJournals(base)
+    for path in (old, kept.path):
+        os.utime(path, (1, 1))
+    own_journals().close()
+    assert not old.exists()
+    assert new.exists()  # it may have been made just now, by a program that is about to lock it
+    assert kept.path.exists()
+    kept.close()
+
+
+def test_without_a_cache_directory_it_is_where_temporary_files_are(base, tmp_path):
+    (tmp_path / "cache").write_bytes(b"a file")
+    made = own_journals()
+    assert made.path.parent == tmp_path / f"djinn-own-journals-{os.geteuid()}"
+    made.close()
+
+
+def test_without_room_there_is_none_and_the_log_says_so(base, monkeypatch, caplog):
+    usage = shutil.disk_usage(base.parents[2])
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=200 << 20))
+    assert own_journals() is None
+    assert "will not be replaced if it dies" in caplog.text
+    assert list(base.iterdir()) == []
