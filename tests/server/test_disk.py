@@ -109,7 +109,7 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path):
     journal.contents = Contents(contents_folder(journal.path))
     uploads = Uploads(CpuRuntime(), ValueTable(), store)
     uploads.journal = journal
-    data = bytes(range(256)) * (2 * STEP // 256)
+    data = bytearray(range(256)) * (2 * STEP // 256)
     offer = Offer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
     assert not uploads.consider(offer)
     assert DISK.taken >= len(data), "it is on its way to the journal"
