@@ -63,6 +63,7 @@ class Gatekeeper:
         self._lock = threading.Lock()
         self._table = TokenTable()
         self._written = (0, 0)
+        self._trouble = ""
         if table is not None:
             self._table = read_table(table)
             self._written = _written(table)
@@ -108,10 +109,12 @@ class Gatekeeper:
             try:
                 written = _written(self._file)
                 if written != self._written:
-                    self._table, self._written = read_table(self._file), written
+                    self._table, self._written, self._trouble = read_table(self._file), written, ""
                     _log.info("the table of tokens was read again", rows=len(self._table.tokens))
             except (OSError, ConfigurationError) as error:
-                _log.error("the table of tokens cannot be read; what was read before holds", error=str(error))
+                if str(error) != self._trouble:  # once: it is asked for with every connection
+                    _log.error("the table of tokens cannot be read; what was read before holds", error=str(error))
+                self._trouble = str(error)
             return self._table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,8 @@ from djinn_core.launch.securing import under_tls
 from djinn_core.launch.token_table import Quota, change_table, create, read_table
 from djinn_core.server import meter
 from djinn_core.server.exchange import Exchange, Harbour, Inbox
-from djinn_core.server.tokens import find_token, has_table
+from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server.tokens import Token, find_token, has_table
 from djinn_core.wire.messages import Timing, decode
 from djinn_core.wire.peer_messages import Meet
 
@@ -137,3 +139,20 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
     finally:
         here.close()
         listener.close()
+
+
+def test_a_table_that_is_gone_is_told_of_once_and_lets_nobody_else_in(tmp_path, caplog):
+    table = tmp_path / "tokens.json"
+    token = make_token(table, "alice")
+    gatekeeper = Gatekeeper(Token("t" * 32, "test"), table)
+    table.chmod(0o644)
+    os.utime(table, (1, 1))
+    for _ in range(3):
+        assert isinstance(gatekeeper.identify(token), Identity)
+        assert isinstance(gatekeeper.identify("x" * 32), Denied)
+    table.unlink()
+    for _ in range(3):
+        assert isinstance(gatekeeper.identify(token), Identity)
+    assert caplog.text.count("cannot be read") == 2
+    make_token(table, "bob")
+    assert isinstance(gatekeeper.identify(token), Denied)
