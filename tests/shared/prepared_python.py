@@ -157,7 +157,8 @@ class StartedPython:
 def prepare(control):
     """Import, then fork for every order that comes. Returns in forks only, with what the fork is to run."""
     for name in IMPORTED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # builds of torch may lack some; forks that need it say so themselves
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # collections in forks would copy all of it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
