@@ -131,11 +131,11 @@ class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
     tokens: tuple[str, ...] = ()
 
 
-FULL_SECONDS: Final = 1.0  # for which it holds that there is no room
+FULL_SECONDS: Final = 5.0  # for which it holds that there is no room, unless a session ends
 
 
 class Full(msgspec.Struct, frozen=True, tag="full"):
-    """Said without being asked: somebody was refused because there is no room for now."""
+    """Said without being asked: somebody was refused because there is no room for now; without a reason: there is some again."""
 
     reason: str
 

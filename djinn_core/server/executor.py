@@ -186,6 +186,7 @@ class Executor:
         finally:
             self._leases.end(name)
             session.close()
+            self._room_again()
             GIVING_BACK.soon()
 
     def _attached(self, owner: Owner, admitted: Admitted) -> Attached:
@@ -211,10 +212,16 @@ class Executor:
                 entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Nobody is let in for now: the gateway, which has less to do than this process, may say so by itself for a moment."""
+        """Nobody is let in for now: the gateway, which has less to do than this process, may say so by itself for a while."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(str(reason)))
+
+    def _room_again(self) -> None:
+        """A session has ended."""
+        if self._full_at:
+            self._full_at = 0.0
+            self.tell(Full(""))
 
     @property
     def idle(self) -> bool:

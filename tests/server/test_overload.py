@@ -158,6 +158,8 @@ def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
     assert executor.full() == "no room"
     passed[0] += FULL_SECONDS
     assert executor.full() == "", "it may have room again"
+    os.write(sending, to_line(Full("no room")) + to_line(Full("")))
+    assert executor.full() == "", "it has said that it has"
     os.close(receiving)
     os.close(sending)
 
