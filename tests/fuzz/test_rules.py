@@ -45,6 +45,7 @@ CALLS = {
     ),
     "chunk": ((F(4), 2), (F(0, 3), 1048576)),
     "embedding_dense_backward": ((F(2, 3), ints(0, 1), 2, -1, True), (F(2, 3), ints(0, 1 << 40), 2, -1, True)),
+    "embedding_dense_backward.out": ((F(2, 3), ints(0, 1), 2, -1, True), (F(5), torch.tensor(-1), 9, -1, True)),
     "gelu_backward": ((F(10, 10), F(10, 10)), (F(10, 10), F(1, 10))),
     "grid_sampler_2d_backward": (
         (F(1, 3, 5, 5), F(1, 3, 4, 4), F(1, 5, 5, 2), 0, 0, True, [True, True]),
@@ -88,7 +89,8 @@ KEYWORDS = {
         "nesterov": False,
         "maximize": False,
         "is_first_step": True,
-    }
+    },
+    "embedding_dense_backward.out": {"out": F(2, 3)},
 }
 
 

@@ -19,7 +19,7 @@ def embedding_backward(a: Arguments) -> None:
     a.require(a.num_weights >= 0, "num_weights must not be negative")
     a.integral("indices", a.indices)
     if a.scale_grad_by_freq:
-        a.within("indices", a.num_weights, besides=a.padding_idx)
+        a.within("indices", a.num_weights)
 
 
 def bag(a: Arguments) -> None:
