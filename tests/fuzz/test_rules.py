@@ -27,6 +27,7 @@ CALLS = {
         (F(1, 3), ints(0, 1), ints(0, 0), ints(2), ints(0), 4, False, 0, None),
         (F(1, 3), ints(0, 1), ints(0, 9), ints(2), ints(0), 4, False, 0, None),
     ),
+    "_embedding_bag": ((F(4, 3), ints(0, 3), ints(0, 1)), (F(2, 3), ints(3, 0).view(2, 1), ints(3, 0).view(2, 1))),
     "_fft_r2c": ((F(4, 4), [1], 0, True), (F(4, 4), [-2147483649], 0, True)),
     "_fused_sgd_": (
         ([F(3)], [F(3)], []),

@@ -48,13 +48,26 @@ def bag(a: Arguments) -> None:
         a.within("maximum_indices", rows, start=-1)
 
 
+def bag_forward(a: Arguments) -> None:
+    """Indices of rows that there are, and offsets that cut them into bags."""
+    a.require(a.weight.dim() == 2, "weight must have two dimensions")
+    a.require(a.indices.dim() == 1 and a.offsets.dim() == 1, "indices and offsets must have one dimension")
+    a.within("indices", a.weight.shape[0])
+    a.count("per_sample_weights", a.indices.numel())
+    _ascending(a)
+
+
 def _offsets(a: Arguments, bags: int) -> None:
     a.require(a.offsets.dim() == 1 and a.offsets.numel() in {bags, bags + 1}, "there must be an offset for each bag")
+    _ascending(a)
+    if a.offsets.device.type == "cpu" and a.offsets.numel() == bags + 1:
+        a.require(int(a.offsets[-1]) == a.indices.numel(), "the last offset must be the end of the indices")
+
+
+def _ascending(a: Arguments) -> None:
     a.within("offsets", a.indices.numel() + 1)
     if a.offsets.device.type == "cpu" and a.offsets.numel():
         a.require(int(a.offsets[0]) == 0 and bool((a.offsets.diff() >= 0).all()), "offsets must ascend from 0")
-        ends = a.offsets.numel() == bags or int(a.offsets[-1]) == a.indices.numel()
-        a.require(ends, "the last offset must be the end of the indices")
 
 
 def negative_log_likelihood(a: Arguments) -> None:
