@@ -154,13 +154,13 @@ class SocketConnection(StreamConnection):
         if not self._read:
             left = _READ_SECONDS if deadline is None else deadline - time.monotonic()
             soon = left < _READ_SECONDS
-            if 0 < left and soon and not self._wait_readable(self._poll, deadline):
+            if left > 0 and soon and not self._wait_readable(self._poll, deadline):
                 return False
             try:
                 # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
                 self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (socket.MSG_DONTWAIT if soon else 0,)))
             except BlockingIOError:
-                return 0 < left and wait_readable(self._poll, deadline)
+                return left > 0 and wait_readable(self._poll, deadline)
         self._taking = True
         self._take(self._read.pop())
         self._taking = False
