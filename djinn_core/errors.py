@@ -35,7 +35,7 @@ class TransportError(DjinnError, ConnectionError):
     """A connection could not be made or broke."""
 
 
-class ServerBusy(TransportError):
+class ServerBusy(TransportError):  # noqa: N818 - says what is so
     """The server has no room for now. Nothing was begun, so that asking again is safe.
 
     Attributes:
