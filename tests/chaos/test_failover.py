@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from servers import start_server
 
 import djinn
 from djinn_core.launch.connection_file import read_connection_file, write_connection_file
@@ -20,30 +19,17 @@ REMOTE = "remote_accelerator:0"
 
 
 @pytest.fixture(scope="module")
-def doomed(plain_environment, tmp_path_factory):
+def doomed(python, plain_environment, tmp_path_factory):
     """A server that is killed, which keeps nothing on its disk: its process, and its connection file."""
-    folder = tmp_path_factory.mktemp("doomed")
-    file = folder / "connection.json"
-    command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
-    command += ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=plain_environment)
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        assert process.poll() is None, (folder / "log").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    yield process, read_connection_file(file)
-    process.kill()
-    process.wait(30)
+    options = ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
+    server = start_server(python.start, tmp_path_factory.mktemp("doomed"), *options, env=plain_environment)
+    yield server.process, read_connection_file(server.file)
+    server.stop(signal.SIGKILL)
 
 
 @pytest.fixture
-def remote(doomed, serving, tmp_path, monkeypatch):
+def remote(doomed, serving, tmp_path):
     """The device is the doomed server's; the one that all tests share stands by."""
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
     file = tmp_path / "standby.json"
     write_connection_file(file, serving)
     threads = torch.get_num_threads()

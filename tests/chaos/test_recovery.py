@@ -37,10 +37,7 @@ def server(request, python, plain_environment, journals):
 
 
 @pytest.fixture
-def remote(server, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
+def remote(server):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     djinn.configure(servers=[u for u in server.urls if u.startswith("tcp")], token=server.token, disable=("local",))
