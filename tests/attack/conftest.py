@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 import time
 
@@ -9,13 +8,6 @@ import pytest
 from djinn_core.builtins import builtin_plugins
 from djinn_core.conformance.certificates import self_signed_tls
 from djinn_core.plugins.registry import Selection, load_registry
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_of_the_person(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("DJINN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("DJINN_CONFIG", os.devnull)
 
 
 @pytest.fixture(scope="session")

@@ -44,11 +44,6 @@ def _ask():
 
 
 @pytest.fixture(scope="session")
-def environment(plain_environment):
-    return plain_environment
-
-
-@pytest.fixture(scope="session")
 def registry() -> Registry:
     return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
 

@@ -129,7 +129,7 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory, environment, wait_for):
+def guarded(tmp_path_factory, plain_environment, wait_for):
     folder = tmp_path_factory.mktemp("guarded")
     table = folder / "tokens.json"
     tokens = {
@@ -156,7 +156,7 @@ def guarded(tmp_path_factory, environment, wait_for):
     command += ["--store", str(folder / "store")]
     (folder / "sitecustomize.py").write_text(HOOK)
     with (folder / "log").open("wb") as log:
-        started = environment | {"XDG_STATE_HOME": str(folder / "state"), "DJINN_LOG_FORMAT": "json"}
+        started = plain_environment | {"XDG_STATE_HOME": str(folder / "state"), "DJINN_LOG_FORMAT": "json"}
         started |= {"PYTHONPATH": str(folder), "HOOKED": str(folder / "hooked")}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=started)
     guarded = Guarded(process, folder, tokens)

@@ -208,13 +208,13 @@ SCRIPT = """
 """
 
 
-def test_it_ends_with_a_parent_that_is_killed(tmp_path, wait_for, exists, environment):
+def test_it_ends_with_a_parent_that_is_killed(tmp_path, wait_for, exists, plain_environment):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "random.py").write_text("raise SystemExit('the working directory was imported from')")
-    parent = subprocess.Popen([sys.executable, script], cwd=elsewhere, stdout=subprocess.PIPE, env=environment)
+    parent = subprocess.Popen([sys.executable, script], cwd=elsewhere, stdout=subprocess.PIPE, env=plain_environment)
     executor, child, url, alive = parent.stdout.readline().split()
     try:
         assert alive == b"True"
