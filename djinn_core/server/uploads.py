@@ -18,6 +18,8 @@ from djinn_core.wire.message import Failure
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import HAVE_LIMIT, Had, Have, Offer, Upload
 
+_NUMBERS = 1 << 63  # what PyTorch counts with ends there
+
 
 @attrs.define
 class _Partial:
@@ -120,7 +122,8 @@ class Uploads:
             self._begin(upload, part, size)
             return
         partial = self._partial.get(upload.handle)
-        if partial is None or partial.received != upload.start or upload.start + size > upload.size:
+        follows = partial is not None and partial.received == upload.start and partial.header.size == upload.size
+        if partial is None or not follows or upload.start + size > upload.size:
             raise ProtocolError(
                 f"part of upload {upload.handle} at byte {upload.start} does not follow what came before"
             )
@@ -186,7 +189,9 @@ class Uploads:
 
 def _check_layout(upload: Upload) -> None:
     """Raises ProtocolError where shape and strides reach beyond the announced size."""
-    if len(upload.shape) != len(upload.stride) or any(n < 0 for n in (*upload.shape, *upload.stride)):
+    if len(upload.shape) != len(upload.stride) or not all(
+        0 <= n < _NUMBERS for n in (*upload.shape, *upload.stride, upload.size)
+    ):
         raise ProtocolError(f"upload {upload.handle} has an impossible layout")
     item = dtype_from_name(upload.dtype).itemsize
     last = sum((n - 1) * s for n, s in zip(upload.shape, upload.stride, strict=True))

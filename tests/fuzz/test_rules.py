@@ -36,6 +36,10 @@ CALLS = {
     "_log_softmax_backward_data": ((F(2, 3), F(2, 3), 1, torch.float32), (F(2, 4), F(2, 3), 1, torch.float32)),
     "_pdist_backward": ((F(1), F(2, 3), 2.0, F(1)), (F(10), F(5, 1), 2.0, F(()))),
     "_reshape_alias": ((F(6), [2, 3], [3, 1]), (F(6), [2, 3], [1000, 1])),
+    "_upsample_bilinear2d_aa": (
+        (F(1, 3, 10, 20), [8, 10], False, 0.8, 0.5),
+        (F(1, 3, 10, 20), [8, 21], False, 0.8, 1.0),
+    ),
     "adaptive_max_pool2d_backward": (
         (F(4, 1, 1), F(4, 1, 4), torch.zeros(4, 1, 1, dtype=torch.int64)),
         (F(4, 1, 1), F(4, 1, 4), torch.full((4, 1, 1), -2147483649)),

@@ -119,6 +119,15 @@ def unfold_backward(a: Arguments) -> None:
     a.require(tuple(a.grad_in.shape) == expected, f"grad_in must have shape {expected}")
 
 
+def antialiased(a: Arguments) -> None:
+    """Scales are those from the input's sizes to the output's."""
+    sizes = a.self.shape if a.self is not None else a.input_size
+    for at, scale in ((-2, a.scales_h), (-1, a.scales_w)):
+        if scale is not None and a.output_size is not None:
+            fits = scale > 0 and a.output_size[at] <= sizes[at] * scale * (1 + 1e-6)
+            a.require(fits, f"an output of {a.output_size[at]} is not {scale} times an input of {sizes[at]}")
+
+
 def reshape_alias(a: Arguments) -> None:
     """What the new tensor looks at lies in memory that the old one has."""
     size, stride, given = list(a.size), list(a.stride), a.self
