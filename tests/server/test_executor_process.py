@@ -88,7 +88,7 @@ def test_an_expired_ticket_is_refused(executor, dial, ask):
 @pytest.mark.parametrize("ticket", ["", "x", "Zm9yZ2Vk" * 10, "é", "=" * 7])
 def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
     connection = dial(executor.urls[0])
-    assert isinstance(ask(connection, Attach(ticket, "")), Refused)
+    assert isinstance(ask(connection, Attach(ticket, "")), Refused | Broken)  # what cannot be a ticket is no message
     expect_end(connection)
 
 
