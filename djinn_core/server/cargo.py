@@ -143,10 +143,18 @@ def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterato
         for view in item.views:
             typed = memory.view(dtype_from_name(view.dtype))
             if item.dense:
-                laid = torch.empty_strided(view.shape, view.stride, dtype=typed.dtype, device=typed.device)
-                yield view.handle, laid.copy_(typed.view(view.shape))
+                yield view.handle, _laid_out(typed.view(view.shape), view)
             else:
                 yield view.handle, typed.as_strided(view.shape, view.stride, view.offset)
+
+
+def _laid_out(dense: torch.Tensor, view: View) -> Stored:
+    """The elements with the strides that their value has; why not, where there is no memory for the gaps between them."""
+    try:
+        return torch.empty_strided(view.shape, view.stride, dtype=dense.dtype, device=dense.device).copy_(dense)
+    except RuntimeError as error:  # that of a CPU is no more than that
+        reason = f"no memory for a layout of strides {view.stride}: {error}"
+        return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", reason))
 
 
 def room_for(item: Item) -> memoryview:

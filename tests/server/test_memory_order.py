@@ -232,6 +232,13 @@ def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
     assert value.failure.kind == "OutOfMemoryError"
 
 
+def test_a_layout_that_no_memory_is_large_enough_for_loses_its_value_alone():
+    item = Item(8, (View(5, "float32", (2,), (1 << 60,)),), dense=True)
+    ((handle, value),) = unpack_item(item, memoryview(bytearray(8)), CpuRuntime())
+    assert handle == 5
+    assert value.failure.kind == "OutOfMemoryError"
+
+
 def test_a_program_that_was_larger_before_is_not_refused(ledger):
     session = Session(ledger, 1)
     large, small = session.give(1), next(session.handles)
