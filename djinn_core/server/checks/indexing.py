@@ -80,8 +80,7 @@ def negative_log_likelihood(a: Arguments) -> None:
     )
     classes = given.shape[at]
     a.require(target.dtype in {torch.int64, torch.uint8}, "target must be int64")
-    if target.dtype == torch.int64:
-        a.within("target", classes, besides=a.ignore_index)
+    a.inside("target", target.long(), classes, besides=a.ignore_index)
     a.count("weight", classes)
     a.count("total_weight", 1)
     expected = tuple(target.shape) if a.reduction == 0 else ()
