@@ -47,6 +47,7 @@ WAITING = (Offer, Expect, Cargo, Ship)
 SLOW_SECONDS = 1.0
 DATA_BYTES = 1 << 30  # that an executor may have: what is asked for beyond is refused, and never fills the machine
 GROWTH_BYTES = 64 << 20
+LEASE_SECONDS = 2
 WARM_UP = 2000  # mutations before memory is looked at
 INTERNAL = frozenset(
     {
@@ -79,6 +80,7 @@ def serving() -> Iterator[Server]:
         file = folder / "connection.json"
         command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
         command += ["--threads", "1", "--store-gib", "0", "--drain-seconds", "1"]
+        command += ["--lease-seconds", str(LEASE_SECONDS)]
         command += ["--token-file", str(folder / "tokens.json")]
         token = _frequent_guest(folder / "tokens.json")
         variables = os.environ | {"OMP_NUM_THREADS": "1", "DJINN_CONFIG": os.devnull, "DJINN_LOG_LEVEL": "warning"}
@@ -379,6 +381,8 @@ def run(
         _together([lambda m=m: m.run(mutations) for m in threads])
         witness.over.set()
         witness.join(SECONDS)
+        if mutations > WARM_UP:
+            time.sleep(LEASE_SECONDS + 2)  # until sessions are gone whose connections broke
         probe = Talk.begin(server, registry.transports)
         after = (resident(probe.process), resident(server.process.pid))
         probe.close()
