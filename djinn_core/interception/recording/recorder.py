@@ -21,6 +21,7 @@ from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.foresight import OPENING, Foresight
 from djinn_core.interception.recording.streaming import Entry, steady_cut
 from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
+from djinn_core.interception.undivided import undivided
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
 from djinn_core.torch_private import without_modes
@@ -220,13 +221,20 @@ class Recorder:
                 self._send(runtime, Ask())
 
     def _send(self, runtime: Runtime, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> int:
-        with survivable(), collect_later, sending:
-            _send_held(runtime)
-            if ask.synchronize or _waiting.count > WAITING_LIMIT:
-                for other in recorders():
-                    if other is not self and other.entries:
-                        runtime.submit(other.take(Ask()))
-            return runtime.submit(self.take(ask, cut))
+        number: int | None = None
+        try:
+            with undivided, survivable(), collect_later, sending:
+                _send_held(runtime)
+                if ask.synchronize or _waiting.count > WAITING_LIMIT:
+                    for other in recorders():
+                        if other is not self and other.entries:
+                            runtime.submit(other.take(Ask()))
+                number = runtime.submit(self.take(ask, cut))
+        except KeyboardInterrupt:
+            if number is not None:
+                runtime.forget(number)  # it was sent, and nobody will ask what came of it
+            raise
+        return number
 
     def take(self, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""

@@ -23,7 +23,7 @@ from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.streams import Alike, Turns
-from djinn_core.runtime.pool.undivided import undivided
+from djinn_core.interception.undivided import undivided
 from djinn_core.runtime.session import Session
 
 NOTHING = Program((), (), ())
@@ -154,14 +154,8 @@ class PoolSession:
         """
         if self.lost:
             raise SessionLost(self.lost)
-        number = 0
-        try:
-            with self._tables, undivided:
-                number = self._submit(submission)
-        except BaseException:
-            self.forget(number)  # an interrupt came meanwhile: everything was sent, and nobody will ask
-            raise
-        return number
+        with self._tables:
+            return self._submit(submission)
 
     def _submit(self, submission: Submission) -> int:
         number, questions = next(self._numbers), []

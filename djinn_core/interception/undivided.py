@@ -1,7 +1,7 @@
-"""What must not be left half done when somebody presses Ctrl-C: what several executors are told of one program.
+"""What must not be left half done when somebody presses Ctrl-C: what is recorded is taken and sent, or neither.
 
-A program of a pool is many messages. Where an interrupt came between them, some executors would wait for values that others were
-never told to send, and the client would look for values where they were never made.
+Where an interrupt came in between, values would be waited for that no executor was told to make; of a program for several executors,
+some would wait for values that others were never told to send.
 """
 
 from __future__ import annotations
