@@ -11,6 +11,7 @@ import torch
 
 from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
 from djinn_core.interception.port import Answer, DescribedValue, Submission
+from djinn_core.interception.undivided import undivided
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
@@ -23,7 +24,6 @@ from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.streams import Alike, Turns
-from djinn_core.interception.undivided import undivided
 from djinn_core.runtime.session import Session
 
 NOTHING = Program((), (), ())
