@@ -42,7 +42,7 @@ from djinn_core.server.confining import confine
 from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.exchange import Harbour
-from djinn_core.server.giving_back import GIVING_BACK
+from djinn_core.server.giving_back import GIVING_BACK, keep_few_arenas
 from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
 from djinn_core.server.inbox import Guest
 from djinn_core.server.journal import Owner, remove_stale
@@ -300,6 +300,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         new: makes a session on the device.
     """
     become_server("executor")
+    keep_few_arenas()
     control = Control(_take_standard_input(), reports)
     control.catch_signals()
     start = control.read_start()

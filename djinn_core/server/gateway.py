@@ -29,6 +29,7 @@ from djinn_core.role import become_server
 from djinn_core.server.admission import Admission, Counts
 from djinn_core.server.audit import Audit
 from djinn_core.server.gatekeeper import Gatekeeper, Identity
+from djinn_core.server.giving_back import keep_few_arenas
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.metrics import Observed, exporter
 from djinn_core.server.offering import offered
@@ -267,6 +268,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     if options.tls is not None:
         server_context(options.tls)  # what is wrong with the certificate is said before anything starts
     become_server("gateway")
+    keep_few_arenas()
     _allow_many_files()
     _leave_no_cores()
     gateway = Gateway(options, token, gatekeeper, Audit(options.audit_log))
