@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 
-import djinn
 from djinn_core.interception import dispatch
 from djinn_core.interception.inference.growing import foretell, learn_example
 from djinn_core.interception.inference.infer import infer
@@ -137,14 +136,12 @@ def test_a_decode_step_infers_nothing(embedded, monkeypatch):
     given = torch.arange(5)[None]
     expected = local.generate(given, max_new_tokens=12, do_sample=False, pad_token_id=0)
     remote = local.to(DEVICE)
-    inferred = []
+    inferred, steps = [], []
     real = dispatch.infer
-    monkeypatch.setattr(
-        dispatch, "infer", lambda *a: (inferred.append((djinn.stats()["round_trips"], a[0])), real(*a))[1]
-    )
-    djinn.reset_stats()
+    monkeypatch.setattr(dispatch, "infer", lambda *a: (inferred.append((len(steps), a[0])), real(*a))[1])
+    remote.register_forward_pre_hook(lambda *_: steps.append(None))
     assert (
         remote.generate(given.to(DEVICE), max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
         == expected.tolist()
     )
-    assert [func for trips, func in inferred if 6 < trips < 12] == []
+    assert [func for step, func in inferred if 4 < step < 12] == []

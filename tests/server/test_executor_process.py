@@ -124,11 +124,13 @@ def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, a
     wait_for(lambda: session not in {s.session for s in executor.status().sessions}, "the end of the session")
 
 
-def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch):
+def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wait_for):
     monkeypatch.setenv("DJINN_TOKEN", "a-secret-of-the-client")
     executor = ExecutorProcess(ExecutorOptions("cpu"))
     try:
-        shown = b"".join(Path(f"/proc/{executor.process_id}/{name}").read_bytes() for name in ("cmdline", "environ"))
+        process = Path(f"/proc/{executor.process_id}")
+        wait_for((process / "cmdline").read_bytes, "arguments, which a process lacks at its very beginning")
+        shown = b"".join((process / name).read_bytes() for name in ("cmdline", "environ"))
         executor.wait_ready(SECONDS)
     finally:
         executor.close(0.0)
@@ -254,17 +256,24 @@ def test_a_long_temporary_directory_does_not_matter(tmp_path, monkeypatch):
         Path(directory).rmdir()
 
 
-def test_directories_of_executors_that_were_killed_are_removed_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.fixture
+def short_path():
+    """A directory whose name leaves room for that of a socket."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_directories_of_executors_that_were_killed_are_removed_later(short_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     executor = ExecutorProcess.start("cpu", threads=1, timeout=SECONDS)
-    (directory,) = tmp_path.iterdir()
-    (tmp_path / "djinn-run-link").symlink_to(directory)
+    (directory,) = short_path.iterdir()
+    (short_path / "djinn-run-link").symlink_to(directory)
     os.utime(directory, (0, 0))
-    remove_abandoned(tmp_path)
+    remove_abandoned(short_path)
     assert (directory / "executor.sock").exists(), "its executor lives"
     os.kill(executor.process_id, signal.SIGKILL)
     assert executor.wait() == -signal.SIGKILL
-    remove_abandoned(tmp_path)
+    remove_abandoned(short_path)
     assert not directory.exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["djinn-run-link"], "links lead elsewhere"
+    assert [path.name for path in short_path.iterdir()] == ["djinn-run-link"], "links lead elsewhere"
     executor.close()
