@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ from djinn_core.ir.operators import (
 )
 from djinn_core.server.random_state import DeviceRandomness
 
+T = TypeVar("T")
+R = TypeVar("R")
 OwnOperators = Mapping[str, Callable[..., Any]]
 
 
@@ -32,19 +34,26 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
     return {
         MANUAL_SEED: randomness.manual_seed,
         GET_RANDOM_STATE: randomness.get_state,
-        SET_RANDOM_STATE: randomness.set_state,
-        EXCHANGE_RANDOM_STATE: randomness.exchange,
+        SET_RANDOM_STATE: _given(torch.Tensor, randomness.set_state),
+        EXCHANGE_RANDOM_STATE: _given(torch.Generator, randomness.exchange),
         SEEDED_GENERATOR: lambda seed: runtime.generator().manual_seed(seed),
-        RESTORED_GENERATOR: lambda state: runtime.generator().set_state(state.cpu()),
-        GENERATOR_STATE: _generator_state,
+        RESTORED_GENERATOR: _given(torch.Tensor, lambda state: runtime.generator().set_state(state.cpu())),
+        GENERATOR_STATE: _given(torch.Generator, torch.Generator.get_state),
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
     }
 
 
-def _generator_state(generator: torch.Generator) -> torch.Tensor:
-    return generator.get_state()
+def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
+    """The function, for whatever a client names: a TypeError where that is something else."""
+
+    def checked(value: Any) -> R:
+        if not isinstance(value, kind):
+            raise TypeError(f"expected {kind.__name__}, not {type(value).__name__}")
+        return function(value)
+
+    return checked
 
 
 class _Marks:

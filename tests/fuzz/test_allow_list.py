@@ -9,7 +9,17 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.ir.operators import OWN_OPERATORS, allowed_operators, refusal, resolve, split_name
+from djinn_core.ir.operators import (
+    EXCHANGE_RANDOM_STATE,
+    GENERATOR_STATE,
+    OWN_OPERATORS,
+    RESTORED_GENERATOR,
+    SET_RANDOM_STATE,
+    allowed_operators,
+    refusal,
+    resolve,
+    split_name,
+)
 from djinn_core.server.checks.rules import RULES
 from djinn_core.server.own_operators import own_operators
 from djinn_core.server.random_state import DeviceRandomness
@@ -94,3 +104,10 @@ def test_kinds_of_arguments_that_cannot_travel(kind):
 
 def test_an_op_is_found_by_its_name_alone():
     assert resolve("aten::relu") is torch.ops.aten.relu.default
+
+
+@pytest.mark.parametrize("name", [SET_RANDOM_STATE, EXCHANGE_RANDOM_STATE, RESTORED_GENERATOR, GENERATOR_STATE])
+def test_operators_of_our_own_say_what_they_expect(name):
+    runtime = CpuRuntime()
+    with pytest.raises(TypeError, match="not int"):
+        own_operators(runtime, DeviceRandomness(runtime.device))[name](5)
