@@ -11,7 +11,7 @@ from djinn_core.cli.access_options import TlsChoice, access_options, tls_options
 from djinn_core.cli.room_options import RoomChoice, room_options
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.private_files import private_directory
-from djinn_core.server.gateway import GatewayOptions, Serving
+from djinn_core.server.gateway.gateway import GatewayOptions, Serving
 
 _PORT = click.IntRange(0, 65535)
 
@@ -185,7 +185,7 @@ def _private(directory: Path, what: str) -> Path | None:
 
 def _serve(options: GatewayOptions) -> None:
     from djinn_core import config, logs
-    from djinn_core.server.gateway import serve
+    from djinn_core.server.gateway.gateway import serve
 
     settings = config.resolve().settings
     logs.show(options.log_level)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
-from djinn_core.server.exchange import Exchange
 from djinn_core.server.greetings import INSTANCE, complain, receive_message, refuse, send_message
+from djinn_core.server.peers.exchange import Exchange
 from djinn_core.wire.peer_messages import Invite, Meet
 from djinn_core.wire.resume_messages import Resumed
 

@@ -11,10 +11,10 @@ from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
-from djinn_core.server.exchange import Harbour
 from djinn_core.server.greetings import INSTANCE, STRANGER_LIMITS, complain, receive_message, refuse
-from djinn_core.server.inbox import Guest
 from djinn_core.server.meter import METER
+from djinn_core.server.peers.exchange import Harbour
+from djinn_core.server.peers.inbox import Guest
 from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import Join

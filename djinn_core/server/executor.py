@@ -41,18 +41,18 @@ from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.confining import confine
 from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
-from djinn_core.server.exchange import Harbour
 from djinn_core.server.giving_back import GIVING_BACK, keep_few_arenas
 from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
-from djinn_core.server.inbox import Guest
-from djinn_core.server.journal import Owner, remove_stale
-from djinn_core.server.leases import KillsExecutors, Leases, resend
+from djinn_core.server.peers.exchange import Harbour
+from djinn_core.server.peers.inbox import Guest
+from djinn_core.server.recovery.journal import Owner, remove_stale
+from djinn_core.server.recovery.leases import KillsExecutors, Leases, resend
 from djinn_core.server.room import Room
 from djinn_core.server.roster import Entry, Roster, Session
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.shared_device import compile_on, shared_device
-from djinn_core.server.store import WeightStore
 from djinn_core.server.tenancy import Tenancy
+from djinn_core.server.weights.store import WeightStore
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import Aside, Resume, Resumed

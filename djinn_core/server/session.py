@@ -16,23 +16,17 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
-from djinn_core.server.answering import collect
-from djinn_core.server.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.cargo import Packed, pack_copies, pack_storages, unpack_item
-from djinn_core.server.exchange import Exchange, Harbour
 from djinn_core.server.figures import device_figures, reset_device_peak
-from djinn_core.server.handing_on import hand_out, restored, take_in
-from djinn_core.server.leases import State as Found
-from djinn_core.server.leases import decided, keep, papers, send_unchecked
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.meter import METER
-from djinn_core.server.random_state import SessionRandomness
-from djinn_core.server.replay import compile_template
-from djinn_core.server.route import frames_of
-from djinn_core.server.run import Run, run_template
-from djinn_core.server.shared_device import shared_device
-from djinn_core.server.shipments import PastShipments, PoolCounts
-from djinn_core.server.snapshots import (
+from djinn_core.server.peers.cargo import Packed, pack_copies, pack_storages, unpack_item
+from djinn_core.server.peers.exchange import Exchange, Harbour
+from djinn_core.server.peers.route import frames_of
+from djinn_core.server.recovery.handing_on import hand_out, restored, take_in
+from djinn_core.server.recovery.leases import State as Found
+from djinn_core.server.recovery.leases import decided, keep, papers, send_unchecked
+from djinn_core.server.recovery.shipments import PastShipments, PoolCounts
+from djinn_core.server.recovery.snapshots import (
     KnownTemplate,
     Snapshot,
     decode_snapshot,
@@ -42,11 +36,17 @@ from djinn_core.server.snapshots import (
     take_values,
     tensor_of,
 )
-from djinn_core.server.stopping import OVERSEER, Wanted
-from djinn_core.server.store import WeightStore
-from djinn_core.server.uploads import Uploads
-from djinn_core.server.values import Poison, ValueTable
-from djinn_core.server.work import Work, unpack
+from djinn_core.server.running.answering import collect
+from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
+from djinn_core.server.running.random_state import SessionRandomness
+from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.run import Run, run_template
+from djinn_core.server.running.stopping import OVERSEER, Wanted
+from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.running.work import Work, unpack
+from djinn_core.server.shared_device import shared_device
+from djinn_core.server.weights.store import WeightStore
+from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.bindings import unpack_handles
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (

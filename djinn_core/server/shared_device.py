@@ -8,9 +8,9 @@ import weakref
 from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.memory.limited import ledger_of
-from djinn_core.server.own_operators import own_operators
-from djinn_core.server.random_state import DeviceRandomness
-from djinn_core.server.turns import Turns
+from djinn_core.server.running.own_operators import own_operators
+from djinn_core.server.running.random_state import DeviceRandomness
+from djinn_core.server.running.turns import Turns
 
 
 class SharedDevice:

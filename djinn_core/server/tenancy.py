@@ -7,9 +7,9 @@ import threading
 from djinn_core.launch.orders import Metered
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.disk import DISK
 from djinn_core.server.meter import METER
-from djinn_core.server.store import WeightStore
+from djinn_core.server.weights.disk import DISK
+from djinn_core.server.weights.store import WeightStore
 
 _OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
 _log = get_logger("djinn.server")

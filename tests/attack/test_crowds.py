@@ -16,10 +16,10 @@ from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.securing import under_tls
 from djinn_core.server import attach, operations
-from djinn_core.server.audit import Audit
-from djinn_core.server.gatekeeper import Gatekeeper
-from djinn_core.server.operations import Operations, OperationsListener
-from djinn_core.server.tokens import Token
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.operations import Operations, OperationsListener
+from djinn_core.server.gateway.tokens import Token
 from djinn_http import pace
 from djinn_http import server as http_server
 

@@ -21,7 +21,7 @@ from djinn_core.runtime.answers import AnswerReader
 from djinn_core.runtime.dialling import Gateway, direct_ways, reach_gateway
 from djinn_core.runtime.failures import Failures
 from djinn_core.runtime.servers import find_servers
-from djinn_core.server import exchange
+from djinn_core.server.peers import exchange
 from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (
     Attach,

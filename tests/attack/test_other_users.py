@@ -18,8 +18,8 @@ from djinn_core.launch.private_files import private_directory
 from djinn_core.launch.self_signed import self_signed
 from djinn_core.launch.tickets import NOBODY
 from djinn_core.printable import one_line
-from djinn_core.server import gateway
-from djinn_core.server.journal import Journal, Owner
+from djinn_core.server.gateway import gateway
+from djinn_core.server.recovery.journal import Journal, Owner
 from djinn_core.wire.messages import AnyMessage
 
 

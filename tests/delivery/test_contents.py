@@ -10,9 +10,9 @@ import torch
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NOBODY
-from djinn_core.server.contents import Contents, contents_folder
-from djinn_core.server.journal import Base, Journal, Owner, Past, remove_stale
-from djinn_core.server.store import WeightStore
+from djinn_core.server.recovery.contents import Contents, contents_folder
+from djinn_core.server.recovery.journal import Base, Journal, Owner, Past, remove_stale
+from djinn_core.server.weights.store import WeightStore
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import Upload, encode

@@ -11,8 +11,8 @@ from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NOBODY
 from djinn_core.server.inline import connected_pair
-from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path, remove_stale
-from djinn_core.server.leases import TRIES, Leases
+from djinn_core.server.recovery.journal import Base, Journal, Owner, Past, journal_path, remove_stale
+from djinn_core.server.recovery.leases import TRIES, Leases
 from djinn_core.wire.resume_messages import Resume
 
 OWNER = Owner("session", "a client", "told at the beginning", NOBODY)
@@ -178,7 +178,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
     leases = Leases(1.0, tmp_path, 1 << 30)
     leases.lease(Owner("other", "", "", NOBODY), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
-    monkeypatch.setattr("djinn_core.server.leases.SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr("djinn_core.server.recovery.leases.SWEEP_SECONDS", 0.0)
     leases.lease(Owner("other", "", "", NOBODY), connected_pair()[1]).close()
     assert not list(tmp_path.iterdir())
 

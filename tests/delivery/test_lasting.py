@@ -14,8 +14,8 @@ from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.launch.tickets import NOBODY
 from djinn_core.runtime.resuming import ResumingConnection
 from djinn_core.server.inline import QueueConnection, connected_pair
-from djinn_core.server.journal import Owner
-from djinn_core.server.leases import LeasedConnection, Leases
+from djinn_core.server.recovery.journal import Owner
+from djinn_core.server.recovery.leases import LeasedConnection, Leases
 from djinn_core.wire.messages import Refused, decode, encode
 from djinn_core.wire.numbering import KEPT_LIMIT, Inbox, Numbered, Outbox, Prefix, Wish, split
 from djinn_core.wire.resume_messages import Resume, Resumed

@@ -28,14 +28,21 @@ from djinn_core.ir.form import Form, Operand
 from djinn_core.launch import orders, tickets
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.token_table import TokenTable, create, parse_table
-from djinn_core.server.cargo import room_for
-from djinn_core.server.journal import Base, Journal, Owner, Past
-from djinn_core.server.own_operators import own_operators
-from djinn_core.server.random_state import DeviceRandomness
-from djinn_core.server.replay import compile_template
-from djinn_core.server.snapshots import KnownTemplate, Snapshot, decode_snapshot, encode_snapshot, octets_of, put_values
-from djinn_core.server.uploads import Uploads
-from djinn_core.server.values import ValueTable
+from djinn_core.server.peers.cargo import room_for
+from djinn_core.server.recovery.journal import Base, Journal, Owner, Past
+from djinn_core.server.recovery.snapshots import (
+    KnownTemplate,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+    octets_of,
+    put_values,
+)
+from djinn_core.server.running.own_operators import own_operators
+from djinn_core.server.running.random_state import DeviceRandomness
+from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire import bindings, compression, messages
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
 from djinn_core.wire.numbering import Inbox, Outbox, split

@@ -21,8 +21,8 @@ from djinn_core.ir.operators import (
     split_name,
 )
 from djinn_core.server.checks.rules import RULES
-from djinn_core.server.own_operators import own_operators
-from djinn_core.server.random_state import DeviceRandomness
+from djinn_core.server.running.own_operators import own_operators
+from djinn_core.server.running.random_state import DeviceRandomness
 
 # Said once more, on purpose, and not taken from the list under test.
 PLAIN = {"Tensor", "int", "bool", "float", "number", "complex", "str", "Device", "Generator", "NoneType"}

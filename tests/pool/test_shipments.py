@@ -16,14 +16,14 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.tickets import NOBODY
 from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.server import inbox as inboxes
-from djinn_core.server.exchange import Exchange, Harbour
-from djinn_core.server.gauging import Sightings
-from djinn_core.server.inbox import Guest, Inbox
 from djinn_core.server.inline import connected_pair
-from djinn_core.server.journal import Base, Journal, Owner, Past
-from djinn_core.server.route import WAITING_LIMIT, Route
-from djinn_core.server.shipments import PastShipments, PoolCounts
+from djinn_core.server.peers import inbox as inboxes
+from djinn_core.server.peers.exchange import Exchange, Harbour
+from djinn_core.server.peers.gauging import Sightings
+from djinn_core.server.peers.inbox import Guest, Inbox
+from djinn_core.server.peers.route import WAITING_LIMIT, Route
+from djinn_core.server.recovery.journal import Base, Journal, Owner, Past
+from djinn_core.server.recovery.shipments import PastShipments, PoolCounts
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import Cargo, Item, Meet, View
 

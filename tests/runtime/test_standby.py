@@ -11,8 +11,8 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.runtime.standby import kept
 from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.runtime.standby.sent import SentFrames
-from djinn_core.server.handing_on import hand_out, take_in
-from djinn_core.server.snapshots import KnownTemplate, Snapshot, encode_snapshot
+from djinn_core.server.recovery.handing_on import hand_out, take_in
+from djinn_core.server.recovery.snapshots import KnownTemplate, Snapshot, encode_snapshot
 from djinn_core.wire.messages import (
     Attached,
     Broken,

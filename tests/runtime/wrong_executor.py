@@ -60,8 +60,8 @@ def execute():
 
 def serve(file):
     """Be the server."""
-    from djinn_core.server.gateway import GatewayOptions
-    from djinn_core.server.gateway import serve as serve_options
+    from djinn_core.server.gateway.gateway import GatewayOptions
+    from djinn_core.server.gateway.gateway import serve as serve_options
 
     options = GatewayOptions(
         devices=("cpu",),

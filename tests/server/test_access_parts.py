@@ -21,9 +21,9 @@ from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.securing import under_tls
 from djinn_core.launch.token_table import Quota, change_table, create, read_table
 from djinn_core.server import meter
-from djinn_core.server.exchange import Exchange, Harbour, Inbox
-from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
-from djinn_core.server.tokens import Token, find_token, has_table
+from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server.gateway.tokens import Token, find_token, has_table
+from djinn_core.server.peers.exchange import Exchange, Harbour, Inbox
 from djinn_core.wire.messages import Timing, decode
 from djinn_core.wire.peer_messages import Meet
 

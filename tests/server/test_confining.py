@@ -28,3 +28,11 @@ def test_what_does_not_fit_fails_alone(embedded):
     with pytest.raises(RuntimeError, match="allocate"):
         torch.empty(1 << 45, dtype=torch.uint8, device=embedded)[:1].cpu()
     assert (kept + 1).tolist() == [2, 2]
+
+
+def test_an_upload_that_cannot_grow_fails_alone(embedded):
+    kept = torch.ones(2, device=embedded)
+    grown = torch.arange(4.0).to(embedded)
+    with pytest.raises(RuntimeError, match="allocate"):
+        grown.resize_(1 << 43)[:1].cpu()
+    assert (kept + 1).tolist() == [2, 2]

@@ -21,8 +21,8 @@ from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime import connect, embedded
 from djinn_core.runtime.connect import open_connections
 from djinn_core.runtime.servers import find_servers
+from djinn_core.server.gateway.relay import relay
 from djinn_core.server.inline import connected_pair
-from djinn_core.server.relay import relay
 from djinn_core.wire.messages import Figures, Goodbye, Query, encode
 
 SECONDS = 60.0

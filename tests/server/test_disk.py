@@ -9,15 +9,15 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.launch.token_table import Quota
-from djinn_core.server import disk
-from djinn_core.server.contents import Contents, contents_folder
-from djinn_core.server.disk import DISK, STEP
-from djinn_core.server.journal import Base, Journal, Owner
 from djinn_core.server.memory.spill import FileSpill
-from djinn_core.server.store import WeightStore
+from djinn_core.server.recovery.contents import Contents, contents_folder
+from djinn_core.server.recovery.journal import Base, Journal, Owner
+from djinn_core.server.running.values import ValueTable
 from djinn_core.server.tenancy import Tenancy
-from djinn_core.server.uploads import Uploads
-from djinn_core.server.values import ValueTable
+from djinn_core.server.weights import disk
+from djinn_core.server.weights.disk import DISK, STEP
+from djinn_core.server.weights.store import WeightStore
+from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import Offer, Upload, encode
 

@@ -11,7 +11,7 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Enumerated, Form, Operand, SlotArg
-from djinn_core.server.replay import compile_template
+from djinn_core.server.running.replay import compile_template
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.bindings import pack_handles, unpack_handles
 from djinn_core.wire.message import Failure, Message

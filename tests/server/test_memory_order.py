@@ -11,17 +11,17 @@ import torch
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.values import make_handle
-from djinn_core.server.cargo import pack_copies, pack_storages, unpack_item
 from djinn_core.server.memory.budgets import Budgets
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.memory.pressure import CRITICAL, NONE, WARNING
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.memory.spill import FileSpill
-from djinn_core.server.replay import compile_template
-from djinn_core.server.run import run_template
-from djinn_core.server.values import ValueTable
-from djinn_core.server.work import Work
+from djinn_core.server.peers.cargo import pack_copies, pack_storages, unpack_item
+from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.run import run_template
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.running.work import Work
 from djinn_core.wire.messages import Meaning, Template
 from djinn_core.wire.peer_messages import Item, View
 

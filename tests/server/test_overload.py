@@ -19,18 +19,18 @@ from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
 from djinn_core.runtime import patience
 from djinn_core.runtime.dialling import ask
-from djinn_core.server import admission
-from djinn_core.server.admission import Admission
-from djinn_core.server.audit import Audit
-from djinn_core.server.gatekeeper import Gatekeeper
+from djinn_core.server.gateway import admission
+from djinn_core.server.gateway.admission import Admission
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.pool import Pool
+from djinn_core.server.gateway.rates import REMEMBERED, Bucket, Buckets
+from djinn_core.server.gateway.sparing import AT_ONCE, Sparing
+from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import NotNow, refuse
 from djinn_core.server.meter import Meter
-from djinn_core.server.pool import Pool
-from djinn_core.server.rates import REMEMBERED, Bucket, Buckets
 from djinn_core.server.room import Room
-from djinn_core.server.sparing import AT_ONCE, Sparing
-from djinn_core.server.tokens import Token
-from djinn_core.server.turns import Turns
+from djinn_core.server.running.turns import Turns
 from djinn_core.wire.messages import PROTOCOL_VERSION, Attached, Hello, Refused, Status, StatusRequest, decode, encode
 
 

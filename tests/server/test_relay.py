@@ -11,7 +11,7 @@ import pytest
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.server.relay import relay
+from djinn_core.server.gateway.relay import relay
 
 SECONDS = 20.0
 LIMITS = Limits()
@@ -107,7 +107,7 @@ def test_what_a_client_sent_last_reaches_the_executor(relayed, url):
 
 
 def test_an_executor_that_does_not_hang_up_does_not_keep_the_relay(relayed, monkeypatch):
-    monkeypatch.setattr("djinn_core.server.relay._LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr("djinn_core.server.gateway.relay._LAST_WORDS_SECONDS", 0.2)
     gone = threading.Event()
 
     def executor(connection):

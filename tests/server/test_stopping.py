@@ -16,13 +16,13 @@ from djinn_core.ir.form import Form, Operand
 from djinn_core.launch.tickets import NOBODY
 from djinn_core.runtime import deadlines
 from djinn_core.runtime.deadlines import due
-from djinn_core.server import stopping
-from djinn_core.server.journal import Journal, Owner, Past
-from djinn_core.server.leases import LeasedConnection
+from djinn_core.server.recovery.journal import Journal, Owner, Past
+from djinn_core.server.recovery.leases import LeasedConnection
+from djinn_core.server.running import stopping
+from djinn_core.server.running.stopping import STOPS_LIMIT, Wanted
+from djinn_core.server.running.turns import Turns
+from djinn_core.server.running.work import Work
 from djinn_core.server.session import ExecutorSession
-from djinn_core.server.stopping import STOPS_LIMIT, Wanted
-from djinn_core.server.turns import Turns
-from djinn_core.server.work import Work
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
 from djinn_core.wire.numbering import Prefix, split

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from djinn_core.server.store import WeightStore
-from djinn_core.server.weight_files import stretches
+from djinn_core.server.weights.store import WeightStore
+from djinn_core.server.weights.weight_files import stretches
 from djinn_core.wire.content import digest_of_content
 
 SIZE = 1 << 20

@@ -8,8 +8,8 @@ import time
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
+from djinn_core.server.running.turns import Turns
 from djinn_core.server.session import ExecutorSession
-from djinn_core.server.turns import Turns
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
 from djinn_core.wire.templates import digest_of

@@ -15,7 +15,7 @@ from djinn_core.hookspecs.compilers import CompilerContext
 from djinn_core.ir.form import Enumerated
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import tensor_meta
-from djinn_core.server.replay import enumerated
+from djinn_core.server.running.replay import enumerated
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "getitem": operator.getitem,

@@ -12,7 +12,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.ir.form import Form, SlotArg, slots_taken
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
-from djinn_core.server.replay import CompiledStep, CompiledTemplate
+from djinn_core.server.running.replay import CompiledStep, CompiledTemplate
 
 SHORTEST: Final = 4  # instructions that are worth a compiler's time
 _REFUSED_TAGS: Final = frozenset({

@@ -15,8 +15,8 @@ from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.order import FAR, USUAL, Order
 from djinn_core.server.memory.outlook import Outlook, bytes_of_step
 from djinn_core.server.memory.remaking import Remaking
-from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
-from djinn_core.server.run import Halted, Run, Stopped, fulfil
+from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.run import Halted, Run, Stopped, fulfil
 from djinn_core.wire.messages import Claim
 
 MEASURED = 64  # the process is looked at when the limit by this was made

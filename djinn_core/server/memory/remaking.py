@@ -13,7 +13,7 @@ from djinn_core.server.memory.holding import Holding, has_memory
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.outlook import Outlook
-from djinn_core.server.replay import CompiledTemplate, Environment
+from djinn_core.server.running.replay import CompiledTemplate, Environment
 
 
 class Remaking:

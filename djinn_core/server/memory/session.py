@@ -14,10 +14,10 @@ from djinn_core.server.memory.holding import has_memory
 from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.order import RESTING
 from djinn_core.server.memory.outlook import Outlook, look_ahead
-from djinn_core.server.replay import CompiledTemplate
-from djinn_core.server.run import Run, environment_of, run_template
-from djinn_core.server.values import ValueTable
-from djinn_core.server.work import Work
+from djinn_core.server.running.replay import CompiledTemplate
+from djinn_core.server.running.run import Run, environment_of, run_template
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.running.work import Work
 from djinn_core.wire.messages import Meaning
 
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others

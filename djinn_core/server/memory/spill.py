@@ -14,7 +14,7 @@ from typing import Protocol
 import attrs
 import torch
 
-from djinn_core.server.disk import DISK, STEP
+from djinn_core.server.weights.disk import DISK, STEP
 
 PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
 _ASSUMED = 1e9  # bytes a second, until something was measured

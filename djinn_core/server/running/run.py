@@ -10,10 +10,10 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
-from djinn_core.server.poisoning import poison_rest, put_poison
-from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
-from djinn_core.server.values import Poison, ValueTable, no_such_value
-from djinn_core.server.work import Work
+from djinn_core.server.running.poisoning import poison_rest, put_poison
+from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.values import Poison, ValueTable, no_such_value
+from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import Claim, Relaid
 
@@ -114,7 +114,7 @@ def run_template(
             except Stopped as stop:
                 step = stop.step
                 failed = template.steps[step]
-                if not (_made_resizable(failed, stop.error, env, values) or _restored(failed, env, values)):
+                if not (_made_resizable(failed, stop, env, values) or _restored(failed, env, values)):
                     _poison(template, stop, work, env, values, run)
                     step += 1
             except ShortcutError as error:
@@ -193,13 +193,20 @@ def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut
     return shortcut.stop if shortcut.take(env) else shortcut.start
 
 
-def _made_resizable(step: CompiledStep, error: Exception, env: Environment, values: ValueTable) -> bool:
-    """Whether `step` failed because it resizes memory of an upload, and now has memory of PyTorch's own instead."""
-    if not isinstance(error, RuntimeError) or "storage that is not resizable" not in str(error):
+def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values: ValueTable) -> bool:
+    """Whether `step` failed because it resizes memory of an upload, and now has memory of PyTorch's own instead.
+
+    Where there is no memory for that, this is why it stopped.
+    """
+    if not isinstance(stop.error, RuntimeError) or "storage that is not resizable" not in str(stop.error):
         return False
     fixed = [p for p in step.writes if isinstance(env[p], torch.Tensor) and not env[p].untyped_storage().resizable()]
-    for place in fixed:
-        _own(env[place].untyped_storage(), [*env, *values.tensors()])
+    try:
+        for place in fixed:
+            _own(env[place].untyped_storage(), [*env, *values.tensors()])
+    except RuntimeError as error:
+        stop.error = error
+        return False
     return bool(fixed)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from djinn_core.errors import DjinnError, ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.server.values import Poison, ValueTable, no_such_value
-from djinn_core.server.work import Work
+from djinn_core.server.running.values import Poison, ValueTable, no_such_value
+from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import Described, TensorHeader
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire

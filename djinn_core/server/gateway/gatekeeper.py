@@ -13,7 +13,7 @@ import attrs
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.token_table import OPERATOR, Quota, TokenRow, TokenTable, digest_of, read_table
 from djinn_core.logs import get_logger
-from djinn_core.server.tokens import Token
+from djinn_core.server.gateway.tokens import Token
 
 _log = get_logger("djinn.server")
 

@@ -28,9 +28,9 @@ from djinn_core.errors import TransportError
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.hosts import is_called, own_names
 from djinn_core.logs import get_logger
-from djinn_core.server.admission import REFUSAL_SECONDS, Counts
-from djinn_core.server.audit import Audit
-from djinn_core.server.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server.gateway.admission import REFUSAL_SECONDS, Counts
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
 _MOST: Final = 64  # connections at a time

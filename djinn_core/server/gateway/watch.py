@@ -7,10 +7,10 @@ from collections.abc import Collection
 from typing import Final
 
 from djinn_core.logs import get_logger
-from djinn_core.server.admission import Counts
-from djinn_core.server.audit import Audit
-from djinn_core.server.gatekeeper import Gatekeeper
-from djinn_core.server.tenants import Tenants
+from djinn_core.server.gateway.admission import Counts
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.tenants import Tenants
 
 PAUSE_SECONDS: Final = 2.0
 _log = get_logger("djinn.server")

@@ -12,10 +12,10 @@ import attrs
 from djinn_core.builtins.strangers import Strangers
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.orders import Distribution, Metered, Sessions
-from djinn_core.server.admission import Counts
-from djinn_core.server.gatekeeper import Gatekeeper
-from djinn_core.server.pool import Seat
-from djinn_core.server.tenants import Tenants
+from djinn_core.server.gateway.admission import Counts
+from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.pool import Seat
+from djinn_core.server.gateway.tenants import Tenants
 
 # What executors count, and what is so now: name (after `djinn_executor_`) and what it says.
 COUNTERS: Final = {

@@ -10,9 +10,9 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
-from djinn_core.server.journal import Journal
-from djinn_core.server.store import WeightStore, mapped_bytes
-from djinn_core.server.values import Poison, ValueTable
+from djinn_core.server.recovery.journal import Journal
+from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.weights.store import WeightStore, mapped_bytes
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message import Failure
 from djinn_core.wire.tensors import dtype_from_name

@@ -8,9 +8,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
-from djinn_core.server.replay import CompiledStep, CompiledTemplate, Environment
-from djinn_core.server.values import Poison, ValueTable
-from djinn_core.server.work import Work
+from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.values import Poison, ValueTable
+from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure
 
 STOPPED: Final = "its program was stopped before this op: a deadline was over, and nobody waited for it any more"

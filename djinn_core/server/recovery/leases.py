@@ -18,11 +18,11 @@ from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, Transpo
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.contents import Contents, contents_folder
 from djinn_core.server.greetings import INSTANCE, refuse, send_message
-from djinn_core.server.journal import Base, Journal, Owner, Past, journal_path, owner_of, remove_stale
 from djinn_core.server.meter import METER
-from djinn_core.server.shipments import Record
+from djinn_core.server.recovery.contents import Contents, contents_folder
+from djinn_core.server.recovery.journal import Base, Journal, Owner, Past, journal_path, owner_of, remove_stale
+from djinn_core.server.recovery.shipments import Record
 from djinn_core.wire.frames import Buffer, flatten
 from djinn_core.wire.resume_messages import Resume, Resumed
 

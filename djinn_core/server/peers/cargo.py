@@ -12,7 +12,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.values import storage_of
 from djinn_core.server.memory.limited import at_hand
-from djinn_core.server.values import Poison, Stored, ValueTable, no_such_value
+from djinn_core.server.running.values import Poison, Stored, ValueTable, no_such_value
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message import Failure
 from djinn_core.wire.peer_messages import Item, View

@@ -10,9 +10,9 @@ import torch
 
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.server.cargo import pack_storages, unpack_item
-from djinn_core.server.shipments import PoolCounts
-from djinn_core.server.values import Stored, ValueTable
+from djinn_core.server.peers.cargo import pack_storages, unpack_item
+from djinn_core.server.recovery.shipments import PoolCounts
+from djinn_core.server.running.values import Stored, ValueTable
 from djinn_core.wire.bindings import Slot
 from djinn_core.wire.frames import Buffer
 from djinn_core.wire.messages import Template

@@ -18,12 +18,12 @@ from typing import Final
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
-from djinn_core.server.journal import Journal, Past
-from djinn_core.server.leases import LeasedConnection
 from djinn_core.server.meter import METER
-from djinn_core.server.run import Run
-from djinn_core.server.turns import Share
-from djinn_core.server.work import Work
+from djinn_core.server.recovery.journal import Journal, Past
+from djinn_core.server.recovery.leases import LeasedConnection
+from djinn_core.server.running.run import Run
+from djinn_core.server.running.turns import Share
+from djinn_core.server.running.work import Work
 from djinn_core.wire.messages import decode
 from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
 

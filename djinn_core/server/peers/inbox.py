@@ -11,9 +11,9 @@ import attrs
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.server.cargo import Packed, room_for
-from djinn_core.server.gauging import Sightings
-from djinn_core.server.shipments import Arrival, PastShipments, WriteDown
+from djinn_core.server.peers.cargo import Packed, room_for
+from djinn_core.server.peers.gauging import Sightings
+from djinn_core.server.recovery.shipments import Arrival, PastShipments, WriteDown
 from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import Cargo, Joined, Parcel, Probe, Taken
 

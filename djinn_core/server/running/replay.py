@@ -30,8 +30,8 @@ from djinn_core.ir.form import (
 )
 from djinn_core.ir.operators import resolve
 from djinn_core.server.checks.rules import checked
-from djinn_core.server.own_operators import OwnOperators
-from djinn_core.server.template_checks import check_template
+from djinn_core.server.running.own_operators import OwnOperators
+from djinn_core.server.running.template_checks import check_template
 from djinn_core.wire.messages import Template
 
 Environment = list[Any]

@@ -23,10 +23,10 @@ import msgspec
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.contents import Contents, Part, contents_folder, mapped, read_part, remove_contents
-from djinn_core.server.disk import DISK, STEP
-from djinn_core.server.shipments import KINDS, PastShipments
-from djinn_core.server.shipments import Record as Shipped
+from djinn_core.server.recovery.contents import Contents, Part, contents_folder, mapped, read_part, remove_contents
+from djinn_core.server.recovery.shipments import KINDS, PastShipments
+from djinn_core.server.recovery.shipments import Record as Shipped
+from djinn_core.server.weights.disk import DISK, STEP
 from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
 
 _MAGIC: Final = b"DJNJ1\n"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.server.cargo import check_item
-from djinn_core.server.leases import State as Found
-from djinn_core.server.snapshots import Snapshot, decode_snapshot
+from djinn_core.server.peers.cargo import check_item
+from djinn_core.server.recovery.leases import State as Found
+from djinn_core.server.recovery.snapshots import Snapshot, decode_snapshot
 from djinn_core.wire.frames import flatten
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.state_messages import PIECE, State, StatePiece, pieces_of

@@ -26,18 +26,18 @@ from djinn_core.launch.securing import under_tls
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.role import become_server
-from djinn_core.server.admission import Admission, Counts
-from djinn_core.server.audit import Audit
-from djinn_core.server.gatekeeper import Gatekeeper, Identity
+from djinn_core.server.gateway.admission import Admission, Counts
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.gatekeeper import Gatekeeper, Identity
+from djinn_core.server.gateway.metrics import Observed, exporter
+from djinn_core.server.gateway.offering import offered
+from djinn_core.server.gateway.operations import Operations, OperationsListener
+from djinn_core.server.gateway.tenants import Tenants
+from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
+from djinn_core.server.gateway.watch import Watch
 from djinn_core.server.giving_back import keep_few_arenas
 from djinn_core.server.greetings import STRANGER_LIMITS
-from djinn_core.server.metrics import Observed, exporter
-from djinn_core.server.offering import offered
-from djinn_core.server.operations import Operations, OperationsListener
 from djinn_core.server.room import QUEUE_SECONDS, SESSIONS
-from djinn_core.server.tenants import Tenants
-from djinn_core.server.tokens import Token, check_exposure, find_token, has_table
-from djinn_core.server.watch import Watch
 from djinn_core.wire.messages import Status
 
 _log = get_logger("djinn.server")

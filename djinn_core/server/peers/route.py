@@ -14,9 +14,9 @@ import attrs
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
-from djinn_core.server.cargo import Packed
-from djinn_core.server.gauging import WORTH, Sightings, measure
-from djinn_core.server.shipments import UnderWay
+from djinn_core.server.peers.cargo import Packed
+from djinn_core.server.peers.gauging import WORTH, Sightings, measure
+from djinn_core.server.recovery.shipments import UnderWay
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import Cargo, LinkSeen, Parcel, Probe, Taken
 

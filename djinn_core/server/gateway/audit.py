@@ -12,7 +12,7 @@ import msgspec
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.logs import get_logger, redact
-from djinn_core.server.sparing import Sparing
+from djinn_core.server.gateway.sparing import Sparing
 
 _log = get_logger("djinn.server")
 

@@ -2,8 +2,8 @@
 
 A client that uses several executors asks one for a ticket (`Invite`) and hands it to another (`Meet`), which connects and
 shows it (`Join`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
-neither executor waits for the link before it has to. What was sent is kept until it was taken (`server/route.py`), what was taken is
-written down (`server/inbox.py`): neither a broken connection nor the death of an executor loses a value.
+neither executor waits for the link before it has to. What was sent is kept until it was taken (`server/peers/route.py`), what was taken is
+written down (`server/peers/inbox.py`): neither a broken connection nor the death of an executor loses a value.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOption
 from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
 from djinn_core.launch.securing import with_tls
 from djinn_core.logs import get_logger
-from djinn_core.server.cargo import Packed
-from djinn_core.server.gauging import Sightings, measure
-from djinn_core.server.inbox import Guest, Inbox
-from djinn_core.server.route import Route
-from djinn_core.server.shipments import Accepted, PastShipments, PoolCounts, Record, WriteDown
+from djinn_core.server.peers.cargo import Packed
+from djinn_core.server.peers.gauging import Sightings, measure
+from djinn_core.server.peers.inbox import Guest, Inbox
+from djinn_core.server.peers.route import Route
+from djinn_core.server.recovery.shipments import Accepted, PastShipments, PoolCounts, Record, WriteDown
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import Invited, Join, Joined, Meet, Met
 

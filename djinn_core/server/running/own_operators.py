@@ -21,7 +21,7 @@ from djinn_core.ir.operators import (
     SEEDED_GENERATOR,
     SET_RANDOM_STATE,
 )
-from djinn_core.server.random_state import DeviceRandomness
+from djinn_core.server.running.random_state import DeviceRandomness
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -20,8 +20,8 @@ import attrs
 import torch
 
 from djinn_core.logs import get_logger
-from djinn_core.server.disk import DISK
-from djinn_core.server.weight_files import WeightFiles
+from djinn_core.server.weights.disk import DISK
+from djinn_core.server.weights.weight_files import WeightFiles
 from djinn_core.wire.content import ContentHash, digest_of_file
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go

@@ -1,6 +1,6 @@
 """Shipments in the journal of a session: what came from other executors, and what went there and may have to go again.
 
-A session is a deterministic machine over its client's frames and the shipments that it takes (`server/journal.py`). What came directly
+A session is a deterministic machine over its client's frames and the shipments that it takes (`server/recovery/journal.py`). What came directly
 from another executor is written down before that one hears that it was taken. What was sent is computed again; only
 what had been sent before a snapshot, and was not taken by then, is written down with it.
 """
@@ -17,7 +17,7 @@ from djinn_core.wire.frames import Buffer, Frame
 from djinn_core.wire.peer_messages import Cargo
 
 if TYPE_CHECKING:  # who only removes journals has no use for torch
-    from djinn_core.server.cargo import Packed
+    from djinn_core.server.peers.cargo import Packed
 
 ARRIVED, UNDER_WAY, ACCEPTED = b"A", b"O", b"P"  # kinds of records
 KINDS: Final = frozenset((ARRIVED, UNDER_WAY, ACCEPTED))

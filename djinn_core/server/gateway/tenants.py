@@ -12,8 +12,8 @@ import attrs
 from djinn_core.errors import StartupError
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
+from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.greetings import NotNow
-from djinn_core.server.pool import Pool
 from djinn_core.wire.messages import ExecutorStatus
 
 MOST: Final = 16  # tenants that have executors at a time

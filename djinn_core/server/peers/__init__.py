@@ -1,0 +1,1 @@
+"""Values from executor to executor."""

@@ -1,0 +1,1 @@
+"""What outlives a connection, and a process: leases, journals, snapshots."""

@@ -1,0 +1,1 @@
+"""Templates, the values of a session, and one run after the other."""
