@@ -416,7 +416,7 @@ def kill_clients(process: subprocess.Popen[str], count: int) -> int:
 def executor_of(url: str, token: str) -> tuple[int, int]:
     """The executor's process, and how many sessions it has."""
     from djinn_core.config import Settings
-    from djinn_core.runtime.status import ask_servers
+    from djinn_core.runtime.connecting.status import ask_servers
 
     (status,) = ask_servers(Settings(servers=(url,), token=token)).values()
     (executor,) = status.executors

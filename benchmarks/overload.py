@@ -49,7 +49,7 @@ def at_work(url: str, token: str, count: Any, over: Any) -> None:
 def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str]:
     """How long it took to be refused, and how: `busy` is for now, `refused` for good, `closed` without an answer."""
     from djinn_core.errors import AccessRefused, ServerBusy, TransportError
-    from djinn_core.runtime.dialling import reach_executor, reach_gateway
+    from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 
     began, how = time.perf_counter(), "let in"
     try:

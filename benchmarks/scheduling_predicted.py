@@ -26,7 +26,7 @@ from djinn_core.calibration.session import open_session
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.result import PipelineResult
 from djinn_core.runtime import client
-from djinn_core.runtime.calibrations import keep_calibration
+from djinn_core.runtime.planning.calibrations import keep_calibration
 
 REMOTE = "remote_accelerator:0"
 Step = Callable[[], object]

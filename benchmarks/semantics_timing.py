@@ -19,8 +19,8 @@ from torch.nn import functional
 
 import djinn
 from djinn_core.ir.program import Program
-from djinn_core.runtime import session_plans
-from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.stats import Stats
 
 REMOTE = "remote_accelerator:0"

@@ -63,10 +63,10 @@ from djinn_core.runtime.client import (
     stats,
     synchronize,
 )
+from djinn_core.runtime.connecting.links import topology
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
-from djinn_core.runtime.links import topology
-from djinn_core.runtime.remote_errors import RemoteLinAlgError
+from djinn_core.runtime.receiving.remote_errors import RemoteLinAlgError
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
 

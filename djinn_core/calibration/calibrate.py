@@ -16,7 +16,7 @@ from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.logs import get_logger
 from djinn_core.runtime import client
-from djinn_core.runtime.calibrations import keep_calibration
+from djinn_core.runtime.planning.calibrations import keep_calibration
 from djinn_core.wire.messages import DeviceInfo
 
 _log = get_logger("djinn.calibration")

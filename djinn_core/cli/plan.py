@@ -86,7 +86,7 @@ def _planned(
     from djinn_core.config import resolve
     from djinn_core.ir.profile import DataResidency
     from djinn_core.pipeline import Request, plan
-    from djinn_core.runtime.planning import load_plugins
+    from djinn_core.runtime.planning.planning import load_plugins
     from djinn_core.stages.forecast import forecast
     from djinn_core.stages.simulate import simulated
 

@@ -40,7 +40,7 @@ def command(servers: tuple[str, ...], connection_file: Path | None, as_json: boo
 def _ask(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Status | DjinnError]:
     """One answer for each server: gateways with several URLs are asked once."""
     from djinn_core.config import resolve
-    from djinn_core.runtime.status import ask_servers
+    from djinn_core.runtime.connecting.status import ask_servers
 
     given = {"servers": servers or None, "connection_file": connection_file}
     settings = resolve({name: value for name, value in given.items() if value is not None}).settings

@@ -21,7 +21,7 @@ from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
 from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.runtime import client
-from djinn_core.runtime.planning import NOWHERE, plan_program
+from djinn_core.runtime.planning.planning import NOWHERE, plan_program
 from djinn_core.showing import notebook as _notebook  # noqa: F401 - what notebooks show
 from djinn_core.showing.text import Explanation
 from djinn_core.showing.text import explain as describe_result

@@ -26,18 +26,18 @@ from djinn_core.ir.costs import NetworkTopology
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
-from djinn_core.runtime.connect import open_connections
+from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.runtime.connecting.embedded import start_executors
+from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.counting import reset_stats, stats
 from djinn_core.runtime.deadlines import limit_waits
-from djinn_core.runtime.embedded import start_executors
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.opened import Opened
-from djinn_core.runtime.planning import load_plugins
+from djinn_core.runtime.planning.planning import load_plugins
+from djinn_core.runtime.planning.session_plans import last_profile, new_planner, plan_whole, record_plans, switched_off
 from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.pool.session import PoolSession
-from djinn_core.runtime.progress import progress_observers
+from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
-from djinn_core.runtime.session_plans import last_profile, new_planner, plan_whole, record_plans, switched_off
 from djinn_core.runtime.state import InitHook
 from djinn_core.runtime.state import state as _state
 from djinn_core.wire.messages import DeviceInfo

@@ -17,22 +17,22 @@ from djinn_core.hookspecs.transports import Buffer, Connection, Frame
 from djinn_core.interception.port import Answer, Submission
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.logs import get_logger
-from djinn_core.runtime.answers import AnswerReader
-from djinn_core.runtime.binding import bind, settle_claims
-from djinn_core.runtime.compressing import Compressing
+from djinn_core.runtime.connecting.last_words import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.deadlines import due, exceeded
-from djinn_core.runtime.derived import DerivedValues
-from djinn_core.runtime.failures import Failures
-from djinn_core.runtime.known_templates import KnownTemplates
-from djinn_core.runtime.last_words import LAST_WORDS_SECONDS, last_words
-from djinn_core.runtime.late import LateAnswers, RoundTrips
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.offers import Uploads
-from djinn_core.runtime.passing import Passing
-from djinn_core.runtime.pending import Pending, seconds_of
-from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.planning.derived import DerivedValues
+from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.receiving.answers import AnswerReader
+from djinn_core.runtime.receiving.failures import Failures
+from djinn_core.runtime.receiving.late import LateAnswers, RoundTrips
+from djinn_core.runtime.receiving.passing import Passing
+from djinn_core.runtime.sending.binding import bind, settle_claims
+from djinn_core.runtime.sending.compressing import Compressing
+from djinn_core.runtime.sending.known_templates import KnownTemplates
+from djinn_core.runtime.sending.offers import Uploads
+from djinn_core.runtime.sending.pending import Pending, seconds_of
+from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
-from djinn_core.runtime.template import Prepared
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import (

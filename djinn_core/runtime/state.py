@@ -11,14 +11,14 @@ from djinn_core.config import Settings
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.ir.result import PipelineResult
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.earlier import EarlierPrograms
+from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.opened import Opened
-from djinn_core.runtime.planner import Planner
+from djinn_core.runtime.planning.earlier import EarlierPrograms
+from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.planning.whole_programs import WholePrograms
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
-from djinn_core.runtime.whole_programs import WholePrograms
 
 InitHook = Callable[[], None]
 

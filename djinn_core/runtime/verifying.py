@@ -22,9 +22,9 @@ from djinn_core.ir.module_path import is_backward, module_path
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Call, describe_site
 from djinn_core.logs import get_logger
-from djinn_core.runtime.cpu_copies import CpuCopies, Look, view_of
 from djinn_core.runtime.differences import Difference, Tolerance, VerificationError, distance, in_words
 from djinn_core.runtime.local_replay import run_here
+from djinn_core.runtime.receiving.cpu_copies import CpuCopies, Look, view_of
 
 log = get_logger("djinn.verify")
 

@@ -17,10 +17,10 @@ from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
 from djinn_core.launch.securing import with_tls
-from djinn_core.runtime.answers import AnswerReader
-from djinn_core.runtime.dialling import Gateway, direct_ways, reach_gateway
-from djinn_core.runtime.failures import Failures
-from djinn_core.runtime.servers import find_servers
+from djinn_core.runtime.connecting.dialling import Gateway, direct_ways, reach_gateway
+from djinn_core.runtime.connecting.servers import find_servers
+from djinn_core.runtime.receiving.answers import AnswerReader
+from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.server.peers import exchange
 from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (

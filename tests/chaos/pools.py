@@ -15,7 +15,7 @@ from pathlib import Path
 import djinn
 from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.runtime import client
-from djinn_core.runtime.status import ask_servers
+from djinn_core.runtime.connecting.status import ask_servers
 
 START_SECONDS = 120
 KINDS = ("devices", "servers")  # two devices of one server, or two servers of one

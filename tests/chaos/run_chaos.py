@@ -34,7 +34,7 @@ from bad_network import HALF, LOSE, PASS, BadNetwork
 import djinn
 from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.runtime import client
-from djinn_core.runtime.status import ask_servers
+from djinn_core.runtime.connecting.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
 START_SECONDS = 120

@@ -8,7 +8,7 @@ from bad_network import BREAK, HALF, LOSE, PASS, BadNetwork
 
 import djinn
 from djinn_core.runtime import client
-from djinn_core.runtime.resuming import ResumingConnection
+from djinn_core.runtime.connecting.resuming import ResumingConnection
 
 REMOTE = "remote_accelerator:0"
 

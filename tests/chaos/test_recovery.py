@@ -14,7 +14,7 @@ from servers import start_server
 import djinn
 from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.runtime import client
-from djinn_core.runtime.status import ask_servers
+from djinn_core.runtime.connecting.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
 

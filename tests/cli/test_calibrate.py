@@ -16,8 +16,8 @@ from djinn_core.calibration.validate import Comparison, Validation
 from djinn_core.cli import main
 from djinn_core.errors import ConfigurationError
 from djinn_core.runtime import client
-from djinn_core.runtime.calibrations import calibration_file, calibration_of, keep_calibration
-from djinn_core.runtime.planning import topology_of
+from djinn_core.runtime.planning.calibrations import calibration_file, calibration_of, keep_calibration
+from djinn_core.runtime.planning.planning import topology_of
 from djinn_core.wire.messages import DeviceInfo
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")

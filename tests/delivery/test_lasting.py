@@ -12,7 +12,7 @@ import pytest
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.launch.tickets import NOBODY
-from djinn_core.runtime.resuming import ResumingConnection
+from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.server.inline import QueueConnection, connected_pair
 from djinn_core.server.recovery.journal import Owner
 from djinn_core.server.recovery.leases import LeasedConnection, Leases

@@ -17,7 +17,7 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, Operand, SlotArg
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime import client
-from djinn_core.runtime.connect import open_connections
+from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (

@@ -36,7 +36,7 @@ from djinn_core.hookspecs.transports import Connection, Frame, Transport
 from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.launch.token_table import Quota, change_table, create
 from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.dialling import reach_executor, reach_gateway
+from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_core.wire.messages import Broken, Completed, Goodbye, NeedTemplate, Offer, Submit, Upload, decode, encode
 from djinn_core.wire.numbering import Prefix, split
 from djinn_core.wire.peer_messages import Cargo, Expect, Ship

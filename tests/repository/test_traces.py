@@ -48,7 +48,7 @@ RECEIVING = ("wire", "delivery", "server", "runtime")
 KNOWN = {
     "server/compiling/apart.py",  # in a process of its own: the compiler's entry, which the server's operator chose
     "server/giving_back.py",  # the C library of this process
-    "runtime/embedded.py",  # the executor inside this process, by a name that is written there
+    "runtime/connecting/embedded.py",  # the executor inside this process, by a name that is written there
     "wire/compression.py",  # zstandard
 }
 

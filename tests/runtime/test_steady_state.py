@@ -13,7 +13,7 @@ from djinn.testing import ProgramBuilder
 from djinn_core.ir.program import Program
 from djinn_core.pipeline import tolerate_growth
 from djinn_core.runtime import client
-from djinn_core.runtime.plans import PlansByStructure
+from djinn_core.runtime.planning.plans import PlansByStructure
 
 DEVICE = "remote_accelerator:0"
 WORK = [
@@ -22,9 +22,9 @@ WORK = [
     "djinn_core.pipeline.optimize",
     "djinn_core.pipeline.place",
     "djinn_core.pipeline.schedule",
-    "djinn_core.runtime.session_plans.plan_program",
-    "djinn_core.runtime.plans.structure_of",
-    "djinn_core.runtime.planner.make_template",
+    "djinn_core.runtime.planning.session_plans.plan_program",
+    "djinn_core.runtime.planning.plans.structure_of",
+    "djinn_core.runtime.planning.planner.make_template",
 ]
 
 

@@ -8,7 +8,7 @@ import torch
 import djinn
 import djinn_adaptive
 from djinn.hooks import OptimizationResult, Rewrite, Substitution, arguments, hookimpl
-from djinn_core.runtime import trials
+from djinn_core.runtime.planning import trials
 
 REMOTE = "remote_accelerator:0"
 

@@ -7,7 +7,7 @@ import torch
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
 from djinn_core.interception.recording import foresight
-from djinn_core.runtime import session_plans
+from djinn_core.runtime.planning import session_plans
 
 DEVICE = "remote_accelerator:0"
 

@@ -27,8 +27,8 @@ from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.launch.securing import with_tls
-from djinn_core.runtime.connect import open_connections
-from djinn_core.runtime.status import ask_servers
+from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.runtime.connecting.status import ask_servers
 from djinn_core.server.gateway.operations import ROUTES
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,

@@ -12,7 +12,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.dialling import reach_executor, reach_gateway
+from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_core.server.recovery import leases
 from djinn_core.server.recovery.leases import LeasedConnection
 from djinn_core.wire.bindings import pack_handles

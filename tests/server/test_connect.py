@@ -18,9 +18,9 @@ from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, Se
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.connection_file import ConnectionFile, write_connection_file
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.runtime import connect, embedded
-from djinn_core.runtime.connect import open_connections
-from djinn_core.runtime.servers import find_servers
+from djinn_core.runtime.connecting import connect, embedded
+from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.server.gateway.relay import relay
 from djinn_core.server.inline import connected_pair
 from djinn_core.wire.messages import Figures, Goodbye, Query, encode
@@ -122,7 +122,7 @@ def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
 
 
 def test_a_relayed_session_ends_with_its_client(server, registry, proxy, wait_for):
-    from djinn_core.runtime.dialling import ask_status
+    from djinn_core.runtime.connecting.dialling import ask_status
 
     def sessions():
         status = ask_status(server.url("tcp"), server.token, registry.transports, SECONDS)
@@ -156,7 +156,7 @@ def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
 
 
 def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, registry, monkeypatch, caplog):
-    from djinn_core.runtime import dialling
+    from djinn_core.runtime.connecting import dialling
 
     # Somebody else listens where the executor should: it answers, but it does not know the ticket.
     monkeypatch.setattr(dialling, "at_host", lambda url, host: server.url("tcp"))

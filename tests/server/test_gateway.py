@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from djinn_core.cli.status import command as status_command
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.runtime.connect import open_connections
-from djinn_core.runtime.dialling import ask_status
+from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.runtime.connecting.dialling import ask_status
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Broken,

@@ -17,8 +17,8 @@ from djinn_core.launch.lines import LineReader
 from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
-from djinn_core.runtime import patience
-from djinn_core.runtime.dialling import ask
+from djinn_core.runtime.connecting import patience
+from djinn_core.runtime.connecting.dialling import ask
 from djinn_core.server.gateway import admission
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 import djinn
 from djinn_core.errors import SessionLost
-from djinn_core.runtime import client, offers
-from djinn_core.runtime.progress import UploadProgress, progress_observers
+from djinn_core.runtime import client
+from djinn_core.runtime.sending import offers
+from djinn_core.runtime.sending.progress import UploadProgress, progress_observers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import Have, Upload, encode

@@ -15,7 +15,7 @@ from djinn_core.ir.program import Program, Signature
 from djinn_core.ir.values import make_handle, new_storage, storage_of, tensor_meta
 from djinn_core.pipeline import Request, planned
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.plans import PlansByStructure
+from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.stages.cache import PlanCache
 from djinn_core.stages.fingerprint import fingerprint
 

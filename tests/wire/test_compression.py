@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn_core.errors import ProtocolError
-from djinn_core.runtime.compressing import SAMPLE, SEEN, SMALLEST, Compressing
+from djinn_core.runtime.sending.compressing import SAMPLE, SEEN, SMALLEST, Compressing
 from djinn_core.wire.compression import LARGEST, PLANES_ZSTD, compressed, expanded
 
 SIZE = 1 << 20

@@ -16,7 +16,7 @@ from djinn_core.interception.inference import infer
 from djinn_core.interception.recording import foresight, recorder
 from djinn_core.interception.tensors import storage
 from djinn_core.runtime import client
-from djinn_core.runtime.status import ask_servers
+from djinn_core.runtime.connecting.status import ask_servers
 
 REMOTE = "remote_accelerator:0"
 WARM_UP, SETTLED, TRACED, STEPS = 70, 60, 110, 200  # what is kept of the latest programs is new after `SETTLED`

@@ -15,7 +15,7 @@ from djinn_core.ir.values import RANDOM_STATE, storage_of
 from djinn_core.runtime.pool.own_values import own_values
 from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, Part, PooledPlan, RunPart
 from djinn_core.runtime.pool.residency import Residency
-from djinn_core.runtime.template import make_template
+from djinn_core.runtime.sending.template import make_template
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.ir.substitution import Places, Recipe, Rewritten
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.derived import DerivedValues
+from djinn_core.runtime.planning.derived import DerivedValues
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.own_values import named
 from djinn_core.runtime.pool.parts import PooledPlan

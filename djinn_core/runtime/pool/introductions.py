@@ -17,8 +17,8 @@ from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.launch.addresses import at_host, is_loopback, parse_url, with_host
 from djinn_core.logs import get_logger
-from djinn_core.runtime.dialling import ask
-from djinn_core.runtime.resuming import ResumingConnection
+from djinn_core.runtime.connecting.dialling import ask
+from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.peer_messages import Invite, Invited, Meet, Met
 
 _PAUSE_SECONDS: Final = 0.1

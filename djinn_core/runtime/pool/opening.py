@@ -10,12 +10,11 @@ from djinn_core.config import Settings
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.result import PipelineResult
-from djinn_core.runtime.aims import limits_of, within
-from djinn_core.runtime.failures import Failures
+from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.opened import Opened
-from djinn_core.runtime.planner import Planner
-from djinn_core.runtime.planning import capabilities_of
+from djinn_core.runtime.planning.aims import limits_of, within
+from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.planning.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
@@ -24,6 +23,7 @@ from djinn_core.runtime.pool.planner import PoolPlanner, Whereabouts
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.stats import Stats
 
 PlanOnTopology = Callable[[ProgramGraph, Whereabouts, NetworkTopology], PipelineResult]

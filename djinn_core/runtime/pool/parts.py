@@ -11,7 +11,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.runtime.pool.own_values import Own
 from djinn_core.runtime.pool.residency import Residency, Where
-from djinn_core.runtime.template import Prepared, Remade
+from djinn_core.runtime.sending.template import Prepared, Remade
 
 
 @attrs.frozen

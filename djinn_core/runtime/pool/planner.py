@@ -14,9 +14,9 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.aims import Occupied
-from djinn_core.runtime.earlier import RECENT, EarlierPrograms, Recent
-from djinn_core.runtime.plans import PlansByStructure
+from djinn_core.runtime.planning.aims import Occupied
+from djinn_core.runtime.planning.earlier import RECENT, EarlierPrograms, Recent
+from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan

@@ -10,7 +10,7 @@ from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
-from djinn_core.runtime.dialling import Dialled
+from djinn_core.runtime.connecting.dialling import Dialled
 from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.wire.messages import Attached
 

@@ -12,7 +12,7 @@ import torch
 
 from djinn_core.ir.costs import Link, NetworkTopology
 from djinn_core.runtime import client
-from djinn_core.runtime.planning import NOWHERE, topology_of
+from djinn_core.runtime.planning.planning import NOWHERE, topology_of
 
 CLIENT: Final = "client"
 PINGS: Final = 7

@@ -6,8 +6,8 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.errors import DjinnError
 from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.dialling import ask_status
-from djinn_core.runtime.servers import find_servers
+from djinn_core.runtime.connecting.dialling import ask_status
+from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.wire.messages import Status
 
 

@@ -15,17 +15,17 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.pipeline import tolerate_growth
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.earlier import EarlierPrograms
-from djinn_core.runtime.meaning import tell_meaning
-from djinn_core.runtime.planner import Planner
-from djinn_core.runtime.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
+from djinn_core.runtime.planning.earlier import EarlierPrograms
+from djinn_core.runtime.planning.meaning import tell_meaning
+from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
+from djinn_core.runtime.planning.trials import Without, judge_among
+from djinn_core.runtime.planning.whole_programs import WholePrograms
 from djinn_core.runtime.pool.planner import Whereabouts
 from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.state import state
-from djinn_core.runtime.template import Prepared
-from djinn_core.runtime.trials import Without, judge_among
-from djinn_core.runtime.whole_programs import WholePrograms
 
 
 def _configured() -> tuple[Registry, Settings]:

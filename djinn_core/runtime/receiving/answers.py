@@ -14,8 +14,8 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer
 from djinn_core.interception.port import DescribedValue
 from djinn_core.ir.values import tensor_meta
-from djinn_core.runtime.failures import Failures
-from djinn_core.runtime.pending import Pending
+from djinn_core.runtime.receiving.failures import Failures
+from djinn_core.runtime.sending.pending import Pending
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import Completed, Described
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire

@@ -16,7 +16,7 @@ import attrs
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import profile_of_piece
-from djinn_core.runtime.template import Prepared
+from djinn_core.runtime.sending.template import Prepared
 
 _KEPT = 32  # whole programs
 _NAMED = 512  # plans whose profiles are known

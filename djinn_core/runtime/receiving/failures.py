@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-import djinn_core.runtime.remote_errors  # noqa: F401 - registers PyTorch's own types
+import djinn_core.runtime.receiving.remote_errors  # noqa: F401 - registers PyTorch's own types
 from djinn_core.errors import DjinnError, SessionLost, remote_error
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import TensorMeta

@@ -8,8 +8,8 @@ from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.logs import get_logger
-from djinn_core.runtime.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
-from djinn_core.runtime.resuming import ResumingConnection
+from djinn_core.runtime.connecting.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
+from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.message import Message
 from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 

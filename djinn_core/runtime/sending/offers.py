@@ -12,8 +12,8 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.runtime.compressing import Compressing
 from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_objects import writes_to
 from djinn_core.wire.compression import PLANES_ZSTD

@@ -7,9 +7,9 @@ import threading
 import attrs
 
 from djinn_core.ir.program import Program
-from djinn_core.runtime.binding import Bound
+from djinn_core.runtime.sending.binding import Bound
+from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
-from djinn_core.runtime.template import Prepared
 from djinn_core.wire.messages import Completed, Timing
 
 

@@ -14,10 +14,10 @@ from djinn_core.launch.own_journals import own_journals
 from djinn_core.launch.process import ExecutorOptions
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.dialling import attach, client_name
-from djinn_core.runtime.opened import Opened
-from djinn_core.runtime.restarting import outliving
-from djinn_core.runtime.servers import find_servers
+from djinn_core.runtime.connecting.dialling import attach, client_name
+from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.restarting import outliving
+from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.torch_private import load_early
 
 _log = get_logger("djinn.runtime")

@@ -8,8 +8,8 @@ from typing import Final
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
+from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.session import Session
-from djinn_core.runtime.template import Prepared
 from djinn_core.wire.messages import Meaning, encode
 
 _LETTERS: Final = MappingProxyType({

@@ -8,8 +8,8 @@ from djinn_core.errors import AccessRefused
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
-from djinn_core.runtime.dialling import ask
-from djinn_core.runtime.resuming import ResumingConnection
+from djinn_core.runtime.connecting.dialling import ask
+from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 

@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.interception.dispatch import learn_layout
 from djinn_core.ir.program import Call, Program, Slot
-from djinn_core.runtime.template import Prepared
+from djinn_core.runtime.sending.template import Prepared
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Claim, Completed, First
 from djinn_core.wire.tensors import dtype_name

@@ -11,8 +11,8 @@ from djinn_core.delivery.lasting import LastingConnection
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
-from djinn_core.runtime.last_words import LAST_WORDS_SECONDS
-from djinn_core.runtime.patience import jittered
+from djinn_core.runtime.connecting.last_words import LAST_WORDS_SECONDS
+from djinn_core.runtime.connecting.patience import jittered
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0

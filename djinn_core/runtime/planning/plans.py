@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import attrs
 
 from djinn_core.ir.program import Program, Slot
-from djinn_core.runtime.structure import Structure, structure_of
+from djinn_core.runtime.planning.structure import Structure, structure_of
 from djinn_core.stages.fingerprint import classes_of, kinds_of
 from djinn_core.wire.templates import TemplateCache
 

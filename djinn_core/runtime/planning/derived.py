@@ -8,7 +8,7 @@ from djinn_core.interception.port import Submission
 from djinn_core.interception.recording.rewriting import recipe_for
 from djinn_core.ir.substitution import Recipe
 from djinn_core.ir.values import make_handle, new_storage, storage_of
-from djinn_core.runtime.template import Prepared
+from djinn_core.runtime.sending.template import Prepared
 
 LIMIT = 4096  # sets of derived values that are kept; the oldest go first
 Key = tuple[Hashable, tuple[int, ...]]

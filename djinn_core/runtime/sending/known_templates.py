@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from djinn_core.ir.program import Program
-from djinn_core.runtime.binding import Bound, open_claims
+from djinn_core.runtime.sending.binding import Bound, open_claims
+from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
-from djinn_core.runtime.template import Prepared
 from djinn_core.wire.bindings import changed_slots, pack_handles, rebind
 from djinn_core.wire.messages import Submit
 from djinn_core.wire.templates import TemplateCache

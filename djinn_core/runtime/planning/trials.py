@@ -19,8 +19,8 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.logs import get_logger
+from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
-from djinn_core.runtime.template import Prepared
 
 OFTEN: Final = 16  # runs of a plan before anything is tried
 SHARE: Final = 20  # as many times longer than planning must have been spent on running it

@@ -17,13 +17,20 @@ from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.securing import travels_bare
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.dialling import Dialled, given_up, reach_executor, reach_gateway, slowness, unreachable
-from djinn_core.runtime.embedded import open_embedded, open_inline, start_executors
-from djinn_core.runtime.opened import Opened
-from djinn_core.runtime.patience import with_patience
-from djinn_core.runtime.redialling import lasting
-from djinn_core.runtime.resuming import hasten
-from djinn_core.runtime.servers import Servers, find_servers, standby_servers
+from djinn_core.runtime.connecting.dialling import (
+    Dialled,
+    given_up,
+    reach_executor,
+    reach_gateway,
+    slowness,
+    unreachable,
+)
+from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
+from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.patience import with_patience
+from djinn_core.runtime.connecting.redialling import lasting
+from djinn_core.runtime.connecting.resuming import hasten
+from djinn_core.runtime.connecting.servers import Servers, find_servers, standby_servers
 from djinn_core.runtime.standby.servers import Candidate, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 

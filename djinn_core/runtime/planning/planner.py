@@ -10,11 +10,11 @@ from djinn_core.hookspecs.optimizations import Judge
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
-from djinn_core.runtime.earlier import RECENT, Recent
-from djinn_core.runtime.plans import PlansByStructure
+from djinn_core.runtime.planning.earlier import RECENT, Recent
+from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.trials import Trials, Verdicts, Without, tried_of
+from djinn_core.runtime.sending.template import Prepared, make_template
 from djinn_core.runtime.stats import Stats
-from djinn_core.runtime.template import Prepared, make_template
-from djinn_core.runtime.trials import Trials, Verdicts, Without, tried_of
 
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 

@@ -1,0 +1,1 @@
+"""From settings to a session, and back to it when its connection, its executor or its server is lost."""

@@ -1,0 +1,1 @@
+"""What executors answer, and what failed there."""

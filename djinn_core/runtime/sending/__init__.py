@@ -1,0 +1,1 @@
+"""Programs and tensors, on their way to an executor."""
