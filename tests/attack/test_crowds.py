@@ -15,7 +15,8 @@ from djinn_core.builtins.tls_contexts import server_context
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.securing import under_tls
-from djinn_core.server import attach, operations
+from djinn_core.server import attach
+from djinn_core.server.gateway import operations
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Gatekeeper
 from djinn_core.server.gateway.operations import Operations, OperationsListener
