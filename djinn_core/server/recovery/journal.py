@@ -404,7 +404,12 @@ class Past:
         if sum(lengths) != body:  # a record is known to lie within the file, a buffer not yet
             raise SessionLost("a journal contradicts itself: the lengths of its buffers are not what its record has")
         frame = Frame(self._file.read(head), [_read(self._file, length) for length in lengths])
-        return frame if kind != _PART else read_part(self._contents, msgspec.msgpack.decode(frame.head, type=Part))
+        if kind != _PART:
+            return frame
+        try:
+            return read_part(self._contents, msgspec.msgpack.decode(frame.head, type=Part))
+        except msgspec.MsgspecError as error:
+            raise SessionLost(f"a journal refers to bytes elsewhere in a way that cannot be read: {error}") from error
 
     def next_note(self) -> bytes | None:
         """What was decided then; None where the process ended before it was."""

@@ -100,6 +100,9 @@ class PastShipments:
                 accepted = msgspec.msgpack.decode(head, type=Accepted)
                 self.accepted[accepted.peer] = max(accepted.shipments, self.accepted.get(accepted.peer, 0))
             elif kind == UNDER_WAY:
+                msgspec.msgpack.decode(
+                    head, type=UnderWay
+                )  # what is wrong with it is said before anything is made of the others
                 self._under_way.append(start)
             else:
                 arrival = msgspec.msgpack.decode(head, type=Arrival)
