@@ -159,6 +159,7 @@ def run_guided(name: str, count: int, seed: int) -> None:
         "-rss_limit_mb=0",
         "-mutate_depth=1",
         "-verbosity=0",
+        f"-artifact_prefix={folder}/",
     ]
     atheris.Setup([*arguments, str(folder)], one, custom_mutator=mutate)
     atheris.Fuzz()
