@@ -32,45 +32,12 @@ def nothing(_: int) -> None:
 
 
 class Lasting(abc.ABC):
-    """A connection that there may be another one after, and that borrows the memory of what it sends."""
-
-    @abc.abstractmethod
-    def own(self) -> None:
-        """The memory of what was sent is about to change: what was not taken yet is copied."""
-
-    @abc.abstractmethod
-    def expire(self) -> None:
-        """There will be no further connection; the one that there is goes on."""
-
-
-class LastingConnection(Lasting):
-    """Implements `Connection` over one connection after the other. What is sent arrives once, and in order.
-
-    `send` may be called from several threads, `receive` from one at a time.
-    """
+    """Connections, one after the other, counted as one; the memory of what is sent is borrowed."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
         self._limits = inner.limits
-        self._outbox = Outbox()
-        self._inbox = Inbox()
-        # In this order; the last one is never held while anything waits.
-        self._reading = threading.RLock()  # held by the one who reads
-        self._sending = threading.RLock()  # around what is numbered and put on the wire
-        self._taking = threading.Lock()  # around counting what was read
-        self._keeping = threading.Lock()  # around the outbox
-        self._early: deque[Frame] = deque()  # read by a sender who looked for notes
-        self._frames = self._bytes = 0  # taken since the other end was last told
-        self._asked_again = False
-        self._unrepeated: Connection | None = None  # over which nothing was sent again yet
-        self._asked_at: int | None = None  # how much had been sent when an answer was asked for
-        self._closed = ""  # why nothing can be sent any more
-        self._expired = False
-        self._probe = _FIRST_PROBE_SECONDS
-        self._window = _LARGEST_WINDOW  # bytes that may be under way
         self._past_sent = self._past_received = 0  # bytes of connections before this one
-
-    # --- what is counted --------------------------------------------------------------------------------------
 
     @property
     def limits(self) -> Limits:
@@ -90,6 +57,47 @@ class LastingConnection(Lasting):
     def bytes_received(self) -> int:
         """As `Connection.bytes_received`, over all connections so far."""
         return self._past_received + self._inner.bytes_received
+
+    def _follow(self, inner: Connection) -> None:
+        """From now on `inner` is the connection."""
+        before, self._inner = self._inner, inner
+        inner.limits = self._limits
+        self._past_sent += before.bytes_sent
+        self._past_received += before.bytes_received
+
+    @abc.abstractmethod
+    def own(self) -> None:
+        """The memory of what was sent is about to change: what was not taken yet is copied."""
+
+    @abc.abstractmethod
+    def expire(self) -> None:
+        """There will be no further connection; the one that there is goes on."""
+
+
+class LastingConnection(Lasting):
+    """Implements `Connection` over one connection after the other. What is sent arrives once, and in order.
+
+    `send` may be called from several threads, `receive` from one at a time.
+    """
+
+    def __init__(self, inner: Connection) -> None:
+        super().__init__(inner)
+        self._outbox = Outbox()
+        self._inbox = Inbox()
+        # In this order; the last one is never held while anything waits.
+        self._reading = threading.RLock()  # held by the one who reads
+        self._sending = threading.RLock()  # around what is numbered and put on the wire
+        self._taking = threading.Lock()  # around counting what was read
+        self._keeping = threading.Lock()  # around the outbox
+        self._early: deque[Frame] = deque()  # read by a sender who looked for notes
+        self._frames = self._bytes = 0  # taken since the other end was last told
+        self._asked_again = False
+        self._unrepeated: Connection | None = None  # over which nothing was sent again yet
+        self._asked_at: int | None = None  # how much had been sent when an answer was asked for
+        self._closed = ""  # why nothing can be sent any more
+        self._expired = False
+        self._probe = _FIRST_PROBE_SECONDS
+        self._window = _LARGEST_WINDOW  # bytes that may be under way
 
     # --- out --------------------------------------------------------------------------------------------------
 
@@ -346,10 +354,7 @@ class LastingConnection(Lasting):
         self._inner.close()  # whoever is inside a `send` gets out of it
         with self._sending:
             with self._taking:
-                before, self._inner = self._inner, inner
-                inner.limits = self._limits
-                self._past_sent += before.bytes_sent
-                self._past_received += before.bytes_received
+                self._follow(inner)
                 self._asked_again = False
                 self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a network that breaks loses what is under way
                 mine = self._inbox.taken

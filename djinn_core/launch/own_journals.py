@@ -12,12 +12,12 @@ import weakref
 from pathlib import Path
 from typing import Final
 
+from djinn_core.launch.private_directory import JUST_MADE_SECONDS, remove_unless_held
 from djinn_core.logs import get_logger
 
 LIMIT: Final = 8 << 30  # bytes of one journal
 SHARE: Final = 4  # of what is free on the disk, one part; a journal that begins anew is there twice for a moment
 LEAST: Final = 64 << 20  # with less room there is none
-_JUST_MADE_SECONDS: Final = 60.0  # a directory may have no owner for a moment
 _log = get_logger("djinn.launch")
 
 
@@ -82,14 +82,8 @@ def _remove_abandoned(base: Path) -> None:
     """Remove the directories of programs that were killed."""
     for path in base.iterdir():
         with contextlib.suppress(OSError):  # it is somebody's, or it has just been removed
-            if time.time() - path.stat().st_mtime < _JUST_MADE_SECONDS:
-                continue
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
+            if time.time() - path.stat().st_mtime >= JUST_MADE_SECONDS:
+                remove_unless_held(path)
 
 
 def _remove(path: Path, lock: int, owner: int) -> None:

@@ -15,7 +15,7 @@ from djinn_core.launch.addresses import DIRECTORY_PREFIX
 
 # The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
 _LONGEST: Final = 88
-_JUST_MADE_SECONDS: Final = 60.0  # a directory may have no owner for a moment
+JUST_MADE_SECONDS: Final = 60.0  # a directory may have no owner for a moment
 
 
 def make_private_directory() -> tuple[str, int]:
@@ -40,11 +40,20 @@ def remove_abandoned(base: Path) -> None:
     for path in base.glob(f"{DIRECTORY_PREFIX}*"):
         with contextlib.suppress(OSError):  # it is somebody's, or another user's, or has just been removed
             status = path.lstat()
-            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _JUST_MADE_SECONDS:
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < JUST_MADE_SECONDS:
                 continue
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
+            remove_unless_held(path)
+
+
+def remove_unless_held(path: Path) -> None:
+    """Remove a directory that no process holds a lock on.
+
+    Raises:
+        OSError: one does, or it is gone.
+    """
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from djinn_core.delivery.lasting import Lasting, expire, own
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
 from djinn_core.runtime.standby.coming import ComingState
 from djinn_core.runtime.standby.kept import Kept
@@ -63,8 +63,7 @@ class StandbyConnection(Lasting):
         """
         self.server = server
         self.attached = attached
-        self._inner = inner
-        self._limits = inner.limits
+        super().__init__(inner)
         self._others = list(others)
         self._kept = Kept(limit)
         self._early: deque[Frame] = deque()
@@ -73,26 +72,6 @@ class StandbyConnection(Lasting):
         self._reading = threading.RLock()  # around what is taken
         self._closed = ""
         self._expired = False
-        self._past_sent = self._past_received = 0
-
-    @property
-    def limits(self) -> Limits:
-        """As `Connection.limits`."""
-        return self._limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self._limits = self._inner.limits = limits
-
-    @property
-    def bytes_sent(self) -> int:
-        """As `Connection.bytes_sent`, to all servers so far."""
-        return self._past_sent + self._inner.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """As `Connection.bytes_received`, from all servers so far."""
-        return self._past_received + self._inner.bytes_received
 
     # --- out --------------------------------------------------------------------------------------------------
 
@@ -266,11 +245,9 @@ class StandbyConnection(Lasting):
         self._end(f"{error}; no standby server goes on: {'; '.join(failed)}")
 
     def _adopt(self, inner: Connection, attached: Attached, other: Other) -> None:
-        self._past_sent += self._inner.bytes_sent
-        self._past_received += self._inner.bytes_received
-        inner.limits = self._limits
         self._kept.drop_state()
-        self._inner, self.attached, self.server = inner, attached, other.name
+        self._follow(inner)
+        self.attached, self.server = attached, other.name
         self._others.remove(other)
         self._others.append(other)
 
