@@ -91,6 +91,12 @@ def test_what_is_known_to_trust_its_arguments_is_refused_or_checked(name):
         assert refusal(overload) or split_name(overload)[0] in RULES
 
 
+def test_nothing_makes_a_tensor_without_its_memory():
+    with pytest.raises(RuntimeError, match="invalid python storage"):
+        torch._efficientzerotensor((3,)).untyped_storage().data_ptr()
+    assert refusal("aten::_efficientzerotensor")
+
+
 def test_rules_are_about_ops_that_there_are():
     packets = {split_name(name)[0] for name in allowed_operators()}
     assert set(RULES) - packets == set()
