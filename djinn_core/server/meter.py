@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from djinn_core.errors import QuotaExceeded
 from djinn_core.launch.orders import Distribution, Metered
 from djinn_core.launch.token_table import Quota
-from djinn_core.server.gateway.rates import Buckets
+from djinn_core.server.rates import Buckets
 from djinn_core.wire.messages import Timing
 
 HOUR: Final = 3600.0

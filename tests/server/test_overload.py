@@ -24,11 +24,11 @@ from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Gatekeeper
 from djinn_core.server.gateway.pool import Pool
-from djinn_core.server.gateway.rates import REMEMBERED, Bucket, Buckets
 from djinn_core.server.gateway.sparing import AT_ONCE, Sparing
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import NotNow, refuse
 from djinn_core.server.meter import Meter
+from djinn_core.server.rates import REMEMBERED, Bucket, Buckets
 from djinn_core.server.room import Room
 from djinn_core.server.running.turns import Turns
 from djinn_core.wire.messages import PROTOCOL_VERSION, Attached, Hello, Refused, Status, StatusRequest, decode, encode

@@ -20,11 +20,11 @@ from djinn_core.logs import get_logger
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
 from djinn_core.server.gateway.pool import Pool
-from djinn_core.server.gateway.rates import Bucket, Buckets
 from djinn_core.server.gateway.relay import relay
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.giving_back import GIVING_BACK
 from djinn_core.server.greetings import STRANGER_LIMITS, NotNow, complain, receive_message, refuse, send_message
+from djinn_core.server.rates import Bucket, Buckets
 from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
 from djinn_core.wire.resume_messages import Aside, Resume
 

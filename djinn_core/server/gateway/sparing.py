@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from djinn_core.server.gateway.rates import Buckets
+from djinn_core.server.rates import Buckets
 
 AT_ONCE: Final = 50
 A_SECOND: Final = 1.0
