@@ -42,7 +42,7 @@ from djinn_core.server.confining import confine
 from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.giving_back import GIVING_BACK, keep_few_arenas
-from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
+from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, send_message
 from djinn_core.server.peers.exchange import Harbour
 from djinn_core.server.peers.inbox import Guest
 from djinn_core.server.recovery.journal import Owner, remove_stale
@@ -124,17 +124,22 @@ class Executor:
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return
-        waited = shared_device(self._device.runtime).turns.longest_wait
-        sessions = len(self._roster)
-        reason = self._tenancy.refusal(admitted.grant.badge, sessions)
-        if not reason:
-            reason = self._room.refusal(sessions, waited)
-            if reason:
-                self.full(reason)
-        if reason:
-            refuse(connection, reason)
+        refusal = self._refusal(admitted)
+        if refusal is not None:
+            refuse(connection, refusal.reason, again=refusal.again)
             return
         self._begin(connection, admitted)
+
+    def _refusal(self, admitted: Admitted) -> Refusal | None:
+        """Why somebody who may connect gets no session now. Where the executor is full, the gateway is told as well."""
+        sessions = len(self._roster)
+        reason = self._tenancy.refusal(admitted.grant.badge, sessions)
+        if reason:
+            return Refusal(reason)
+        full = self._room.refusal(sessions, shared_device(self._device.runtime).turns.longest_wait)
+        if full is not None:
+            self.full(full.reason)
+        return full
 
     def _begin(self, connection: Connection, admitted: Admitted) -> None:
         """A session from its beginning to its end."""

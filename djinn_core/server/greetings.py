@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 
+import attrs
+
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.message import Message
@@ -35,23 +37,20 @@ def receive_message(connection: Connection, timeout: float | None) -> AnyMessage
     return decode(connection.receive(timeout).head)
 
 
-class NotNow(str):  # noqa: SLOT000 - it has an attribute with a default
-    """Why somebody is refused who may ask again, `after` so many seconds: it will pass."""
+@attrs.frozen
+class Refusal:
+    """Why somebody is not let in. `again`: it will pass, so that asking again makes sense."""
 
-    after = 0.0
-
-    def in_seconds(self, after: float) -> NotNow:
-        """The same, and when."""
-        self.after = after
-        return self
+    reason: str
+    again: bool = False
 
 
-def refuse(connection: Connection, reason: str, *, again: bool = False, deadly: bool = False) -> None:
-    """Say no, and why. The other end may be gone already. `again`, `deadly`: as in `Refused`; a `NotNow` says it by itself."""
-    later = isinstance(reason, NotNow)
-    after = reason.after if isinstance(reason, NotNow) else 0.0
+def refuse(
+    connection: Connection, reason: str, *, again: bool = False, deadly: bool = False, after: float = 0.0
+) -> None:
+    """Say no, and why. The other end may be gone already. `again`, `deadly`, `after`: as in `Refused`."""
     with contextlib.suppress(TransportError):
-        send_message(connection, Refused(str(reason), again or later, deadly, after))
+        send_message(connection, Refused(reason, again, deadly, after))
 
 
 def complain(connection: Connection, reason: str, *, stopped: bool = False) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.server.greetings import NotNow
+from djinn_core.server.greetings import Refusal
 
 SESSIONS: Final = 256  # that one executor serves at a time
 QUEUE_SECONDS: Final = 30.0
@@ -24,16 +24,18 @@ class Room:
     sessions: int = SESSIONS
     queue_seconds: float = QUEUE_SECONDS
 
-    def refusal(self, sessions: int, waited: float) -> str:
-        """Why there is none beside so many, of whose submissions one has waited so long; empty: there is."""
+    def refusal(self, sessions: int, waited: float) -> Refusal | None:
+        """Why there is none beside so many, of whose submissions one has waited so long; None: there is."""
         if sessions >= self.sessions:
-            return NotNow(
+            return Refusal(
                 f"this executor serves {sessions} sessions, which is as many as it may at a time: try again later, or at another "
-                "server"
+                "server",
+                again=True,
             )
         if waited > self.queue_seconds:
-            return NotNow(
+            return Refusal(
                 f"the device is busy: a program has been waiting for it for {waited:.0f} s, and nobody is let in meanwhile. "
-                "Try again later, or at another server"
+                "Try again later, or at another server",
+                again=True,
             )
-        return ""
+        return None

@@ -26,7 +26,7 @@ from djinn_core.server.gateway.gatekeeper import Gatekeeper
 from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.gateway.sparing import AT_ONCE, Sparing
 from djinn_core.server.gateway.tokens import Token
-from djinn_core.server.greetings import NotNow, refuse
+from djinn_core.server.greetings import Refusal, refuse
 from djinn_core.server.meter import Meter
 from djinn_core.server.rates import REMEMBERED, Bucket, Buckets
 from djinn_core.server.room import Room
@@ -77,7 +77,7 @@ def gateway(tmp_path, monkeypatch):
         box[0], _, often = create(box[0], "often", 0)
         box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
     status = lambda who: Status("", 0, 0.0, ())
-    tenants = SimpleNamespace(pool_of=lambda *_: NotNow("this server has executors for nobody at a time"))
+    tenants = SimpleNamespace(pool_of=lambda *_: Refusal("this server has executors for nobody at a time", again=True))
     made = Admission(Gatekeeper(Token("own", ""), table), tenants, Audit(log), (), tuple, status)
 
     def hear(message):
@@ -122,9 +122,9 @@ def test_there_is_no_room_for_now(gateway):
 
 def test_an_executor_has_room_until_it_is_full_or_busy():
     room = Room(sessions=2, queue_seconds=5.0)
-    assert room.refusal(1, 1.0) == ""
-    assert "serves 2 sessions" in room.refusal(2, 0.0)
-    assert "waiting for it for 6 s" in room.refusal(0, 6.0)
+    assert room.refusal(1, 1.0) is None
+    assert "serves 2 sessions" in room.refusal(2, 0.0).reason
+    assert "waiting for it for 6 s" in room.refusal(0, 6.0).reason
     turns = Turns()
     assert turns.longest_wait == 0.0
     share = turns.share()
@@ -141,8 +141,8 @@ def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
     pool = Pool([], 0.0)
     pool._seats = [seat("cpu:0", "no room"), seat("cpu:1", "")]
     assert pool.find("")[0] == 1, "there is another one"
-    assert isinstance(pool.find("cpu:0"), NotNow)
-    assert not isinstance(pool.find("cuda"), NotNow | tuple)
+    assert pool.find("cpu:0").again
+    assert not pool.find("cuda").again
 
 
 def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
@@ -233,5 +233,5 @@ def test_messages_beyond_a_rate_wait(monkeypatch):
 
 def test_a_refusal_says_when_to_come_again():
     connection = Asking(None)
-    refuse(connection, NotNow("later").in_seconds(2.5))
+    refuse(connection, "later", again=True, after=2.5)
     assert connection.answers == [Refused("later", again=True, after=2.5)]

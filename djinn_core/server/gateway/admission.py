@@ -19,11 +19,10 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
-from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.gateway.relay import relay
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.giving_back import GIVING_BACK
-from djinn_core.server.greetings import STRANGER_LIMITS, NotNow, complain, receive_message, refuse, send_message
+from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.rates import Bucket, Buckets
 from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
 from djinn_core.wire.resume_messages import Aside, Resume
@@ -118,8 +117,8 @@ class Admission:
             return None
         wait = self._too_often(identity)
         if wait:
-            reason = NotNow(f"too many connections of {identity.tenant}: there is one more in {wait:.1f} s")
-            self._refuse(connection, Denied(reason.in_seconds(wait), "rate"), type(message).__name__, identity)
+            reason = f"too many connections of {identity.tenant}: there is one more in {wait:.1f} s"
+            self._refuse(connection, Denied(reason, "rate", True, wait), type(message).__name__, identity)
             return None
         return identity
 
@@ -138,7 +137,7 @@ class Admission:
         self.audit.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
-        refuse(connection, denied.reason)
+        refuse(connection, denied.reason, again=denied.again, after=denied.after)
 
     def _first_message(self, connection: Connection) -> AnyMessage | None:
         try:
@@ -157,12 +156,12 @@ class Admission:
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
         pool = self.tenants.pool_of(identity.tenant, identity.quota.memory)
-        found = pool.find(hello.device) if isinstance(pool, Pool) else pool
-        if isinstance(found, str) or isinstance(pool, str):
-            reason = found if isinstance(found, str) else str(pool)
-            self._refuse(
-                connection, Denied(reason, "busy" if isinstance(reason, NotNow) else "device"), "Hello", identity
-            )
+        if isinstance(pool, Refusal):
+            self._refuse(connection, _denied(pool), "Hello", identity)
+            return
+        found = pool.find(hello.device)
+        if isinstance(found, Refusal):
+            self._refuse(connection, _denied(found), "Hello", identity)
             return
         number, executor = found
         ready = executor.ready
@@ -215,6 +214,10 @@ def _wish_for_relay(connection: Connection) -> Attach | Resume | Aside | None:
     if not isinstance(message, Attach | Resume | Aside):
         raise ProtocolError(f"expected Attach, got {type(message).__name__}")
     return message
+
+
+def _denied(refusal: Refusal) -> Denied:
+    return Denied(refusal.reason, "busy" if refusal.again else "device", refusal.again)
 
 
 def _versions(message: Hello | StatusRequest) -> str:

@@ -44,10 +44,12 @@ class Identity:
 
 @attrs.frozen
 class Denied:
-    """A token that is no good. `reason` is for whoever showed it, `kind` for logs and counters."""
+    """Who is not let in. `reason` is for whoever asked, as are `again` and `after`, which are those of `Refused`; `kind` for logs and counters."""
 
     reason: str
     kind: str
+    again: bool = False
+    after: float = 0.0
 
 
 _UNKNOWN: Final = Denied("the token is not the one that this server asks for: see its connection file", "token")

@@ -9,7 +9,7 @@ from djinn_core.errors import StartupError
 from djinn_core.launch.orders import Sessions
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
-from djinn_core.server.greetings import NotNow
+from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -155,7 +155,7 @@ class Pool:
             seat.wait_ready()
         return tuple(seat.executor for seat in self._seats if seat.executor is not None)
 
-    def find(self, device: str) -> tuple[int, ExecutorProcess] | str:
+    def find(self, device: str) -> tuple[int, ExecutorProcess] | Refusal:
         """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or why there is none."""
         ready = [(n, seat.executor) for n, seat in enumerate(self._seats) if seat.executor is not None]
         full = ""
@@ -165,11 +165,11 @@ class Pool:
                 if not full:
                     return number, executor
         if full:
-            return NotNow(full)
+            return Refusal(full, again=True)
         if len(ready) < len(self._seats):
-            return NotNow("an executor is being started again after it died: try again in a few seconds")
+            return Refusal("an executor is being started again after it died: try again in a few seconds", again=True)
         offered = ", ".join(executor.device.id for _, executor in ready)
-        return f"this server has no device {device!r}, it offers {offered}"
+        return Refusal(f"this server has no device {device!r}, it offers {offered}")
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from djinn_core.errors import StartupError
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.pool import Pool
-from djinn_core.server.greetings import NotNow
+from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import ExecutorStatus
 
 MOST: Final = 16  # tenants that have executors at a time
@@ -63,7 +63,7 @@ class Tenants:
         self._reserve = self._first
         return ready
 
-    def pool_of(self, tenant: str, memory: int = 0) -> Pool | str:
+    def pool_of(self, tenant: str, memory: int = 0) -> Pool | Refusal:
         """The tenant's executors, started now where it has none; or why there are none.
 
         `memory`: bytes that each of them may hold, for a tenant whose memory is limited; 0: as much as the options say.
@@ -77,9 +77,11 @@ class Tenants:
                     self._used[tenant] = time.monotonic()
                     return found
                 if self._closed:
-                    return "the server is shutting down: connect again later"
+                    return Refusal("the server is shutting down: connect again later")
                 if len(self._pools) >= self._most:
-                    return NotNow(f"this server has executors for {self._most} tenants at a time: try again later")
+                    return Refusal(
+                        f"this server has executors for {self._most} tenants at a time: try again later", again=True
+                    )
             return self._start(tenant, memory)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
@@ -147,7 +149,7 @@ class Tenants:
 
     def _refill(self) -> None:
         pool = self._started("")
-        if isinstance(pool, str):
+        if isinstance(pool, Refusal):
             return
         with self._lock:
             if self._reserve is None and not self._closed:
@@ -155,18 +157,18 @@ class Tenants:
                 return
         pool.close(0.0)
 
-    def _start(self, tenant: str, memory: int) -> Pool | str:
+    def _start(self, tenant: str, memory: int) -> Pool | Refusal:
         pool = self._started(tenant, memory)
-        if isinstance(pool, str):
+        if isinstance(pool, Refusal):
             return pool
         with self._lock:
             if not self._closed:
                 self._pools[tenant], self._used[tenant] = pool, time.monotonic()
                 return pool
         pool.close(0.0)
-        return "the server is shutting down: connect again later"
+        return Refusal("the server is shutting down: connect again later")
 
-    def _started(self, tenant: str, memory: int = 0) -> Pool | str:
+    def _started(self, tenant: str, memory: int = 0) -> Pool | Refusal:
         limited = tuple(
             attrs.evolve(o, memory=min(memory, o.memory or memory) if memory else o.memory) for o in self._options
         )
@@ -176,6 +178,6 @@ class Tenants:
                 pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
-            return NotNow("no executor could be started for you: try again later")
+            return Refusal("no executor could be started for you: try again later", again=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
