@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import threading
 import time
 from collections import deque
@@ -109,17 +110,19 @@ class LastingConnection(Lasting):
         """
         if self._closed:
             raise TransportError(self._closed)
-        with self._sending:
-            inner = self._inner
-            with self._keeping:
-                number = self._outbox.put(frame)
-            if self._outbox.repeats:
-                return
-            waits = self._unrepeated is inner  # what was sent before comes first, and this after it
-            error = None if waits else self._put_on_wire(inner, number, frame)
-        if error is not None:
+        try:
+            with self._sending:
+                inner = self._inner
+                with self._keeping:
+                    number = self._outbox.put(frame)
+                if self._outbox.repeats:
+                    return
+                if self._unrepeated is not inner:  # else what was sent before comes first, and this after it
+                    self._put_on_wire(inner, number, frame)
+        except TransportError as error:  # outside of the lock, which is not held while a connection is awaited
             self._restore(inner, error)
-        elif frame.body and self._outbox.borrows:
+            return
+        if frame.body and self._outbox.borrows:
             self._look()
             self._hold_back()
 
@@ -133,14 +136,10 @@ class LastingConnection(Lasting):
         with self._sending, self._keeping:  # nobody sends it again from there now
             self._outbox.own()
 
-    def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> TransportError | None:
-        """Send a frame with its number; the error where the connection is broken."""
+    def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
+        """Send a frame with its number."""
         self._frames = self._bytes = 0
-        try:
-            inner.send(Frame(numbered(number, self._inbox.taken, frame.head), frame.body))
-        except TransportError as error:
-            return error
-        return None
+        inner.send(Frame(numbered(number, self._inbox.taken, frame.head), frame.body))
 
     def _note(self, wish: Wish = Wish.NOTHING) -> None:
         """Say how far this end is, unless somebody is just sending, which says so, too."""
@@ -161,9 +160,11 @@ class LastingConnection(Lasting):
             self._unrepeated = None
             with self._keeping:
                 kept = self._outbox.kept()
-            for number, frame in kept:
-                if inner is not self._inner or self._put_on_wire(inner, number, frame) is not None:
-                    return
+            with contextlib.suppress(TransportError):  # whoever reads or sends next finds out
+                for number, frame in kept:
+                    if inner is not self._inner:
+                        return
+                    self._put_on_wire(inner, number, frame)
 
     # --- in ---------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.confining import confine
 from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
-from djinn_core.server.giving_back import GIVING_BACK, keep_few_arenas
+from djinn_core.server.giving_back import GIVING_BACK, keep_few_arenas, set_start_aside
 from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, send_message
 from djinn_core.server.peers.exchange import Harbour
 from djinn_core.server.peers.inbox import Guest
@@ -318,6 +318,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())
             remove_abandoned(Path(start.directory).parent)
+            set_start_aside()
             control.run(executor)
     except Exception as error:
         expected = isinstance(error, DjinnError)

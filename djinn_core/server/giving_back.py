@@ -1,13 +1,15 @@
 """Memory that was freed goes back to the system some time after a connection has ended.
 
-The C library keeps what threads have freed, in as many places as there were threads at a time: without this a server that has had a thousand clients
-holds tens of megabytes for nobody.
+The C library keeps what threads have freed, in as many places as there were threads at a time, and Python looks seldom for objects that refer to
+each other, the more seldom the more there are: a connection's buffers and a session's programs would wait for that. Without this a server that has had
+a thousand clients holds tens of megabytes for nobody.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import platform
 import threading
@@ -43,6 +45,12 @@ def keep_few_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
+def set_start_aside() -> None:
+    """What there is now, the imported libraries most of all, stays: looking for what can be freed, which takes half a second otherwise, passes it over."""
+    gc.collect()
+    gc.freeze()
+
+
 class GivingBack:
     """Does it once for all that end within a few seconds, in a thread of its own."""
 
@@ -64,6 +72,7 @@ class GivingBack:
         while self._wanted.wait():
             time.sleep(self._pause)
             self._wanted.clear()
+            gc.collect()
             trimmer()()
 
 

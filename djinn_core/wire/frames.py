@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Final
 
 import attrs
@@ -137,7 +138,7 @@ class FrameDecoder:
             ProtocolError: the stream broke the format earlier.
         """
         if self._error is not None:
-            raise self._error
+            raise copy(self._error)
         rest = self._part[self._filled :]
         self._direct = len(rest) >= _DIRECT_BYTES
         return rest if self._direct else self._scratch
@@ -154,7 +155,7 @@ class FrameDecoder:
             else:
                 self._distribute(self._scratch[:count])
         except ProtocolError as error:
-            self._error = error
+            self._error = copy(error)  # `error` keeps the frames it comes through, and they keep this
             raise
 
     def feed(self, data: Buffer) -> None:

@@ -35,7 +35,7 @@ from djinn_core.server.gateway.operations import Operations, OperationsListener
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.gateway.watch import Watch
-from djinn_core.server.giving_back import keep_few_arenas
+from djinn_core.server.giving_back import keep_few_arenas, set_start_aside
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.room import QUEUE_SECONDS, SESSIONS
 from djinn_core.wire.messages import Status
@@ -275,6 +275,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     try:
         with _signals_stop():
             announce(gateway.start())
+            set_start_aside()
             while True:
                 signal.pause()
     except _Stop as stop:

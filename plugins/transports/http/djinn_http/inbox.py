@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
+from copy import copy
 from typing import Final
 
 from djinn.transports import Frame, FrameDecoder, Limits, ProtocolError, TransportError
@@ -67,7 +68,7 @@ class Inbox:
         with self._changed:
             while not self._frames:
                 if self._error is not None:
-                    raise self._error
+                    raise copy(self._error)  # what is raised keeps the frames it comes through, and they keep this
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
                     raise TimeoutError("nothing came in time")

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 import attrs
@@ -67,7 +68,7 @@ class Outbox:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise copy(self._error)  # what is raised keeps the frames it comes through, and they keep this
 
     # --- in the event loop ----------------------------------------------------------------------------------
 

@@ -225,10 +225,13 @@ class HttpListener:
         while self._channels or not self._closing.is_set():
             await asyncio.sleep(_SWEEP_SECONDS)
             self._abort_slow()
-            for channel in list(self._channels.values()):
-                channel.end_if_expired()
-                if channel.is_over:
-                    del self._channels[channel.id]
+            self._forget_over()
+
+    def _forget_over(self) -> None:
+        for channel in list(self._channels.values()):
+            channel.end_if_expired()
+            if channel.is_over:
+                del self._channels[channel.id]
 
     def _abort_slow(self) -> None:
         for connection in [connection for connection in self._connections if connection.pace.too_slow]:

@@ -1,0 +1,94 @@
+"""What a connection holds goes with it: Python looks for objects that refer to each other only now and then, and here it does not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from djinn_core.builtins.sockets import SocketConnection
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
+from djinn_core.server.giving_back import GivingBack
+from djinn_core.server.recovery.leases import LeasedConnection
+from djinn_core.wire.frames import FrameDecoder
+from djinn_http import HttpTransport
+from djinn_tcp import TcpTransport
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def gone(found: list[weakref.ref[object]], seconds: float = 5.0) -> bool:
+    """Whether none of them is there any more, soon."""
+    deadline = time.monotonic() + seconds
+    while any(one() is not None for one in found) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found != [] and all(one() is None for one in found)
+
+
+@pytest.mark.parametrize("rude", [False, True])
+@pytest.mark.parametrize("transport", [TcpTransport(), HttpTransport()])
+def test_connections(transport: Transport, rude: bool) -> None:
+    accepted: list[weakref.ref[object]] = []
+
+    def accept(connection: Connection) -> None:
+        accepted.append(weakref.ref(connection))
+        with contextlib.suppress(DjinnError):
+            while True:
+                connection.send(connection.receive())
+
+    listener = transport.listen(f"{transport.schemes[0]}://127.0.0.1:0", Limits(), accept)
+    with contextlib.closing(listener):
+        for _ in range(3):
+            client = transport.connect(listener.url, Limits(head=8 << 20), 10.0)
+            client.send(Frame(b"hello", [bytes(100_000)]))
+            if not rude:
+                client.receive(10.0)
+            client.send(Frame(bytes(2 << 20 if rude else 5)))
+            client.close()
+        assert gone(accepted)
+
+
+def test_decoders() -> None:
+    decoder = FrameDecoder(Limits())
+    with contextlib.suppress(ProtocolError):
+        decoder.feed(b"no frame at all" * 9)
+    with contextlib.suppress(ProtocolError):
+        decoder.buffer()
+    found = weakref.ref(decoder)
+    del decoder
+    assert found() is None
+
+
+def test_sessions_whose_client_does_not_come_back() -> None:
+    ours, theirs = socket.socketpair()
+    session = LeasedConnection(SocketConnection(theirs, Limits(), "a client"), 0.05)
+    ours.close()
+    with contextlib.suppress(TransportError):
+        session.send(Frame(b"an answer"))
+    session.close()
+    found = weakref.ref(session)
+    del session
+    assert found() is None
+
+
+def test_what_refers_to_itself_goes_when_something_has_ended() -> None:
+    thread = threading.local()
+    thread.itself = thread
+    found = weakref.ref(thread)
+    del thread
+    assert found() is not None
+    GivingBack(0.0).soon()
+    assert gone([found])
