@@ -7,6 +7,7 @@ never registers `remote_accelerator`.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import secrets
 import shutil
@@ -306,6 +307,8 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
     """
     become_server("executor")
     keep_few_arenas()
+    if sys.stderr is not None:
+        faulthandler.enable(all_threads=False)  # a kernel that crashes leaves no more than a signal otherwise
     control = Control(_take_standard_input(), reports)
     control.catch_signals()
     start = control.read_start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -173,6 +174,14 @@ def test_a_death_before_readiness_is_told_with_its_signal():
     os.kill(executor.process_id, signal.SIGKILL)
     with pytest.raises(StartupError, match="killed by SIGKILL"):
         executor.wait_ready(SECONDS)
+
+
+def test_a_crash_says_where_it_was(capfd):
+    executor = ExecutorProcess.start("cpu", threads=1, timeout=SECONDS)
+    os.kill(executor.process_id, signal.SIGSEGV)
+    assert executor.wait() == -signal.SIGSEGV
+    executor.close()
+    assert re.search(r"Segmentation fault[\s\S]*in run\n", capfd.readouterr().err)
 
 
 def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
