@@ -1,10 +1,11 @@
 """Malformed inputs for everything that reads bytes from elsewhere, mutations of real work for a live executor, bad arguments for ops.
 
-    python tests/fuzz/run_fuzz.py [--inputs 10000000] [--mutations 1000000] [--calls 100] [--processes 2] [--seed 0] [--json]
+    python tests/fuzz/run_fuzz.py [--inputs 10000000] [--mutations 1000000] [--calls 100] [--processes 2] [--seed 0]
+                                  [--keep DIRECTORY] [--json]
 
-`--calls` are for each allowed op; 0 leaves a part out. With --json one object on the last line. Ends with status 1 where there are bugs. On two
-idle cores the default takes about an hour: inputs 5 to 10 minutes, mutations 30 to 50, calls 5. Inputs are guided by coverage where `atheris`
-is installed.
+`--calls` are for each allowed op; 0 leaves a part out. What a live executor was sent before a bug, and its log, are kept in DIRECTORY. With
+--json one object on the last line. Ends with status 1 where there are bugs. On two idle cores the default takes about an hour: inputs 5 to 10
+minutes, mutations 30 to 50, calls 5. Inputs are guided by coverage where `atheris` is installed.
 """
 
 from __future__ import annotations
@@ -103,10 +104,10 @@ def claims() -> dict[str, int]:
     return growth
 
 
-def live(mutations: int, processes: int, seed: int) -> dict[str, Any]:
+def live(mutations: int, processes: int, seed: int, keep: Path | None) -> dict[str, Any]:
     """Mutations of real work, on a server of its own."""
     command = [str(HERE / "live.py"), "--mutations", str(mutations), "--connections", str(processes + 1)]
-    return _outcome([*command, "--seed", str(seed)])
+    return _outcome([*command, "--seed", str(seed), *(["--keep", str(keep)] if keep is not None else [])])
 
 
 def ops(calls: int, seed: int) -> dict[str, Any]:
@@ -134,6 +135,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     parts: dict[str, dict[str, Any]] = {}
@@ -143,7 +145,7 @@ def main() -> int:
         parts["decoder"] = decode(options.inputs, options.processes, options.seed)
         parts["claims"] = {**claims(), "bugs": []}
     if options.mutations:
-        parts["live"] = live(options.mutations, options.processes, options.seed)
+        parts["live"] = live(options.mutations, options.processes, options.seed, options.keep)
     if options.calls:
         parts["ops"] = ops(options.calls, options.seed)
     bugs = [f"{name}: {bug}" for name, part in parts.items() for bug in part["bugs"]]
