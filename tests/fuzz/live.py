@@ -300,17 +300,28 @@ class Mutator:
             self.found.bug(f"{seconds:.1f} s for {shown(sent[-1])}", sent, self.keep)
 
     def _ended(self, talk: Talk, sent: list[Frame], error: TransportError) -> None:
+        if str(error) == "broken":
+            return
         with contextlib.suppress(DjinnError):
-            while str(error) != "broken":
+            while True:
                 message, _ = talk.receive()
                 if isinstance(message, Broken):
                     self._broken(message, sent)
-                    break
-        if (
-            not Path(f"/proc/{talk.process}").exists()
-            or "Z" in Path(f"/proc/{talk.process}/stat").read_text().split()[2]
-        ):
+                    return
+        if died_soon(talk.process):
             self.found.bug(f"the executor died of {shown(sent[-1])}", sent, self.keep)
+
+
+def died_soon(process: int) -> bool:
+    """Whether a process whose connection ended without a word is no more. It dies somewhat later than its sockets."""
+    stat = Path(f"/proc/{process}/stat")
+    for _ in range(10):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.05)
+                continue
+        return True
+    return False
 
 
 def shown(frame: Frame) -> str:
