@@ -38,6 +38,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         snapshot_seconds: how often a journal begins anew with the session's state, at most.
         most_sessions: how many sessions there may be at a time.
         queue_seconds: how long a submission may have waited for its turn when one more session begins.
+        accounts: directory for what its tenant has used of its time; empty: the next executor counts anew.
     """
 
     directory: str
@@ -62,6 +63,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     snapshot_seconds: float = 20.0
     most_sessions: Count = 256
     queue_seconds: float = 30.0
+    accounts: str = ""
 
     def __repr__(self) -> str:
         """Without the key."""

@@ -63,7 +63,7 @@ class ExecutorOptions:
         journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
             dies, and how many bytes each may have; None: nowhere.
         snapshot_seconds: how often a journal begins anew with the session's state, at most.
-        most_sessions, queue_seconds: as in `Start`.
+        most_sessions, queue_seconds, accounts: as in `Start`.
         module: what to run; only tests change it.
     """
 
@@ -86,6 +86,7 @@ class ExecutorOptions:
     snapshot_seconds: float = 20.0
     most_sessions: int = 256
     queue_seconds: float = 30.0
+    accounts: Path | None = None
     module: str = EXECUTOR_MODULE
 
 
@@ -283,6 +284,7 @@ class ExecutorProcess:
             snapshot_seconds=options.snapshot_seconds,
             most_sessions=options.most_sessions,
             queue_seconds=options.queue_seconds,
+            accounts=str(options.accounts or ""),
         )
 
     def _order(self, order: Order) -> None:

@@ -34,6 +34,9 @@ class Serving(Protocol):
     def evict(self, tokens: Collection[str]) -> None:
         """End the sessions of whoever came with one of these tokens."""
 
+    def tick(self) -> None:
+        """Some time has passed: a second at most."""
+
     @property
     def idle(self) -> bool:
         """Whether no session is left."""
@@ -91,6 +94,7 @@ class Control:
                     action: Callable[[], bool] = key.data
                     if not action():
                         return
+                serving.tick()
 
     def _finished(self, serving: Serving) -> bool:
         # The pipe alone is not enough: a forked child of the parent may hold its other end open.

@@ -44,6 +44,7 @@ from djinn_core.server.control import Control
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.giving_back import GIVING_BACK, keep_few_arenas, set_start_aside
 from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, send_message
+from djinn_core.server.meter import METER
 from djinn_core.server.peers.exchange import Harbour
 from djinn_core.server.peers.inbox import Guest
 from djinn_core.server.recovery.journal import Owner, remove_stale
@@ -75,10 +76,11 @@ class Executor:
         leases: Leases | None = None,
         tls: TlsOptions | None = None,
         room: Room = Room(),  # noqa: B008 - a value
+        accounts: Path | None = None,
     ) -> None:
-        """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network, if any. `room`: for sessions."""
+        """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network. `accounts`: as in `Start`."""
         self._device = device
-        self._tenancy = Tenancy(store)
+        self._tenancy = Tenancy(store, accounts)
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
@@ -221,13 +223,17 @@ class Executor:
         """Nobody is let in for now: the gateway, which has less to do than this process, may say so by itself for a while."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
-            self.tell(Full(str(reason)))
+            self.tell(Full(reason))
 
     def _room_again(self) -> None:
         """A session has ended."""
         if self._full_at:
             self._full_at = 0.0
             self.tell(Full(""))
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        METER.account.tick()
 
     @property
     def idle(self) -> bool:
@@ -346,7 +352,8 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     begin_compiling(opened, registry, start.compilers)
     room = Room(start.most_sessions, start.queue_seconds)
     kept = _open_store(start), _leases(start)
-    return Executor(opened, registry, TicketChecker(start.key), new, *kept, _tls(start), room)
+    accounts = Path(start.accounts) if start.accounts else None
+    return Executor(opened, registry, TicketChecker(start.key), new, *kept, _tls(start), room, accounts)
 
 
 def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]) -> None:

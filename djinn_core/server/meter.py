@@ -14,10 +14,10 @@ from typing import Final, Protocol
 from djinn_core.errors import QuotaExceeded
 from djinn_core.launch.orders import Distribution, Metered
 from djinn_core.launch.token_table import Quota
+from djinn_core.server.account import Account
 from djinn_core.server.rates import Buckets
 from djinn_core.wire.messages import Timing
 
-HOUR: Final = 3600.0
 # Upper bounds in seconds: a decode step, an ordinary submission, a long one.
 BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -58,8 +58,7 @@ class Meter:
         self._holders: set[Holder] = set()
         self._queued, self._executed = Histogram(), Histogram()
         self._requests = Buckets()
-        self._hour = time.monotonic()
-        self._used = 0.0  # seconds on the device in this hour
+        self.account = Account()
 
     def count(self, what: str, amount: int = 1) -> None:
         """Something happened: the name of a counter, as `/metrics` shows it after `djinn_executor_`, without `_total`."""
@@ -88,7 +87,6 @@ class Meter:
                 self._seconds[name] += getattr(timing, name)
             self._queued.add(timing.queue)
             self._executed.add(timing.execute)
-            self._used += timing.execute + timing.encode
 
     def enter(self, holder: Holder) -> None:
         """A session began."""
@@ -113,13 +111,11 @@ class Meter:
             self._refuse(f"{values:,} live tensors, of {quota.values:,} that you may have at a time: let go of some")
         if not quota.seconds_an_hour:
             return
-        elapsed = time.monotonic() - self._hour
-        if elapsed >= HOUR:
-            self._hour, self._used, elapsed = time.monotonic(), 0.0, 0.0
-        if self._used > quota.seconds_an_hour:
+        used, left = self.account.used()
+        if used > quota.seconds_an_hour:
             self._refuse(
-                f"{self._used:.0f} s on the device in this hour, of {quota.seconds_an_hour:g} that you may use: there are "
-                f"more in {(HOUR - elapsed) / 60:.0f} minutes"
+                f"{used:.0f} s on the device in this hour, of {quota.seconds_an_hour:g} that you may use: there are more in "
+                f"{left / 60:.0f} minutes"
             )
 
     def may_begin(self, sessions: int) -> str:

@@ -290,7 +290,7 @@ class ExecutorSession:
         self._wanted.begin(work)
         waited = time.perf_counter()
         own(connection)  # what was sent and not taken yet may be written now
-        with self._turn:
+        with self._turn, METER.account:
             begun = time.perf_counter()
             run = self._run(known, work)
             self._wanted.end(work, run)

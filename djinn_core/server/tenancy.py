@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from djinn_core.launch.orders import Metered
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
+from djinn_core.server.account import Account
 from djinn_core.server.meter import METER
 from djinn_core.server.weights.disk import DISK
 from djinn_core.server.weights.store import WeightStore
@@ -22,8 +24,10 @@ class Tenancy:
         store: where the tenant's weights are kept, if they are.
     """
 
-    def __init__(self, store: WeightStore | None) -> None:
+    def __init__(self, store: WeightStore | None, accounts: Path | None = None) -> None:
+        """`accounts`: where a tenant's next executor finds what this one has used of its time; None: nowhere."""
         self.store = store
+        self._accounts = accounts
         self._shared = store
         self._tenant: str | None = None
         self._lock = threading.Lock()
@@ -34,6 +38,7 @@ class Tenancy:
             if self._tenant is None:
                 self._tenant = badge.tenant
                 self.store = self._store_of(badge)
+                self._open_account(badge.tenant)
             if badge.tenant != self._tenant:
                 _log.error("a gateway sent somebody to another tenant's executor", tenant=badge.tenant)
                 return "this executor works for somebody else: connect to the gateway again"
@@ -51,6 +56,14 @@ class Tenancy:
             {} if self.store is None else {"store_bytes": self.store.nbytes(), "store_limit_bytes": self.store.limit}
         )
         return METER.report(stored | {"disk_bytes": DISK.taken})
+
+    def _open_account(self, tenant: str) -> None:
+        if self._accounts is None:
+            return
+        try:
+            METER.account = Account.of(tenant, self._accounts)
+        except OSError as error:
+            _log.warning("time on the device is counted anew", tenant=tenant, error=str(error))
 
     def _store_of(self, badge: Badge) -> WeightStore | None:
         if self._shared is None or badge.tenant in _OPERATOR:

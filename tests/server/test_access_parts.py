@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
@@ -24,7 +23,7 @@ from djinn_core.server import meter
 from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
 from djinn_core.server.gateway.tokens import Token, find_token, has_table
 from djinn_core.server.peers.exchange import Exchange, Harbour, Inbox
-from djinn_core.wire.messages import Timing, decode
+from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import Meet
 
 SECONDS = 60.0
@@ -101,14 +100,17 @@ def test_the_oldest_stranger_has_to_go():
 
 
 def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(meter.time, "monotonic", lambda: now[0])
     metered = meter.Meter()
     metered.quota = Quota(seconds_an_hour=10.0)
-    metered.completed(Timing(execute=9.0), 1, 0, [])
-    assert metered.may_begin(0) == ""
-    metered.completed(Timing(execute=2.0), 1, 0, [])
-    assert "11 s on the device in this hour, of 10" in metered.may_begin(0)
-    now = time.monotonic()
-    monkeypatch.setattr(meter.time, "monotonic", lambda: now + 3600.0)
+    for seconds, refused in ((9.0, ""), (2.0, "11 s on the device in this hour, of 10")):
+        with metered.account:
+            now[0] += seconds
+        now[0] += 60.0
+        assert refused in metered.may_begin(0)
+        assert bool(refused) == bool(metered.may_begin(0))
+    now[0] += 3600.0
     assert metered.may_begin(0) == ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,12 @@ import attrs
 from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.config import Settings, bytes_of
-from djinn_core.errors import PluginError
+from djinn_core.errors import PluginError, StartupError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
+from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.launch.securing import under_tls
 from djinn_core.launch.version import djinn_version
@@ -149,6 +151,7 @@ class Gateway:
         self._listeners: list[Listener] = []
         self._file: tuple[Path, ConnectionFile] | None = None
         self._since = time.monotonic()
+        self._accounts: tuple[str, int] | None = None  # a directory, and what holds it
 
     def start(self) -> Serving:
         """Start the executors, listen, and write the connection file.
@@ -159,10 +162,15 @@ class Gateway:
             ConfigurationError: the connection file cannot be written.
         """
         expected = lambda: len(self._gatekeeper.tenants)  # noqa: E731 - asked again and again
-        self._tenants = Tenants(_executors(self._options), self._options.start_timeout, expected)
+        try:
+            self._accounts = make_private_directory()
+            executors = _executors(self._options, Path(self._accounts[0]))
+        except OSError as error:
+            raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
+        self._tenants = Tenants(executors, self._options.start_timeout, expected)
         self._operations = self._listen_for_operations(self._tenants)
         transports = self._transports()
-        executors = self._tenants.wait_ready()
+        ready = self._tenants.wait_ready()
         self._watch = Watch(self._gatekeeper, self._tenants, self._audit, self._counts)
         urls = self._listen(transports, self._tenants)
         path = self._options.connection_file or default_connection_file()
@@ -172,7 +180,7 @@ class Gateway:
         _log.info("ready", urls=urls, process=os.getpid())
         self._audit.note("started", urls=urls, process=os.getpid())
         operations = self._operations.url if self._operations is not None else ""
-        return Serving(urls, executors, path, self._token.origin, self.fingerprint, operations)
+        return Serving(urls, ready, path, self._token.origin, self.fingerprint, operations)
 
     @property
     def fingerprint(self) -> str:
@@ -193,6 +201,10 @@ class Gateway:
             self._tenants.close(drain_seconds)
         if self._operations is not None:
             self._operations.close()
+        if self._accounts is not None:
+            shutil.rmtree(self._accounts[0], ignore_errors=True)
+            os.close(self._accounts[1])
+            self._accounts = None
         self._audit.note("stopped", process=os.getpid())
 
     def _transports(self) -> tuple[Transport, ...]:
@@ -326,8 +338,11 @@ def _signals_stop() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
-    devices = offered(options.devices, options.plugins, options.disable, options.start_timeout)
+def _executors(options: GatewayOptions, accounts: Path) -> tuple[ExecutorOptions, ...]:
+    """`accounts`: where tenants' time on the devices is written down."""
+    devices = offered(options.devices, options.plugins, options.disable, options.start_timeout) or ("",)
+    for number in range(len(devices)):
+        (accounts / str(number)).mkdir()
     return tuple(
         ExecutorOptions(
             device=device,
@@ -349,7 +364,8 @@ def _executors(options: GatewayOptions) -> tuple[ExecutorOptions, ...]:
             snapshot_seconds=options.snapshot_seconds,
             most_sessions=options.most_sessions,
             queue_seconds=options.queue_seconds,
+            accounts=accounts / str(number),
             module=options.executor_module,
         )
-        for device in devices or ("",)
+        for number, device in enumerate(devices)
     )
