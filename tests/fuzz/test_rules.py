@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.form import Constant, Enumerated, Form, ListArg, Operand, SelfDevice, SlotArg
 from djinn_core.ir.operators import resolve
+from djinn_core.server.checks.kinds import check_kinds
 from djinn_core.server.checks.rules import checked
 
 F = torch.rand
@@ -135,3 +138,33 @@ def test_arguments_of_other_kinds_are_refused():
 def test_ops_without_a_rule_are_called_as_they_are():
     kernel = torch_private.kernel_of(resolve("aten::relu"))
     assert checked("aten::relu", resolve("aten::relu"), kernel) is kernel
+
+
+DTYPE, LAYOUT = Enumerated("dtype", "float64"), Enumerated("layout", "strided")
+DENSE = Enumerated("memory_format", "contiguous_format")
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "right", "wrong"),
+    [
+        ("aten::_to_copy", "dtype", DTYPE, Constant(-1)),
+        ("aten::_to_copy", "dtype", Constant(None), SlotArg()),
+        ("aten::_to_copy", "layout", LAYOUT, Constant(99)),
+        ("aten::_to_copy", "layout", LAYOUT, DTYPE),
+        ("aten::clone", "memory_format", DENSE, Constant(255)),
+        ("aten::_to_copy", "device", SelfDevice(), Constant("cuda:1")),
+        ("aten::_to_copy", "device", SelfDevice(cpu=True), Constant(0)),
+        ("aten::sum.dim_IntList", "dtype", DTYPE, ListArg((DTYPE,))),
+    ],
+)
+def test_what_is_no_dtype_layout_memory_format_or_device_of_the_executors_is_refused(op, name, right, wrong):
+    arguments = (Operand(), ListArg((Constant(0),))) if op.startswith("aten::sum") else (Operand(),)
+    check_kinds(Form(op, arguments, ((name, right),), ("new",), False), resolve(op))
+    with pytest.raises(UnsupportedOperation, match=f"{op} takes a .* for {name}"):
+        check_kinds(Form(op, arguments, ((name, wrong),), ("new",), False), resolve(op))
+
+
+def test_kinds_are_looked_at_in_positional_arguments():
+    form = Form("aten::view.dtype", (Operand(), Constant(46)), (), ("new",), False)
+    with pytest.raises(UnsupportedOperation, match="takes a dtype for dtype"):
+        check_kinds(form, resolve("aten::view.dtype"))

@@ -29,6 +29,7 @@ from djinn_core.ir.form import (
     SlotArg,
 )
 from djinn_core.ir.operators import resolve
+from djinn_core.server.checks.kinds import check_kinds
 from djinn_core.server.checks.rules import checked
 from djinn_core.server.running.own_operators import OwnOperators
 from djinn_core.server.running.template_checks import check_template
@@ -161,6 +162,7 @@ class _Compiler:
         writes: tuple[int, ...] = ()
         if function is None:
             overload = resolve(form.op)
+            check_kinds(form, overload)
             function = checked(form.op, overload, torch_private.kernel_of(overload))
             writes = _written(overload, form, operands)
             self.random |= torch.Tag.nondeterministic_seeded in overload.tags

@@ -1,0 +1,52 @@
+"""Arguments that PyTorch takes as numbers, whatever they are: dtypes, layouts, memory formats. And devices, which are the executor's own alone.
+
+A dtype that there is not makes kernels read beyond their tables, and another device is another tenant's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.form import Argument, Constant, Enumerated, Form, SelfDevice
+
+_KINDS: Final = {
+    "ScalarType": "dtype",
+    "Layout": "layout",
+    "MemoryFormat": "memory_format",
+    "Device": "device",
+}
+
+
+def check_kinds(form: Form, overload: Any) -> None:
+    """Whether a form gives dtypes, layouts, memory formats and devices where `overload` takes them.
+
+    Raises:
+        UnsupportedOperation: it gives something else.
+    """
+    asked = _asked(overload)
+    if not asked:
+        return
+    names = [argument.name for argument in torch_private.schema_of(overload).arguments]
+    for name, argument in [*zip(names, form.args, strict=False), *form.kwargs]:
+        kind = asked.get(name)
+        if kind is not None and not _is(kind, argument):
+            raise UnsupportedOperation(f"{form.op} takes a {kind.replace('_', ' ')} for {name}, which is none")
+
+
+def _is(kind: str, argument: Argument) -> bool:
+    if isinstance(argument, Constant) and argument.value is None:
+        return True
+    if kind == "device":
+        return isinstance(argument, SelfDevice)
+    return isinstance(argument, Enumerated) and argument.kind == kind
+
+
+@functools.cache
+def _asked(overload: Any) -> dict[str, str]:
+    """The kinds of those arguments that are of one, by name."""
+    types = {a.name: str(a.real_type) for a in torch_private.schema_of(overload).arguments}
+    plain = {name: kind.removeprefix("Optional[").removesuffix("]") for name, kind in types.items()}
+    return {name: _KINDS[kind] for name, kind in plain.items() if kind in _KINDS}
