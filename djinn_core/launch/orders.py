@@ -88,7 +88,13 @@ class Evict(msgspec.Struct, frozen=True, tag="evict"):
     tokens: tuple[str, ...]
 
 
-Order = Start | Report | Drain | Evict
+class Belong(msgspec.Struct, frozen=True, tag="belong"):
+    """Work for that tenant. Nobody else's sessions are recovered here, whoever has their secrets."""
+
+    tenant: str
+
+
+Order = Start | Report | Drain | Evict | Belong
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

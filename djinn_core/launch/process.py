@@ -22,6 +22,7 @@ from djinn_core.launch.lines import LineReader, write_line
 from djinn_core.launch.orders import (
     FULL_SECONDS,
     Answer,
+    Belong,
     Drain,
     Evict,
     Failed,
@@ -107,6 +108,7 @@ class ExecutorProcess:
         self._ready: Ready | None = None
         self._reports = 0
         self._full = "", 0.0
+        self._tenant = NOBODY.tenant
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._owner = os.getpid()
@@ -200,6 +202,10 @@ class ExecutorProcess:
 
     def issue_ticket(self, client: str = "", lifetime: float = LIFETIME, badge: Badge = NOBODY) -> str:
         """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
+        if badge.tenant != self._tenant:
+            self._tenant = badge.tenant
+            with contextlib.suppress(OSError):  # already gone: the ticket is good for nothing either
+                self._order(Belong(badge.tenant))
         return issue(self._key, client, lifetime, badge)
 
     def status(self, timeout: float = 5.0) -> Sessions:

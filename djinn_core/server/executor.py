@@ -32,7 +32,7 @@ from djinn_core.launch.addresses import SOCKET_NAME, network_location, transport
 from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
 from djinn_core.launch.private_directory import remove_abandoned
 from djinn_core.launch.securing import under_tls
-from djinn_core.launch.tickets import TicketChecker
+from djinn_core.launch.tickets import Badge, TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_where_started
 from djinn_core.role import become_server
@@ -154,8 +154,7 @@ class Executor:
     def _resume(self, connection: Connection, asked: Resume) -> None:
         """Let a client go on with a session that is here, or that an executor before this one has left."""
         try:
-            # It is for the tenant that this executor works for from now on.
-            found = self._leases.recover(connection, asked, lambda badge: self._tenancy.refusal(badge, 0))
+            found = self._leases.recover(connection, asked, self._refusal_to_recover)
         except QuotaExceeded as error:
             _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
             refuse(connection, str(error), again=True)
@@ -171,6 +170,9 @@ class Executor:
         owner, leased, taken = found
         _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
         self._converse(owner, leased, connection, Resumed(taken, INSTANCE))
+
+    def _refusal_to_recover(self, badge: Badge) -> str:
+        return self._tenancy.refusal_to_recover(badge) or self._tenancy.refusal(badge, len(self._roster))
 
     def _aside(self, connection: Connection, asked: Aside) -> None:
         """Let a client say something beside its session; a wrong secret is answered like no such session."""
@@ -230,6 +232,10 @@ class Executor:
         if self._full_at:
             self._full_at = 0.0
             self.tell(Full(""))
+
+    def belong(self, tenant: str) -> None:
+        """Work for that tenant."""
+        self._tenancy.belong(tenant)
 
     def tick(self) -> None:
         """Some time has passed."""

@@ -28,6 +28,9 @@ class Holder(Protocol):
     def holdings(self) -> tuple[int, int]:
         """How many live values, and their bytes."""
 
+    def live_values(self) -> int:
+        """How many live values; at once, however many there are."""
+
 
 class Histogram:
     """How often something took how long."""
@@ -107,8 +110,7 @@ class Meter:
             QuotaExceeded: it has used up what it may; the message says what of, and what to do.
         """
         quota = self.quota
-        if quota.values and (values := self.holdings()[0]) > quota.values:
-            self._refuse(f"{values:,} live tensors, of {quota.values:,} that you may have at a time: let go of some")
+        self.check_values()
         if not quota.seconds_an_hour:
             return
         used, left = self.account.used()
@@ -116,6 +118,21 @@ class Meter:
             self._refuse(
                 f"{used:.0f} s on the device in this hour, of {quota.seconds_an_hour:g} that you may use: there are more in "
                 f"{left / 60:.0f} minutes"
+            )
+
+    def check_values(self) -> None:
+        """Whether the tenant has no more values than it may have, which also come without a submission.
+
+        Raises:
+            QuotaExceeded: it has.
+        """
+        if not self.quota.values:
+            return
+        with self._lock:
+            values = sum(holder.live_values() for holder in self._holders)
+        if values > self.quota.values:
+            self._refuse(
+                f"{values:,} live tensors, of {self.quota.values:,} that you may have at a time: let go of some"
             )
 
     def may_begin(self, sessions: int) -> str:

@@ -128,8 +128,9 @@ class ExecutorSession:
         if isinstance(message, Submit):
             self._submit(message, connection, started)
         elif isinstance(message, Upload):
-            self._uploads.take(message, frame.body)
+            self._take_upload(message, frame)
         elif isinstance(message, Offer):
+            METER.check_values()
             recalled = decided(connection, lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((Recalled if recalled else Want)(message.handle))))
         elif isinstance(message, Meaning):
@@ -192,6 +193,7 @@ class ExecutorSession:
         if self.submissions or len(self.values) or len(self._templates):
             raise ProtocolError("a client sends a state to a session that has begun")
         restored(self._restore, *take_in(state, partial(self._next_frame, connection)))
+        METER.check_values()
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
         """Go on where another session was."""
@@ -260,6 +262,7 @@ class ExecutorSession:
             for item, data in arrived:
                 for handle, value in unpack_item(item, data, self.device.runtime):
                     self.values[handle] = value
+        METER.check_values()
 
     def _read_ahead(self, connection: Connection) -> None:
         """Take in what the client says while another executor is waited for: it can go on sending, and is seen to be gone."""
@@ -358,8 +361,10 @@ class ExecutorSession:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
         frame = connection.receive(timeout)
         message = decode(frame.head)
+        if isinstance(message, Upload | Stop):  # what is kept for later is counted then
+            METER.message(type(message).__name__, sum(map(len, frame.body)))
         if isinstance(message, Upload):
-            self._uploads.take(message, frame.body)
+            self._take_upload(message, frame)
             return None
         if isinstance(message, Stop):
             self._wanted.stop(message.submissions)
@@ -372,6 +377,10 @@ class ExecutorSession:
             raise ProtocolError("what was asked for does not come")
         self._backlog.append(frame)
         return None
+
+    def _take_upload(self, upload: Upload, frame: Frame) -> None:
+        METER.check_values()
+        self._uploads.take(upload, frame.body)
 
     def _run(self, known: BoundTemplate | None, work: Work) -> Run:
         if known is None:
@@ -414,6 +423,10 @@ class ExecutorSession:
     def holdings(self) -> tuple[int, int]:
         """How many live values, and their bytes."""
         return len(self.values), self.values.nbytes()
+
+    def live_values(self) -> int:
+        """How many live values, those that are to be uploaded included: each has a file in the journal."""
+        return len(self.values) + len(self._uploads.wanted)
 
     def figures(self) -> dict[str, int]:
         """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""

@@ -14,6 +14,7 @@ from djinn_core.server.weights.disk import DISK
 from djinn_core.server.weights.store import WeightStore
 
 _OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
+_GIVEN_SECONDS = 2.0  # until what was ordered before somebody was sent here is read at the latest
 _log = get_logger("djinn.server")
 
 
@@ -31,6 +32,23 @@ class Tenancy:
         self._shared = store
         self._tenant: str | None = None
         self._lock = threading.Lock()
+        self._given = ""  # who whoever started this process has given it to
+        self._is_given = threading.Event()
+
+    def belong(self, tenant: str) -> None:
+        """Whoever started this process gives it to a tenant."""
+        self._given = tenant
+        self._is_given.set()
+
+    def refusal_to_recover(self, badge: Badge) -> str:
+        """Why a session that somebody with this badge had elsewhere cannot go on here; empty: it can.
+
+        Nobody needs a ticket for that: an executor that waits for its first tenant would belong to whoever finds its port.
+        """
+        if not badge.tenant or (self._is_given.wait(_GIVEN_SECONDS) and badge.tenant == self._given):
+            return ""
+        _log.warning("a session was not recovered: this executor is not its tenant's", tenant=badge.tenant)
+        return "this executor works for somebody else: connect to the gateway again"
 
     def refusal(self, badge: Badge, sessions: int) -> str:
         """Why whoever has this badge cannot begin a session beside so many; empty: they can."""

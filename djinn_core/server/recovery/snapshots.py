@@ -12,6 +12,7 @@ from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.peers.cargo import pack_storages, unpack_item
 from djinn_core.server.recovery.shipments import PoolCounts
+from djinn_core.server.running.random_state import set_state
 from djinn_core.server.running.values import Stored, ValueTable
 from djinn_core.wire.bindings import Slot
 from djinn_core.wire.frames import Buffer
@@ -89,7 +90,7 @@ def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRunti
         yield handle, complex(*number) if isinstance(number, tuple) else number
     for handle, state in snapshot.generators:
         generator = torch.Generator(device=runtime.device)
-        generator.set_state(tensor_of(state))
+        set_state(generator, tensor_of(state))
         yield handle, generator
 
 

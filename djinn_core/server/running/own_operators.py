@@ -21,7 +21,7 @@ from djinn_core.ir.operators import (
     SEEDED_GENERATOR,
     SET_RANDOM_STATE,
 )
-from djinn_core.server.running.random_state import DeviceRandomness
+from djinn_core.server.running.random_state import DeviceRandomness, set_state
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,12 +37,17 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
         SET_RANDOM_STATE: _given(torch.Tensor, randomness.set_state),
         EXCHANGE_RANDOM_STATE: _given(torch.Generator, randomness.exchange),
         SEEDED_GENERATOR: lambda seed: runtime.generator().manual_seed(seed),
-        RESTORED_GENERATOR: _given(torch.Tensor, lambda state: runtime.generator().set_state(state.cpu())),
+        RESTORED_GENERATOR: _given(torch.Tensor, lambda state: _restored(runtime.generator(), state)),
         GENERATOR_STATE: _given(torch.Generator, torch.Generator.get_state),
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
     }
+
+
+def _restored(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
+    set_state(generator, state)
+    return generator
 
 
 def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Final
+
 import torch
 
 # What PyTorch's generators start from when nobody seeds them.
 DEFAULT_SEED = 67280421310721
+_WORDS: Final = 624  # of a Mersenne twister
+_COUNTERS: Final = struct.Struct("<8xi4xQ")  # in its state: how many words are left, and which one follows
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -14,6 +19,23 @@ def default_generator(device: torch.device) -> torch.Generator:
         return torch.default_generator
     generators: tuple[torch.Generator, ...] = torch.get_device_module(device.type).default_generators
     return generators[device.index or 0]
+
+
+def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Have `generator` go on from `state`, which anybody may have made up.
+
+    PyTorch looks at each of the two counters of a Mersenne twister alone. Together they could have it read beyond its words,
+    and what lies there would come out as random numbers.
+
+    Raises:
+        RuntimeError: it is no state.
+    """
+    state = state.cpu()
+    if generator.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() >= _COUNTERS.size:
+        left, following = _COUNTERS.unpack(bytes(state.flatten()[: _COUNTERS.size].tolist()))
+        if left + following > _WORDS + 1:
+            raise RuntimeError("Invalid mt19937 state: it goes on beyond its end")
+    generator.set_state(state)
 
 
 class DeviceRandomness:
@@ -47,7 +69,7 @@ class DeviceRandomness:
 
     def set_state(self, state: torch.Tensor) -> None:
         """Go on from `state`."""
-        self._generator.set_state(state.cpu())
+        set_state(self._generator, state)
 
     def exchange(self, other: torch.Generator) -> None:
         """Go on from where `other` is, and leave the present state there."""

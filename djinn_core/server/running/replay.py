@@ -163,6 +163,7 @@ class _Compiler:
         if function is None:
             overload = resolve(form.op)
             check_kinds(form, overload)
+            _check_results(form, overload)
             function = checked(form.op, overload, torch_private.kernel_of(overload))
             writes = _written(overload, form, operands)
             self.random |= torch.Tag.nondeterministic_seeded in overload.tags
@@ -299,6 +300,14 @@ def enumerated(argument: Enumerated) -> Any:
         return _ENUMERATED[argument.kind][argument.name]
     except KeyError:
         raise ProtocolError(f"no {argument.kind} is called {argument.name!r} in torch {torch.__version__}") from None
+
+
+def _check_results(form: Form, overload: Any) -> None:
+    """A list of tensors is none of the values: nobody would count what it holds."""
+    returns = torch_private.schema_of(overload).returns
+    many = len(returns) > 1 or any(str(result.type).startswith("List[") for result in returns)
+    if many and not form.sequence and form.new_count:
+        raise UnsupportedOperation(f"{form.op} returns several results in torch {torch.__version__}, not one")
 
 
 def _written(overload: Any, form: Form, operands: list[int]) -> tuple[int, ...]:

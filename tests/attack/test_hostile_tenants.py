@@ -1,0 +1,168 @@
+"""A tenant with a good token that wants more than its share, or somebody else's. Each of these once got it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+
+import pytest
+import torch
+
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.errors import QuotaExceeded, UnsupportedOperation
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.ir.form import Form, Operand
+from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.tickets import Badge
+from djinn_core.launch.token_table import Quota
+from djinn_core.server import session as sessions
+from djinn_core.server.meter import Meter
+from djinn_core.server.running.own_operators import own_operators
+from djinn_core.server.running.random_state import DeviceRandomness, set_state
+from djinn_core.server.running.replay import compile_template
+from djinn_core.server.session import ExecutorSession
+from djinn_core.wire.messages import (
+    Attach,
+    Attached,
+    Refused,
+    Submit,
+    Template,
+    Upload,
+    decode,
+    encode,
+)
+from djinn_core.wire.resume_messages import Resume, Resumed
+
+CPU = torch.device("cpu")
+START_SECONDS = 60.0
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Executors that one after the other go on with what the ones before have left."""
+    options = ExecutorOptions("cpu", threads=1, lease_seconds=20.0, journals=tmp_path, journal_bytes=1 << 20)
+    started = []
+
+    def start():
+        started.append(ExecutorProcess(options))
+        started[-1].wait_ready(START_SECONDS)
+        return started[-1]
+
+    yield start
+    for executor in started:
+        executor.close(0.0)
+
+
+@pytest.fixture
+def say(transports):
+    """The answer of an executor to a first message."""
+    connections = []
+
+    def say(executor, message):
+        url = executor.urls[0]
+        connections.append(transport_for(url, transports).connect(url, Limits(), START_SECONDS))
+        connections[-1].send(Frame(encode(message)))
+        return decode(connections[-1].receive(START_SECONDS).head)
+
+    yield say
+    for connection in connections:
+        connection.close()
+
+
+def test_nobody_takes_an_executor_that_waits_for_its_first_tenant(start, say):
+    alice = Badge("alice")
+    first = start()
+    attached = say(first, Attach(first.issue_ticket(badge=alice), ""))
+    assert isinstance(attached, Attached)
+    os.kill(first.process_id, signal.SIGKILL)  # an op that crashes does it, too
+    first.wait()
+    mine = Resume(attached.session, attached.secret, 0)
+    spare = start()
+    answer = say(spare, mine)
+    assert isinstance(answer, Refused)
+    assert "works for somebody else" in answer.reason
+    assert isinstance(say(spare, Attach(spare.issue_ticket(badge=Badge("bob")), "")), Attached)
+    assert "works for somebody else" in say(spare, mine).reason
+    hers = start()
+    hers.issue_ticket(badge=alice)
+    assert isinstance(say(hers, mine), Resumed)
+
+
+@pytest.mark.parametrize("op", ["aten::unbind_copy.int", "aten::sort"])
+def test_what_a_list_holds_is_counted(op):
+    listed = Form(op, (Operand(),), (), ("new",), False)
+    own = own_operators(CpuRuntime(), DeviceRandomness(CPU))
+    with pytest.raises(UnsupportedOperation, match="several results"):
+        compile_template(Template((listed,), (0,), (0, 1), (0,), (1,)), CPU, own)
+    one = Form(op, (Operand(),), (), ("new",), True)
+    assert compile_template(Template((one,), (0,), (0, 1), (0,), (1,)), CPU, own).steps
+
+
+class Script:
+    """Stands for a connection that says what it was given."""
+
+    def __init__(self, frames):
+        self.frames = iter(frames)
+        self.limits = Limits()
+        self.sent = []
+
+    def send(self, frame):
+        self.sent.append(decode(frame.head))
+
+    def receive(self, timeout=None):
+        return next(self.frames)
+
+
+@pytest.fixture
+def meter(monkeypatch):
+    meter = Meter()
+    monkeypatch.setattr(sessions, "METER", meter)
+    return meter
+
+
+def upload(number):
+    return Frame(encode(Upload(number << 32 | number, "float32", (1,), (1,), 4)), [bytearray(4)])
+
+
+def test_values_that_are_uploaded_count_at_once(meter):
+    meter.quota = Quota(values=5)
+    session = ExecutorSession(CpuRuntime())
+    with pytest.raises(QuotaExceeded, match="6 live tensors, of 5"):
+        session.serve(Script(upload(number) for number in range(1, 100)))
+    session.close()
+
+
+def test_uploads_that_a_program_waits_for_are_slowed_as_well(meter, monkeypatch):
+    meter.quota = Quota(requests_a_second=10)
+    waited = []
+    monkeypatch.setattr("djinn_core.server.meter.time.sleep", waited.append)
+    session = ExecutorSession(CpuRuntime())
+    session._uploads.wanted[99] = bytes(32)
+    frames = [Frame(encode(Submit(1))), *(upload(number) for number in range(1, 40))]
+    with pytest.raises(StopIteration):
+        session.serve(Script(frames))
+    session.close()
+    assert len(waited) >= 20
+    assert max(waited) > 1.0
+
+
+def test_random_numbers_come_from_the_generator_alone():
+    state = torch.Generator().manual_seed(7).get_state()
+    for made_up in (struct.pack("<iiQ", 624, 1, 624), struct.pack("<iiQ", 2, 1, 624)):
+        wrong = state.clone()
+        wrong[8:24] = torch.frombuffer(bytearray(made_up), dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match="beyond its end"):
+            set_state(torch.Generator(), wrong)
+        own = own_operators(CpuRuntime(), DeviceRandomness(CPU))
+        for op in ("djinn::set_random_state", "djinn::restored_generator"):
+            with pytest.raises(RuntimeError, match="beyond its end"):
+                own[op](wrong)
+
+
+def test_every_state_of_a_generator_is_good():
+    one, other = torch.Generator().manual_seed(7), torch.Generator()
+    for _ in range(1300):
+        set_state(other, one.get_state())
+        assert torch.equal(torch.rand(1, generator=one), torch.rand(1, generator=other))
