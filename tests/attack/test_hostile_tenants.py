@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,14 +20,22 @@ from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.launch.tickets import Badge
 from djinn_core.launch.token_table import Quota
 from djinn_core.server import session as sessions
+from djinn_core.server.gateway.admission import Admission
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.relay import Relays
+from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.meter import Meter
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
     Attach,
     Attached,
+    Hello,
     Refused,
     Submit,
     Template,
@@ -166,3 +176,47 @@ def test_every_state_of_a_generator_is_good():
     for _ in range(1300):
         set_state(other, one.get_state())
         assert torch.equal(torch.rand(1, generator=one), torch.rand(1, generator=other))
+
+
+def test_one_tenant_does_not_have_all_threads_of_the_gateway():
+    relays = Relays(2)
+    with relays.one_more("alice") as first, relays.one_more("alice") as second:
+        with relays.one_more("alice") as third, relays.one_more("bob") as other:
+            assert (first, second, third, other) == (True, True, False, True)
+        with relays.one_more("alice") as again:
+            assert not again
+    with relays.one_more("alice") as afterwards:
+        assert afterwards
+
+
+def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tmp_path):
+    executor = start()
+    pool = SimpleNamespace(find=lambda device: (0, executor), devices=(executor.device.id,))
+    tenants = SimpleNamespace(pool_of=lambda tenant, memory: pool)
+    gatekeeper = Gatekeeper(Token("t" * 32, "this test"))
+    asked = (gatekeeper, tenants, Audit(), transports, tuple, lambda who: None)
+    admission = Admission(*asked, relays=Relays(1))
+    url = f"unix://{tmp_path}/gateway.sock"
+    listener = transport_for(url, transports).listen(url, STRANGER_LIMITS, admission.serve)
+    opened = []
+
+    def attach():
+        opened.append(transport_for(listener.url, transports).connect(listener.url, Limits(), START_SECONDS))
+        opened[-1].send(Frame(encode(Hello(PROTOCOL_VERSION, "t" * 32, "1", "1"))))
+        welcome = decode(opened[-1].receive(START_SECONDS).head)
+        opened[-1].send(Frame(encode(Attach(welcome.ticket, ""))))
+        return decode(opened[-1].receive(START_SECONDS).head)
+
+    try:
+        assert isinstance(attach(), Attached)
+        refused = attach()
+        assert refused.again
+        assert "as many connections of default as may be" in refused.reason
+        opened[0].close()
+        deadline = time.monotonic() + START_SECONDS
+        while isinstance(attach(), Refused):
+            assert time.monotonic() < deadline
+    finally:
+        for connection in opened:
+            connection.close()
+        listener.close()

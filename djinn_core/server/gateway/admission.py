@@ -19,7 +19,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
-from djinn_core.server.gateway.relay import relay
+from djinn_core.server.gateway.relay import Relays, relay
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.giving_back import GIVING_BACK
 from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
@@ -61,6 +61,7 @@ class Admission:
         gateway: where the gateway listens. status: what it is doing, for somebody who may see that.
         strangers: those that have shown nothing yet.
         rates: how often tenants connect. wrong: how often wrong tokens are answered; a good one never waits for those.
+        relays: for how many of their connections frames are passed on.
     """
 
     gatekeeper: Gatekeeper
@@ -72,6 +73,7 @@ class Admission:
     strangers: Strangers = attrs.field(factory=Strangers)
     counts: Counts = attrs.field(factory=Counts)
     rates: Buckets = attrs.field(factory=Buckets)
+    relays: Relays = attrs.field(factory=Relays)
     wrong: Bucket = attrs.field(factory=lambda: Bucket(WRONG_A_SECOND, 5 * WRONG_A_SECOND))
 
     def serve(self, connection: Connection) -> None:
@@ -179,8 +181,14 @@ class Admission:
         welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered)
         send_message(connection, welcome)
         attach = _wish_for_relay(connection)
-        if attach is not None:
-            self._relay(connection, attach, executor)
+        if attach is None:
+            return
+        with self.relays.one_more(identity.tenant) as there_is_room:
+            if there_is_room:
+                self._relay(connection, attach, executor)
+            else:
+                reason = f"frames are passed on for as many connections of {identity.tenant} as may be at a time"
+                self._refuse(connection, Denied(reason, "relays", again=True), type(attach).__name__, identity)
 
     def _relay(self, connection: Connection, attach: Attach | Resume | Aside, executor: ExecutorProcess) -> None:
         url = executor.urls[0]

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
 
+MOST: Final = 512  # twice the sessions that an executor serves: those beside sessions are short
 # How long the other direction may go on where one cannot send any more: it may be bringing the reason.
 _LAST_WORDS_SECONDS = 5.0
 _log = get_logger("djinn.server")
+
+
+class Relays:
+    """For how many connections of each tenant frames are passed on: each takes threads, and memory for a frame each way."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._running: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, tenant: str) -> Iterator[bool]:
+        """Whether there may be one more while the block lasts."""
+        with self._lock:
+            there_is_room = self._running[tenant] < self._most
+            self._running[tenant] += there_is_room
+        try:
+            yield there_is_room
+        finally:
+            with self._lock:
+                self._running[tenant] -= there_is_room
 
 
 def relay(client: Connection, executor: Connection) -> None:
