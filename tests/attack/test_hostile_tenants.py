@@ -10,16 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import fx
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import QuotaExceeded, UnsupportedOperation
+from djinn_core.hookspecs.compilers import CompilerContext
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.ir.form import Form, Operand
+from djinn_core.ir.form import Constant, Form, Operand
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.launch.tickets import Badge
 from djinn_core.launch.token_table import Quota
 from djinn_core.server import session as sessions
+from djinn_core.server.compiling.packing import pack
+from djinn_core.server.compiling.region import find_region
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Gatekeeper
@@ -220,3 +224,28 @@ def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tm
         for connection in opened:
             connection.close()
         listener.close()
+
+
+QUOTED = 'no"), 0)); std::system("id"); (true ? 0 : (throw std::runtime_error("y'
+
+
+@pytest.mark.parametrize(("message", "taken"), [("all are positive", 8), (QUOTED, 4), ("a\\", 4), ("a\n", 4)])
+def test_no_text_of_a_program_becomes_code(message, taken):
+    """Inductor writes the text of an assertion into C++ as it is, which then ran in the executor."""
+    relu = Form("aten::relu", (Operand(),), (), ("new",), False)
+    check = Form("aten::_assert_async.msg", (Operand(), Constant(message)), (), (), False)
+    own = own_operators(CpuRuntime(), DeviceRandomness(CPU))
+    code, references = (0, 0, 0, 1, 0, 0, 0, 0), (0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 6, 7)
+    template = compile_template(Template((relu, check), code, references, (0,), (7,)), CPU, own)
+    region = find_region(template, ())
+    assert region.stop - region.start == taken
+
+
+def test_no_such_text_is_packed_for_a_compiler_either():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten._assert_async.msg, (x, QUOTED))
+    graph.output((x,))
+    context = CompilerContext(fx.GraphModule({}, graph), (torch.ones(1),), CPU, (), {}, 1)
+    with pytest.raises(UnsupportedOperation, match="cannot be packed"):
+        pack(context)

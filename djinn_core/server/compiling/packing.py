@@ -15,6 +15,7 @@ from djinn_core.hookspecs.compilers import CompilerContext
 from djinn_core.ir.form import Enumerated
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import tensor_meta
+from djinn_core.server.compiling.region import PLAIN
 from djinn_core.server.running.replay import enumerated
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
@@ -127,7 +128,7 @@ def _packed(value: Any, numbers: dict[fx.Node, int]) -> Any:
             return {kind.__name__: str(value).removeprefix("torch.")}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and PLAIN.fullmatch(value)):
         return value
     raise UnsupportedOperation(f"an argument is a {type(value).__name__}, which cannot be packed")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final
@@ -10,10 +11,11 @@ import attrs
 import torch
 
 from djinn_core import torch_private
-from djinn_core.ir.form import Form, SlotArg, slots_taken
+from djinn_core.ir.form import Constant, Form, SlotArg, slots_taken
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.server.running.replay import CompiledStep, CompiledTemplate
 
+PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
 SHORTEST: Final = 4  # instructions that are worth a compiler's time
 _REFUSED_TAGS: Final = frozenset({
     torch.Tag.dynamic_output_shape,
@@ -68,7 +70,19 @@ def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
     schema = torch_private.schema_of(overload)
     resizes = any(a.is_out for a in schema.arguments)
     tensors = all("Tensor" in str(r.type) for r in schema.returns)
-    return tensors and not resizes and _REFUSED_TAGS.isdisjoint(overload.tags) and not _random(form, slots)
+    return (
+        tensors
+        and not resizes
+        and _plain(form)
+        and _REFUSED_TAGS.isdisjoint(overload.tags)
+        and not _random(form, slots)
+    )
+
+
+def _plain(form: Form) -> bool:
+    """Whether its texts are words. Compilers write them into programs as they are: a quotation mark would end them there."""
+    texts = [a.value for a in form.arguments() if isinstance(a, Constant) and isinstance(a.value, str)]
+    return all(PLAIN.fullmatch(text) for text in texts)
 
 
 def _random(form: Form, slots: Sequence[int | float]) -> bool:
