@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,8 @@ class Executor:
         self._full_at = 0.0
         self.tell: Callable[[Answer], None] = lambda _: None
         self._accepting = True
+        self._door = threading.Lock()
+        self._inside = 0  # sessions, those included that are just being made
 
     def listen(self, directory: str, host: str) -> tuple[str, ...]:
         """Listen at a socket in `directory`, and at `host` with every transport that clients reach directly; the URLs.
@@ -127,15 +130,20 @@ class Executor:
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return
-        refusal = self._refusal(admitted)
+        with self._door:  # one after the other: many who come at once are not all the last one
+            refusal = self._refusal(admitted)
+            self._inside += refusal is None
         if refusal is not None:
             refuse(connection, refusal.reason, again=refusal.again)
             return
-        self._begin(connection, admitted)
+        try:
+            self._begin(connection, admitted)
+        finally:
+            self._left()
 
     def _refusal(self, admitted: Admitted) -> Refusal | None:
         """Why somebody who may connect gets no session now. Where the executor is full, the gateway is told as well."""
-        sessions = len(self._roster)
+        sessions = self._inside
         reason = self._tenancy.refusal(admitted.grant.badge, sessions)
         if reason:
             return Refusal(reason)
@@ -169,10 +177,19 @@ class Executor:
             return
         owner, leased, taken = found
         _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
-        self._converse(owner, leased, connection, Resumed(taken, INSTANCE))
+        with self._door:
+            self._inside += 1
+        try:
+            self._converse(owner, leased, connection, Resumed(taken, INSTANCE))
+        finally:
+            self._left()
 
     def _refusal_to_recover(self, badge: Badge) -> str:
-        return self._tenancy.refusal_to_recover(badge) or self._tenancy.refusal(badge, len(self._roster))
+        return self._tenancy.refusal_to_recover(badge) or self._tenancy.refusal(badge, self._inside)
+
+    def _left(self) -> None:
+        with self._door:
+            self._inside -= 1
 
     def _aside(self, connection: Connection, asked: Aside) -> None:
         """Let a client say something beside its session; a wrong secret is answered like no such session."""

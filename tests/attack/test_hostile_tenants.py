@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import struct
+import threading
 import time
 from types import SimpleNamespace
 
@@ -13,28 +16,33 @@ import torch
 from torch import fx
 
 from djinn_core.builtins.cpu import CpuRuntime
-from djinn_core.errors import QuotaExceeded, UnsupportedOperation
+from djinn_core.builtins.sockets import AcceptedConnection
+from djinn_core.errors import QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.compilers import CompilerContext
 from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.form import Constant, Form, Operand
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
-from djinn_core.launch.tickets import Badge
+from djinn_core.launch.tickets import Badge, TicketChecker, issue, new_key
 from djinn_core.launch.token_table import Quota
 from djinn_core.server import session as sessions
 from djinn_core.server.compiling.packing import pack
 from djinn_core.server.compiling.region import find_region
+from djinn_core.server.devices import OpenDevice
+from djinn_core.server.executor import Executor
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Gatekeeper
 from djinn_core.server.gateway.relay import Relays
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import STRANGER_LIMITS
-from djinn_core.server.meter import Meter
+from djinn_core.server.meter import METER, Meter
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.session import ExecutorSession
+from djinn_core.wire.frames import encode_frame
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -249,3 +257,39 @@ def test_no_such_text_is_packed_for_a_compiler_either():
     context = CompilerContext(fx.GraphModule({}, graph), (torch.ones(1),), CPU, (), {}, 1)
     with pytest.raises(UnsupportedOperation, match="cannot be packed"):
         pack(context)
+
+
+def test_many_who_come_at_once_are_not_all_the_last_one():
+    made = []
+
+    def slowly(*_):
+        made.append(1)
+        time.sleep(0.3)
+        raise TransportError("enough")
+
+    def come(connection):
+        with contextlib.suppress(TransportError):
+            executor.serve(connection)
+
+    key = new_key()
+    device = OpenDevice(DeviceCapabilities(id="cpu:0", kind="cpu"), CpuRuntime())
+    executor = Executor(device, SimpleNamespace(transports=()), TicketChecker(key), slowly)
+    badge = Badge("alice", "", Quota(sessions=2))
+    pairs = [socket.socketpair() for _ in range(8)]
+    try:
+        threads = []
+        for number, (mine, theirs) in enumerate(pairs):
+            ticket = issue(key, f"client {number}", badge=badge)
+            theirs.sendall(b"".join(encode_frame(Frame(encode(Attach(ticket, ""))), STRANGER_LIMITS)))
+            threads.append(threading.Thread(target=come, args=(AcceptedConnection(mine, STRANGER_LIMITS, "client"),)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(START_SECONDS)
+    finally:
+        METER.quota = Quota()
+        for pair in pairs:
+            for end in pair:
+                end.close()
+    assert len(made) == 2
+    assert executor._inside == 0
