@@ -86,6 +86,11 @@ class StreamConnection(ABC):
     def limits(self, limits: Limits) -> None:
         self._decoder.limits = limits
 
+    @property
+    def held(self) -> int:
+        """As `Holding.held`."""
+        return self._decoder.held
+
     def send(self, frame: Frame) -> None:
         """As `Connection.send`. A frame beyond `limits` raises `ProtocolError` and leaves the connection as it was."""
         buffers = encode_frame(frame, self._decoder.limits)

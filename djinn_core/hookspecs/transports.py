@@ -90,6 +90,15 @@ class Connection(Protocol):
 
 
 @runtime_checkable
+class Holding(Protocol):
+    """What a connection may have besides: gateways that pass on more than they may hold end the connections that hold most."""
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory of frames that are not whole yet, or that `receive` has not given out. Any thread may ask."""
+
+
+@runtime_checkable
 class Listener(Protocol):
     """A listening endpoint. `url` is what a client passes to `connect`, with the actual port."""
 

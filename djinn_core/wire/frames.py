@@ -101,6 +101,11 @@ def _check_lengths(lengths: Iterable[int], body: int) -> None:
         raise ProtocolError(f"buffers of {total:,} bytes in a frame that says {body:,}")
 
 
+def weight(frame: Frame) -> int:
+    """Bytes of a frame's parts."""
+    return len(frame.head) + sum(memoryview(buffer).nbytes for buffer in frame.body)
+
+
 class FrameDecoder:
     """Frames from a byte stream that arrives in pieces of any size: a state machine that does no I/O.
 
@@ -130,6 +135,12 @@ class FrameDecoder:
     def mid_frame(self) -> bool:
         """Whether a frame has begun and is not complete."""
         return self._filled > 0 or self._part is not self._prefix
+
+    @property
+    def held(self) -> int:
+        """Bytes of frames that are not whole yet, or that nobody has taken. May be asked in any thread."""
+        begun = list(self._body)
+        return sum(map(weight, list(self.frames))) + sum(map(len, begun[:-1])) + self._filled
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong. Never empty; valid until the next call of `received`.

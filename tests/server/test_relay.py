@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 
 import pytest
 
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.server.gateway.relay import relay
+from djinn_core.server.gateway.relay import Relays, both_ways, relay, too_much
+from djinn_core.wire.frames import encode_frame
 
 SECONDS = 20.0
 LIMITS = Limits()
@@ -38,7 +40,7 @@ def relayed(registry):
     """Makes a client's connection, over a transport, that is relayed to an executor which is a function of the test's."""
     opened = []
 
-    def make(url, executor, late=0.0):
+    def make(url, executor, late=0.0, watched=lambda *_: nullcontext()):
         def listen(url, accept):
             opened.append(transport_for(url, registry.transports).listen(url, LIMITS, accept))
             return opened[-1].url
@@ -47,7 +49,9 @@ def relayed(registry):
 
         def pass_on(connection):
             inner = transport_for(inner_url, registry.transports).connect(inner_url, LIMITS, SECONDS)
-            relay(connection, SlowToArrive(inner, late))
+            ways = both_ways(connection, SlowToArrive(inner, late))
+            with watched(*ways):
+                relay(*ways)
 
         opened.append(transport_for(url, registry.transports).connect(listen(url, pass_on), LIMITS, SECONDS))
         return opened[-1]
@@ -62,10 +66,10 @@ def url(request):
     return request.param
 
 
-def send_until_it_fails(connection):
+def send_until_it_fails(connection, nbytes=100_000):
     with pytest.raises(TransportError):
         for _ in range(1000):
-            connection.send(Frame(b"more", [bytes(100_000)]))
+            connection.send(Frame(b"more", [bytes(nbytes)]))
             time.sleep(0.01)
 
 
@@ -126,3 +130,44 @@ def test_an_executor_that_does_not_hang_up_does_not_keep_the_relay(relayed, monk
         client.receive(SECONDS)
     over.set()
     assert gone.wait(SECONDS)
+
+
+def test_who_has_too_much_passed_on_is_cut_off_and_nobody_else(relayed, url):
+    relays, over = Relays(each=8 << 20), threading.Event()
+
+    def executor(connection):
+        with suppress(TransportError):
+            if connection.receive(SECONDS).head == b"read on":
+                connection.send(connection.receive(SECONDS))
+            over.wait(SECONDS)
+
+    greedy, modest = (relayed(url, executor, watched=partial(relays.watching, who)) for who in ("greedy", "modest"))
+    greedy.send(Frame(b"hello"))
+    modest.send(Frame(b"read on"))
+    cut = threading.Thread(target=send_until_it_fails, args=(greedy, 16 << 20))
+    cut.start()
+    modest.send(Frame(b"a little", [bytes(1000)]))
+    assert modest.receive(SECONDS).head == b"a little"
+    cut.join(SECONDS)
+    over.set()
+    assert not cut.is_alive()
+
+
+def test_frames_that_never_become_whole_are_held_too(relayed):
+    relays, over = Relays(each=8 << 20), threading.Event()
+    client = relayed("tcp://127.0.0.1:0", lambda _: over.wait(3 * SECONDS), watched=partial(relays.watching, "greedy"))
+    begun = b"".join(bytes(part) for part in encode_frame(Frame(b"much", [bytes(64 << 20)]), LIMITS))[: 32 << 20]
+    with suppress(OSError):  # reset while it is sent
+        client._socket.sendall(begun)
+    with pytest.raises(TransportError):
+        client.receive(SECONDS)
+    over.set()
+
+
+def test_most_is_taken_where_most_is_held():
+    ways = [object() for _ in range(5)]
+    held = {"a": {ways[0]: 5, ways[1]: 6}, "b": {ways[2]: 9}, "c": {ways[3]: 1, ways[4]: 0}}
+    assert too_much(held, each=11, together=21) == {}
+    assert too_much(held, each=10, together=21) == {ways[1]: "a"}
+    assert too_much(held, each=8, together=100) == {ways[1]: "a", ways[2]: "b"}
+    assert too_much(held, each=11, together=9) == {ways[1]: "a", ways[2]: "b"}

@@ -19,7 +19,7 @@ from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
-from djinn_core.server.gateway.relay import Relays, relay
+from djinn_core.server.gateway.relay import Relays, both_ways, relay
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.giving_back import GIVING_BACK
 from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
@@ -185,12 +185,14 @@ class Admission:
             return
         with self.relays.one_more(identity.tenant) as there_is_room:
             if there_is_room:
-                self._relay(connection, attach, executor)
+                self._relay(connection, attach, executor, identity.tenant)
             else:
                 reason = f"frames are passed on for as many connections of {identity.tenant} as may be at a time"
                 self._refuse(connection, Denied(reason, "relays", again=True), type(attach).__name__, identity)
 
-    def _relay(self, connection: Connection, attach: Attach | Resume | Aside, executor: ExecutorProcess) -> None:
+    def _relay(
+        self, connection: Connection, attach: Attach | Resume | Aside, executor: ExecutorProcess, tenant: str
+    ) -> None:
         url = executor.urls[0]
         try:
             inner = transport_for(url, self.transports).connect(url, Limits(), HELLO_SECONDS)
@@ -202,7 +204,9 @@ class Admission:
         self.counts.relayed += 1
         try:
             send_message(inner, attach)
-            relay(connection, inner)
+            ways = both_ways(connection, inner)
+            with self.relays.watching(tenant, *ways):
+                relay(*ways)
         finally:
             inner.close()
             GIVING_BACK.soon()

@@ -2,29 +2,108 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection
+from djinn_core.hookspecs.transports import Connection, Holding
 from djinn_core.logs import get_logger
+from djinn_core.wire.frames import weight
 
 MOST: Final = 512  # twice the sessions that an executor serves: those beside sessions are short
+EACH_BYTES: Final = 2 << 30  # a frame may have 1 GiB, and one goes each way
 # How long the other direction may go on where one cannot send any more: it may be bringing the reason.
 _LAST_WORDS_SECONDS = 5.0
+_LOOK_SECONDS = 0.25
 _log = get_logger("djinn.server")
 
 
-class Relays:
-    """For how many connections of each tenant frames are passed on: each takes threads, and memory for a frame each way."""
+class Way:
+    """One direction of a connection that is passed on."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, source: Connection, target: Connection, name: str) -> None:
+        self._source = source
+        self._target = target
+        self._name = name
+        self._sending = 0  # bytes of the frame that is being sent
+        self._over = threading.Event()  # nothing more is sent
+
+    def held(self) -> int:
+        """Bytes that came and were not passed on: of a frame that is not whole, or whose receiver is slow."""
+        return self._sending + (self._source.held if isinstance(self._source, Holding) else 0)
+
+    def close(self) -> None:
+        """End both connections."""
+        self._source.close()
+        self._target.close()
+
+    def run(self, other: Way) -> None:
+        """From the first frame until both connections are closed.
+
+        Where the target takes no more, what it has said before can still come by the `other` direction, which is waited for.
+        """
+        try:
+            takes_more = self._pass_on()
+            self._over.set()
+            if not takes_more:
+                other._over.wait(_LAST_WORDS_SECONDS)
+        finally:
+            self._over.set()
+            self.close()
+
+    def _pass_on(self) -> bool:
+        """Pass frames on until the source has no more (True) or the target takes no more (False)."""
+        try:
+            while True:
+                frame = self._source.receive()
+                self._sending = weight(frame)
+                try:
+                    self._target.send(frame)
+                except TransportError as error:
+                    _log.debug("a relayed frame finds nobody", source=self._name, error=str(error))
+                    return False
+                del frame  # its memory is not kept while the next one is waited for
+                self._sending = 0
+        except ProtocolError as error:
+            _log.warning("a relayed connection broke the protocol", source=self._name, error=str(error))
+        except TransportError as error:
+            _log.debug("a relayed connection ended", source=self._name, error=str(error))
+        return True
+
+
+def both_ways(client: Connection, executor: Connection) -> tuple[Way, Way]:
+    """Up and down."""
+    return Way(client, executor, "client"), Way(executor, client, "executor")
+
+
+def relay(up: Way, down: Way) -> None:
+    """Pass frames on both ways until either side ends, then close both.
+
+    A sender that is faster than its receiver is slowed down, because `send` waits.
+    """
+    back = threading.Thread(target=down.run, args=(up,), name="djinn-relay", daemon=True)
+    back.start()
+    up.run(down)
+    back.join()
+
+
+class Relays:
+    """What is passed on for each tenant: so many connections, and so many bytes that came and are not passed on yet."""
+
+    def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
+        """`each`: bytes for a tenant. `together`: for all; 0: half of the machine's memory."""
         self._most = most
+        self._each = each
+        self._together = together or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         self._lock = threading.Lock()
         self._running: Counter[str] = Counter()
+        self._ways: dict[Way, str] = {}
+        self._looking = False
 
     @contextmanager
     def one_more(self, tenant: str) -> Iterator[bool]:
@@ -38,49 +117,46 @@ class Relays:
             with self._lock:
                 self._running[tenant] -= there_is_room
 
+    @contextmanager
+    def watching(self, tenant: str, *ways: Way) -> Iterator[None]:
+        """See to it, while the block lasts, that they do not hold too much."""
+        with self._lock:
+            self._ways.update(dict.fromkeys(ways, tenant))
+            if not self._looking:
+                self._looking = True
+                threading.Thread(target=self._look, name="djinn-relays", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                for way in ways:
+                    del self._ways[way]
 
-def relay(client: Connection, executor: Connection) -> None:
-    """Pass frames on both ways until either side ends, then close both.
-
-    A sender that is faster than its receiver is slowed down, because `send` waits.
-    """
-    up, down = threading.Event(), threading.Event()
-    back = threading.Thread(
-        target=_direct, args=(executor, client, "executor", down, up), name="djinn-relay", daemon=True
-    )
-    back.start()
-    _direct(client, executor, "client", up, down)
-    back.join()
-
-
-def _direct(source: Connection, target: Connection, name: str, over: threading.Event, other: threading.Event) -> None:
-    """One direction, from its first frame until both connections are closed; `over` is set when nothing more is sent.
-
-    Where `target` takes no more, what it has said before can still come by the `other` direction, which is waited for.
-    """
-    try:
-        takes_more = _pass_on(source, target, name)
-        over.set()
-        if not takes_more:
-            other.wait(_LAST_WORDS_SECONDS)
-    finally:
-        over.set()
-        source.close()
-        target.close()
-
-
-def _pass_on(source: Connection, target: Connection, name: str) -> bool:
-    """Pass frames on until `source` has no more (True) or `target` takes no more (False)."""
-    try:
+    def _look(self) -> None:
         while True:
-            frame = source.receive()
-            try:
-                target.send(frame)
-            except TransportError as error:
-                _log.debug("a relayed frame finds nobody", source=name, error=str(error))
-                return False
-    except ProtocolError as error:
-        _log.warning("a relayed connection broke the protocol", source=name, error=str(error))
-    except TransportError as error:
-        _log.debug("a relayed connection ended", source=name, error=str(error))
-    return True
+            time.sleep(_LOOK_SECONDS)
+            with self._lock:
+                if not self._ways:
+                    self._looking = False
+                    return
+                held: dict[str, dict[Way, int]] = {}
+                for way, tenant in self._ways.items():
+                    held.setdefault(tenant, {})[way] = way.held()
+            for way, tenant in too_much(held, self._each, self._together).items():
+                _log.warning("a relayed connection is ended: too much is under way for its tenant", tenant=tenant)
+                way.close()
+
+
+def too_much(held: Mapping[str, Mapping[Way, int]], each: int, together: int) -> dict[Way, str]:
+    """Those to end, with their tenants: where most is held, of the tenant that has most, until the rest is within the limits."""
+    left = {tenant: dict(ways) for tenant, ways in held.items()}
+    found: dict[Way, str] = {}
+    while left:
+        sums = {tenant: sum(ways.values()) for tenant, ways in left.items()}
+        most = max(sums, key=sums.__getitem__)
+        if sums[most] <= each and sum(sums.values()) <= together:
+            break
+        way = max(left[most], key=left[most].__getitem__)
+        del left[most][way]
+        found[way] = most
+    return found

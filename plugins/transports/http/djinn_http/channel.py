@@ -65,6 +65,11 @@ class Channel:
         self._inbox.decoder.limits = limits
 
     @property
+    def held(self) -> int:
+        """As `Holding.held`."""
+        return self._inbox.held
+
+    @property
     def trusted(self) -> bool:
         """Whether its owner has widened the limits, as servers do for whoever has shown a token or a ticket."""
         return self.limits.body > self._first_limits.body

@@ -80,6 +80,11 @@ class Inbox:
                 call_in(self._loop, self._room)
             return frame
 
+    @property
+    def held(self) -> int:
+        """Bytes of frames that are not whole yet, or that nobody has fetched."""
+        return self._bytes + self.decoder.held
+
     def end(self, error: TransportError | ProtocolError) -> None:
         """No more frames come; say so to whoever waits. The first call counts."""
         with self._changed:
