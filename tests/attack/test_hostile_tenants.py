@@ -37,17 +37,23 @@ from djinn_core.server.gateway.gatekeeper import Gatekeeper
 from djinn_core.server.gateway.relay import Relays
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import STRANGER_LIMITS
+from djinn_core.server.memory import session as memory_session
+from djinn_core.server.memory.limited import LimitedRuntime
+from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.meter import METER, Meter
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
 from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.frames import encode_frame
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
     Attached,
     Hello,
+    Meaning,
     Refused,
     Submit,
     Template,
@@ -293,3 +299,26 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
                 end.close()
     assert len(made) == 2
     assert executor._inside == 0
+
+
+def test_uploads_that_never_end_take_no_more_than_the_limit():
+    runtime = LimitedRuntime(CpuRuntime(), 4 << 20)
+    values = ValueTable()
+    uploads = Uploads(runtime, values, None)
+    for handle in range(1, 9):
+        uploads.take(Upload(handle, "uint8", (1 << 20,), (1,), 1 << 20), [bytearray(9)])
+    assert sorted(handle for handle in range(1, 9) if handle in values) == [5, 6, 7, 8], "poison, the session goes on"
+    uploads.take(Upload(1, "uint8", (1 << 20,), (1,), 1 << 20, start=9), [bytearray((1 << 20) - 9)])
+    assert values[1].numel() == 1 << 20
+    uploads.take(Upload(9, "uint8", (1 << 20,), (1,), 1 << 20), [bytearray(9)])
+    assert 9 not in values, "there is room again"
+
+
+def test_what_is_said_of_values_takes_little_memory(monkeypatch):
+    monkeypatch.setattr(memory_session, "LETTERS_LIMIT", 1000)
+    memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20).ledger, ValueTable())
+    for number in range(50):
+        memory.learn(Meaning(bytes([number] * 16), "", b"w" * 300, b""))
+    assert [digest[0] for digest in memory._meanings] == [47, 48, 49]
+    memory.learn(Meaning(bytes(16), "", b"w" * 3000, b""))
+    assert not memory._meanings

@@ -22,6 +22,7 @@ from djinn_core.wire.messages import Meaning
 
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
 OUTLOOKS_LIMIT = 512
+LETTERS_LIMIT = 16 << 20  # of what clients say about their values
 Plain = Callable[[CompiledTemplate, Work, Sequence[Any], ValueTable], Run]
 
 
@@ -48,7 +49,7 @@ class SessionMemory:
     def learn(self, meaning: Meaning) -> None:
         """The client says what the values of a template are."""
         self._meanings[meaning.digest] = meaning
-        while len(self._meanings) > OUTLOOKS_LIMIT:
+        while len(self._meanings) > OUTLOOKS_LIMIT or sum(map(_letters, self._meanings.values())) > LETTERS_LIMIT:
             del self._meanings[next(iter(self._meanings))]
 
     def kind(self, handles: Iterable[int]) -> str:
@@ -160,3 +161,7 @@ class SessionMemory:
                 self._ledger.restore(holding)
             if not written.isdisjoint(holding.places):
                 self._ledger.written(holding.key)
+
+
+def _letters(meaning: Meaning) -> int:
+    return len(meaning.inputs) + len(meaning.outputs)

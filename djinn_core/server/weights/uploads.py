@@ -10,6 +10,7 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
+from djinn_core.server.memory.limited import ledger_of
 from djinn_core.server.recovery.journal import Journal
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.weights.store import WeightStore, mapped_bytes
@@ -155,7 +156,13 @@ class Uploads:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
     def _room_for(self, upload: Upload) -> torch.Tensor | None:
+        ledger = ledger_of(self._runtime)
+        coming = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
         try:
+            if ledger is not None and coming + upload.size > ledger.limit:
+                raise torch.OutOfMemoryError(
+                    f"{coming:,} bytes of others are under way, {ledger.limit:,} are the limit"
+                )
             return torch.empty(upload.size, dtype=torch.uint8)
         except (RuntimeError, MemoryError) as error:
             self._refuse(upload, error)
