@@ -21,6 +21,8 @@ from djinn_core.wire.frames import FrameDecoder
 from djinn_http import HttpTransport
 from djinn_tcp import TcpTransport
 
+SECONDS = 10.0
+
 
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
@@ -30,12 +32,12 @@ def collector() -> Iterator[None]:
     gc.enable()
 
 
-def gone(found: list[weakref.ref[object]], seconds: float = 5.0) -> bool:
-    """Whether none of them is there any more, soon."""
-    deadline = time.monotonic() + seconds
-    while any(one() is not None for one in found) and time.monotonic() < deadline:
+def gone(found: list[weakref.ref[object]], count: int) -> bool:
+    """Whether all of them came, and none is there any more, soon."""
+    deadline = time.monotonic() + SECONDS
+    while (len(found) < count or any(one() is not None for one in found)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return found != [] and all(one() is None for one in found)
+    return len(found) == count and all(one() is None for one in found)
 
 
 @pytest.mark.parametrize("rude", [False, True])
@@ -58,7 +60,7 @@ def test_connections(transport: Transport, rude: bool) -> None:
                 client.receive(10.0)
             client.send(Frame(bytes(2 << 20 if rude else 5)))
             client.close()
-        assert gone(accepted)
+        assert gone(accepted, 3)
 
 
 def test_decoders() -> None:
@@ -91,4 +93,4 @@ def test_what_refers_to_itself_goes_when_something_has_ended() -> None:
     del thread
     assert found() is not None
     GivingBack(0.0).soon()
-    assert gone([found])
+    assert gone([found], 1)

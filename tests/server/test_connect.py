@@ -21,7 +21,7 @@ from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.connecting import connect, embedded
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.servers import find_servers
-from djinn_core.server.gateway.relay import relay
+from djinn_core.server.gateway.relay import both_ways, relay
 from djinn_core.server.inline import connected_pair
 from djinn_core.wire.messages import Figures, Goodbye, Query, encode
 
@@ -270,7 +270,7 @@ def test_plugins_without_a_name_stay_here():
 def test_a_relay_passes_on_both_ways_and_ends_with_either():
     client, gateway_outer = connected_pair()
     gateway_inner, executor = connected_pair()
-    thread = threading.Thread(target=relay, args=(gateway_outer, gateway_inner))
+    thread = threading.Thread(target=relay, args=both_ways(gateway_outer, gateway_inner))
     thread.start()
     client.send(Frame(b"there", [b"abc", b""]))
     assert [bytes(b) for b in executor.receive(SECONDS).body] == [b"abc", b""]

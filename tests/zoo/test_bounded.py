@@ -104,4 +104,4 @@ def test_nothing_grows(training):
     for name in ("templates_sent", "plans_made", "bytes_uploaded"):
         assert after[name] == stats[name], name
     assert after["instructions_sent"] > stats["instructions_sent"] + 50 * STEPS, "nothing ran: nothing is shown"
-    assert end - start < 1024 * TRACED, "one recorded step has more than that"
+    assert end - start < 3000 * TRACED, "one recorded step has five times that"
