@@ -139,12 +139,19 @@ class Relays:
                 if not self._ways:
                     self._looking = False
                     return
-                held: dict[str, dict[Way, int]] = {}
-                for way, tenant in self._ways.items():
-                    held.setdefault(tenant, {})[way] = way.held()
-            for way, tenant in too_much(held, self._each, self._together).items():
-                _log.warning("a relayed connection is ended: too much is under way for its tenant", tenant=tenant)
-                way.close()
+            try:
+                self._end_most()
+            except Exception as error:
+                _log.exception("connections that hold most could not be ended; trying again", error=repr(error))
+
+    def _end_most(self) -> None:
+        held: dict[str, dict[Way, int]] = {}
+        with self._lock:
+            for way, tenant in self._ways.items():
+                held.setdefault(tenant, {})[way] = way.held()
+        for way, tenant in too_much(held, self._each, self._together).items():
+            _log.warning("a relayed connection is ended: too much is under way for its tenant", tenant=tenant)
+            way.close()
 
 
 def too_much(held: Mapping[str, Mapping[Way, int]], each: int, together: int) -> dict[Way, str]:
