@@ -92,9 +92,11 @@ def test_nothing_grows(training):
     tracemalloc.start()
     try:
         training.run(SETTLED)
-        start = memory_here()
-        training.run(TRACED)
-        end = memory_here()
+        grown = []
+        while len(grown) < 3 and (not grown or grown[-1] >= 1024 * TRACED):
+            start = memory_here()
+            training.run(TRACED)
+            grown.append(memory_here() - start)
     finally:
         tracemalloc.stop()
     training.run(STEPS - TRACED - SETTLED)
@@ -104,4 +106,5 @@ def test_nothing_grows(training):
     for name in ("templates_sent", "plans_made", "bytes_uploaded"):
         assert after[name] == stats[name], name
     assert after["instructions_sent"] > stats["instructions_sent"] + 50 * STEPS, "nothing ran: nothing is shown"
-    assert end - start < 3000 * TRACED, "one recorded step has five times that"
+    # How many of the latest programs are kept differs with how they were cut; what is never freed grows each time.
+    assert min(grown) < 1024 * TRACED, "one recorded step has more than that"

@@ -33,7 +33,9 @@ def check_kinds(form: Form, overload: Any) -> None:
     for name, argument in [*zip(names, form.args, strict=False), *form.kwargs]:
         kind = asked.get(name)
         if kind is not None and not _is(kind, argument):
-            raise UnsupportedOperation(f"{form.op} takes a {kind.replace('_', ' ')} for {name}, which is none")
+            raise UnsupportedOperation(
+                f"{form.op} takes a {kind.replace('_', ' ')} for {name} (the executor's own, if a device), and was given something else"
+            )
 
 
 def _is(kind: str, argument: Argument) -> bool:

@@ -187,7 +187,9 @@ class Admission:
             if there_is_room:
                 self._relay(connection, attach, executor, identity.tenant)
             else:
-                reason = f"frames are passed on for as many connections of {identity.tenant} as may be at a time"
+                reason = (
+                    f"too many connections of {identity.tenant} go through this gateway: end some, or try again later"
+                )
                 self._refuse(connection, Denied(reason, "relays", again=True), type(attach).__name__, identity)
 
     def _relay(

@@ -108,6 +108,7 @@ class _Compiler:
         self.random = False
 
     def compile(self) -> CompiledTemplate:
+        self._check_forms()
         # Constants come first but are found last: count them before any position is given out.
         constant_count = sum([self.counts[c].constants for c in self.template.code])
         self.first_slot = constant_count
@@ -125,6 +126,14 @@ class _Compiler:
             consumed=tuple(self.places[v] for v in self.template.consumed),
             random=self.random,
         )
+
+    def _check_forms(self) -> None:
+        for code in dict.fromkeys(self.template.code):  # each once, however often it is called
+            form = self.template.forms[code]
+            if form.op not in self.own:
+                overload = resolve(form.op)
+                check_kinds(form, overload)
+                _check_results(form, overload)
 
     def _places(self, first: int) -> dict[int, int]:
         """The environment position of every value number: inputs first, then what is made, in order."""
@@ -162,8 +171,6 @@ class _Compiler:
         writes: tuple[int, ...] = ()
         if function is None:
             overload = resolve(form.op)
-            check_kinds(form, overload)
-            _check_results(form, overload)
             function = checked(form.op, overload, torch_private.kernel_of(overload))
             writes = _written(overload, form, operands)
             self.random |= torch.Tag.nondeterministic_seeded in overload.tags
