@@ -229,7 +229,7 @@ def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tm
         assert isinstance(attach(), Attached)
         refused = attach()
         assert refused.again
-        assert "as many connections of default as may be" in refused.reason
+        assert "too many connections of default go through this gateway" in refused.reason
         opened[0].close()
         deadline = time.monotonic() + START_SECONDS
         while isinstance(attach(), Refused):
