@@ -47,7 +47,8 @@ def test_the_second_process_and_a_restarted_server(own_server, client, wait_for,
     # A server writes beside its other work: who begins at once may come too early, who overwrites at once keeps nothing.
     wait_for(lambda: sum(f.stat().st_size for f in store.rglob("[!n]*") if f.is_file()) >= large, "the weights' files")
     second = client(server, "overwrites", scheme="http")
-    assert first["bytes_recalled"] < 0.02 * first["bytes_uploaded"]
+    # Nothing, but `other`, which it sends twice, where the server has written it by then.
+    assert first["bytes_recalled"] in {0, 4 * 512 * 512}
     assert second["bytes_sent"] < 0.01 * first["bytes_sent"]
     assert second["bytes_uploaded"] + second["bytes_recalled"] == first["bytes_uploaded"] + first["bytes_recalled"]
     server.stop()
