@@ -290,6 +290,21 @@ def tolerate_growth(plugins: Plugins, exact: bool = True) -> bool:
     return tolerates_growth([*plugins.patterns, *plugins.cost_models, *_wanted(plugins, exact), *choosing])
 
 
+def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:
+    """Plugins in use that do not say that they tolerate growth, by kind and name: plans hold for fewer sizes with them.
+
+    A policy or a scheduler that is not the chosen one is not in use; `exact` as in `Request`.
+    """
+    used: list[tuple[str, Any]] = [
+        *(("pattern", p) for p in plugins.patterns),
+        *(("cost model", m) for m in plugins.cost_models),
+        *(("optimization", o) for o in _wanted(plugins, exact)),
+        *(("placement policy", p) for p in plugins.placement_policies if p.name == policy),
+        *(("scheduler", s) for s in plugins.schedulers if s.name == scheduler),
+    ]
+    return tuple(f"{kind} {one.name!r}" for kind, one in used if not tolerates_growth([one]))
+
+
 def _wanted(plugins: Plugins, exact: bool) -> list[Optimization]:
     return [o for o in plugins.optimizations if getattr(o, "exact", True) or not exact]
 

@@ -17,7 +17,7 @@ from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.device.known_generators import bound_states, operand_of
 from djinn_core.interception.inference.changing_floats import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.inference.doubts import forget_taken
-from djinn_core.interception.inference.growing import foretell, learn_example
+from djinn_core.interception.inference.formulas import Foretold, foretell, forget_examples, learn
 from djinn_core.interception.inference.indexes import check_one_index, index_of_call, leaves_index_open
 from djinn_core.interception.inference.infer import (
     Refused,
@@ -120,6 +120,9 @@ def _record_unknown(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], operands: list[LazyTensor]
 ) -> Any:
     """Find out what a call returns, record it, and remember that."""
+    foretold = foretell(func, args, kwargs, operands)
+    if foretold is not None:
+        return _record_foretold(foretold, func, key, operands, slots_of(args, kwargs))
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
@@ -128,28 +131,28 @@ def _record_unknown(
     check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
         return port.fallback.compute(func, args, kwargs)
-    call = foretell(func, args, kwargs, operands)
+    call: Call | None = None
+    refused: Refused | None = None
+    try:
+        with collect_later:  # meta kernels import modules, in the middle of which nothing else may
+            call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
+    except UnknownResult:
+        pass  # what the executor raises then does not come from this
+    except Refused as signal:
+        refused = signal
     if call is None:
-        refused: Refused | None = None
-        try:
-            with collect_later:  # meta kernels import modules, in the middle of which nothing else may
-                call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
-        except UnknownResult:
-            pass  # what the executor raises then does not come from this
-        except Refused as signal:
-            refused = signal
-        if call is None:
-            for written in written_tensors(func, args, kwargs):
-                _part(operands[written])
-        if refused is not None:
-            return settle(refused, func, args, kwargs, operands, slots)
-        if call is None:
-            return _ask(func, args, kwargs, key, operands, slots)
-        floats = as_floats(func, args, call)
-        if floats is not None:
-            return record(func, floats, kwargs)
-        learn_example(func, call)
+        for written in written_tensors(func, args, kwargs):
+            _part(operands[written])
+    if refused is not None:
+        return settle(refused, func, args, kwargs, operands, slots)
+    if call is None:
+        return _ask(func, args, kwargs, key, operands, slots)
+    port.ops_inferred += 1
+    floats = as_floats(func, args, call)
+    if floats is not None:
+        return record(func, floats, kwargs)
     if _changes_nothing(func, call):
+        learn(func, args, kwargs, call, numbers_in_tensors=False)
         _remember(tuple(key), None, ())
         return _again(operands[0])
     if call.random and index_of_call(call):
@@ -158,11 +161,28 @@ def _record_unknown(
         return _draw(call, operands, slots)
     if leaves_index_open(kwargs):
         return append(call, operands, slots)
-    fixed = None if _holds_numbers_in_tensors((args, *kwargs.values())) else slots
-    _remember(tuple(key), call, fixed)
+    numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
+    learn(func, args, kwargs, call, numbers_in_tensors=numbers_in_tensors)
+    _remember_call(func, key, call, None if numbers_in_tensors else slots)
+    return append(call, operands, slots)
+
+
+def _record_foretold(
+    foretold: Foretold, func: Any, key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
+) -> Any:
+    """Record a call of new sizes whose results a formula told."""
+    call = foretold.call
+    if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
+        _remember(tuple(key), None, ())
+        return _again(operands[0])
+    _remember_call(func, key, call, None if foretold.numbers_in_tensors else slots)
+    return append(call, operands, slots)
+
+
+def _remember_call(func: Any, key: list[Any], call: Call, slots: tuple[Slot, ...] | None) -> None:
+    _remember(tuple(key), call, slots)
     if func in TAKE_ANY_FLOAT:
         _remember(without_floats(key), call, None)
-    return append(call, operands, slots)
 
 
 def _ask(
@@ -290,6 +310,7 @@ def forget_calls() -> None:
     """Find out anew what calls return, and whether the executor can do them."""
     _calls.clear()
     _drawing.clear()
+    forget_examples()
 
 
 def forget_what_was_learnt() -> None:
@@ -306,7 +327,7 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
     if order is None:
         return
     call.signature.orders[result] = order
-    call.signature.example = None
+    forget_examples(call.signature)
     for key, known in list(_calls.items()):
         if known[0] is not None and known[0].signature is call.signature:
             _calls.pop(key, None)

@@ -131,6 +131,7 @@ class Port:
     sessions_ended: int = 0
     whole_programs: int = 0  # how many want to see programs that are not sent in pieces
     ops_captured: int = 0
+    ops_inferred: int = 0  # ops for which a meta kernel was run
     fallback: Fallback | None = None
     forked: bool = False
 

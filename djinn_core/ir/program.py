@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from types import CodeType
+from typing import Final
 
 import attrs
 import torch
@@ -29,7 +30,6 @@ class Signature:
     results out as the client predicted (`layout_trusted`), and in which order of dimensions it lays them out where it does
     not (`orders`, by result), is learnt by signature; so are the dtypes of results (`dtypes`, by result) that kernels choose.
     Where nothing is predicted (`predicts`), because the executor was asked, there is nothing to confirm.
-    `example` is a call that was inferred, for ops whose results follow from that for other sizes.
     """
 
     form: Form
@@ -38,7 +38,6 @@ class Signature:
     orders: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     dtypes: dict[int, torch.dtype] | None = None
     predicts: bool = True
-    example: Call | None = None
     id: int = attrs.field(init=False, factory=lambda: next(_signature_ids))
 
 
@@ -56,6 +55,8 @@ class Call:
         random: whether the op reads and advances the random state.
         changes: operands whose own metadata the op changes, with the new metadata.
         nbytes: size in bytes of the storage of each result (0 where the result has none of its own).
+        kind: the same number for calls that differ in sizes and scalars only: plans are looked up by it.
+        outcome: what recording needs of each result, in one look.
     """
 
     signature: Signature
@@ -72,17 +73,52 @@ class Call:
     nbytes: tuple[int, ...] = ()
     sequence: bool = attrs.field(init=False)
     outcome: tuple[tuple[TensorMeta | None, int, int, int], ...] = attrs.field(init=False)
+    kind: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # What the hot path needs of each result, in one look.
         object.__setattr__(self, "sequence", self.signature.form.sequence)
         outcome = tuple(zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True))
         object.__setattr__(self, "outcome", outcome)
+        object.__setattr__(self, "kind", _kind_of(self))
+
+    def of_other_sizes(
+        self, operands: tuple[TensorMeta, ...], results: tuple[TensorMeta | None, ...], nbytes: tuple[int, ...]
+    ) -> Call:
+        """This call with operands of the same classes and other sizes, which changes the metadata of none."""
+        call = _new_call(Call)
+        for name in _WHATEVER_THE_SIZES:
+            _set(call, name, getattr(self, name))
+        _set(call, "operands", operands)
+        _set(call, "results", results)
+        _set(call, "nbytes", nbytes)
+        _set(call, "changes", ())
+        _set(call, "outcome", tuple(zip(results, self.aliases, self.inplace, nbytes, strict=True)))
+        return call
 
     @property
     def op(self) -> str:
         """Overload name, such as `aten::mm`."""
         return self.signature.form.op
+
+
+# `__init__` of a frozen class with as many fields takes longer than all else that a call of new sizes costs.
+_WHATEVER_THE_SIZES = (
+    "signature", "aliases", "inplace", "writes", "random", "operand_count", "slot_count", "new_count", "sequence", "kind"
+)  # fmt: skip
+_set: Final = object.__setattr__
+_new_call: Final = object.__new__
+KINDS_LIMIT: Final = 65536  # remembered kinds; one that was forgotten and comes again has another number
+_kinds: dict[tuple[object, ...], int] = {}
+_kind_numbers = itertools.count()
+
+
+def _kind_of(call: Call) -> int:
+    """The number of a call's kind: of its signature and of all of its results but their sizes."""
+    results = tuple([m and (m.dtype, len(m.shape), m.device, m.conj, m.neg) for m in call.results])
+    key = (call.signature.id, results, call.random, call.inplace, call.aliases, call.writes)
+    if len(_kinds) >= KINDS_LIMIT:
+        _kinds.clear()
+    return _kinds.setdefault(key, next(_kind_numbers))
 
 
 @attrs.frozen

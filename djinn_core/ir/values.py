@@ -41,6 +41,28 @@ def new_storages(count: int) -> list[int]:
 
 
 @attrs.frozen(eq=False)
+class TensorClass:
+    """All that is known of a tensor but its sizes: what formulas for results, layouts and plans are looked up by.
+
+    Attributes:
+        dtype, device, conj, neg: as in `TensorMeta`.
+        small: each size that is 0 or 1, which broadcast and end loops; -1 for every other.
+        order: the dimensions from the outermost in memory to the innermost. expanded: which have stride 0.
+        at_start: whether it begins where its storage does. dense: whether it has no gaps.
+    """
+
+    dtype: torch.dtype
+    device: int
+    conj: bool
+    neg: bool
+    small: tuple[int, ...]
+    order: tuple[int, ...]
+    expanded: tuple[bool, ...]
+    at_start: bool
+    dense: bool
+
+
+@attrs.frozen(eq=False)
 class TensorMeta:
     """Shape (elements), strides and offset (elements), dtype and logical device index of a value.
 
@@ -55,6 +77,16 @@ class TensorMeta:
     device: int = 0
     conj: bool = False
     neg: bool = False
+    _class: TensorClass | None = attrs.field(default=None, init=False, repr=False)
+
+    @property
+    def tensor_class(self) -> TensorClass:
+        """Its class, found once; two are equal exactly when they are the same object."""
+        found = self._class
+        if found is None:
+            found = _class_of(self)
+            object.__setattr__(self, "_class", found)
+        return found
 
     @property
     def numel(self) -> int:
@@ -75,6 +107,28 @@ class TensorMeta:
         if self.numel == 0:
             return 0
         return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+
+CLASSES_LIMIT: Final = 16384  # interned classes; all are forgotten when there are as many
+_classes: dict[tuple[object, ...], TensorClass] = {}
+
+
+def _class_of(meta: TensorMeta) -> TensorClass:
+    shape, stride = meta.shape, meta.stride
+    small = tuple([n if n < 2 else -1 for n in shape])
+    if 0 not in small and stride == contiguous_strides(shape):
+        order, expanded, dense = tuple(range(len(shape))), (False,) * len(shape), True
+    else:
+        order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
+        expanded = tuple([step == 0 for step in stride])
+        dense = meta.extent == meta.offset + meta.numel
+    key = (meta.dtype, meta.device, meta.conj, meta.neg, small, order, expanded, meta.offset == 0, dense)
+    found = _classes.get(key)
+    if found is None:
+        if len(_classes) >= CLASSES_LIMIT:
+            _classes.clear()
+        found = _classes.setdefault(key, TensorClass(*key))  # type: ignore[arg-type] # in the order of its fields
+    return found
 
 
 _interning = threading.RLock()  # reentrant: finalizers run anywhere

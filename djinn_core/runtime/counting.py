@@ -14,20 +14,15 @@ from djinn_core.runtime.stats import Stats
 def stats() -> Mapping[str, int]:
     """Counters since the start or the last reset; sizes in bytes."""
     counts = {k: int(v) for k, v in attrs.asdict(state.stats).items() if k != "server_seconds"}
-    captured, sent, received = _totals()
-    before = state.baseline
-    return counts | {
-        "ops_captured": captured - before[0],
-        "bytes_sent": sent - before[1],
-        "bytes_received": received - before[2],
-    }
+    names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
+    return counts | {n: now - then for n, now, then in zip(names, _totals(), state.baseline, strict=True)}
 
 
-def _totals() -> tuple[int, int, int]:
+def _totals() -> tuple[int, int, int, int]:
     sent, received = state.closed
     for one in state.opened:
         sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
-    return port.ops_captured, sent, received
+    return port.ops_captured, sent, received, port.ops_inferred
 
 
 def reset_stats() -> None:

@@ -33,7 +33,7 @@ class State:
     opened: tuple[Opened, ...] = ()
     session: Session | PoolSession | None = None
     stats: Stats = attrs.field(factory=Stats)
-    baseline: tuple[int, int, int] = (0, 0, 0)
+    baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
     hooks: list[InitHook] = attrs.field(factory=list)
     intercepting: dict[str, Interceptor] = attrs.field(factory=dict)

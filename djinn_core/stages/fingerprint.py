@@ -60,17 +60,6 @@ def fingerprint(program: Program, exact: bool = True) -> Fingerprint:
     return Fingerprint(topology, (tuple(map(looked.rough.__getitem__, calls)), classes_of(slots)), tuple(numbers))
 
 
-def kinds_of(calls: tuple[Call, ...], exact: bool) -> tuple[int, ...]:
-    """Of each call a number for all that counts of it; with `exact` unset, sizes count by class only."""
-    table = _latest
-    kinds = table.exact if exact else table.classes
-    try:
-        return tuple(map(kinds.__getitem__, calls))
-    except KeyError:
-        table = _looked_at(calls)
-        return tuple(map((table.exact if exact else table.classes).__getitem__, calls))
-
-
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
     """Which values share memory; nothing where none do."""
     storages = [v >> 32 for v in values]
@@ -82,13 +71,11 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
 
 @attrs.define
 class _LookedAt:
-    """What counts of calls, as numbers: what they are, their sizes, the classes of these; then the first with either."""
+    """What counts of calls, as numbers: what they are, their sizes, the classes of these."""
 
     marks: dict[Call, int] = attrs.field(factory=dict)
     sizes: dict[Call, int] = attrs.field(factory=dict)
     rough: dict[Call, int] = attrs.field(factory=dict)
-    exact: dict[Call, int] = attrs.field(factory=dict)
-    classes: dict[Call, int] = attrs.field(factory=dict)
     numbered: dict[object, int] = attrs.field(factory=dict)
 
     def number(self, key: object) -> int:
@@ -97,13 +84,12 @@ class _LookedAt:
     def look(self, call: Call) -> None:
         metas = [*call.operands, *[m for m in call.results if m is not None]]
         kinds = tuple((m.dtype, len(m.shape), m.device, m.conj, m.neg) for m in metas)
-        weights = _weights_in(call)
+        weights = weights_in(call)
         shapes = [m.shape if i in weights else tuple(map(_class_of, m.shape)) for i, m in enumerate(metas)]
         marks = self.number((call.signature.id, kinds, call.random, call.inplace, call.aliases))
         sizes = self.number(("sizes", tuple((m.shape, m.stride, m.offset) for m in metas)))
         rough = self.number(("rough", tuple(shapes)))
         self.sizes[call], self.rough[call] = sizes, rough
-        self.exact[call], self.classes[call] = self.number((marks, sizes)), self.number((marks, rough))
         self.marks[call] = marks  # last: other threads take a call that is here for known
 
 
@@ -122,7 +108,7 @@ def _looked_at(calls: tuple[Call, ...]) -> _LookedAt:
     return table
 
 
-def _weights_in(call: Call) -> range:
+def weights_in(call: Call) -> range:
     """The operands that are weights for sure; their sizes tell models of one architecture apart."""
     name, operands = call.op.removeprefix("aten::").partition(".")[0], call.operands
     if name in _WEIGHED:

@@ -295,7 +295,7 @@ def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]
 
 def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
     """The signature of a form with operands of these classes; equal ones are the same object."""
-    classes = tuple(_operand_class(m) for m in operands)
+    classes = tuple([m.tensor_class for m in operands])
     key = (form, classes)
     found = _signatures.get(key)
     return keep(_signatures, key, Signature(form, classes), SIGNATURES_LIMIT) if found is None else found
@@ -317,12 +317,3 @@ def forget_signatures() -> None:
         if signature.predicts and not signature.form.op.startswith("djinn::"):
             signature.layout_trusted = False
     _signatures.clear()
-
-
-def _operand_class(meta: TensorMeta) -> object:
-    """What rules and layouts depend on besides sizes: dtype, which sizes are 0 or 1, order of strides, without gaps or not."""
-    small = tuple(n if n < 2 else -1 for n in meta.shape)
-    order = tuple(sorted(range(len(meta.shape)), key=lambda d: (-meta.stride[d], d)))
-    zero = tuple(s == 0 for s in meta.stride)
-    dense = meta.extent == meta.offset + meta.numel
-    return (meta.dtype, small, order, zero, meta.offset == 0, dense)

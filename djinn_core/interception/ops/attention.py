@@ -115,10 +115,14 @@ def _can_choose(kind: str) -> bool:
 def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The op that PyTorch calls first when attention is computed on a CPU."""
     query, key, value, mask, dropout, causal = args
-    looks = tuple(t.remote.meta for t in (query, key, value))
-    masked = None if mask is None else (mask.remote.meta, mask.requires_grad)
+    metas = [t.remote.meta for t in (query, key, value, mask) if t is not None]
+    # PyTorch compares sizes with each other and with 0 and 1, and looks at the last stride, at nothing else of them.
+    sizes: dict[int, int] = {}
+    compared = tuple([sizes.setdefault(n, len(sizes)) for m in metas for n in m.shape])
+    inner = tuple([m.stride[-1:] == (1,) for m in metas])
+    masked = None if mask is None else mask.requires_grad
     allowed = flash_sdp_enabled(), math_sdp_enabled()
-    known = (*looks, masked, dropout, causal, *options.items(), *allowed)
+    known = (*[m.tensor_class for m in metas], compared, inner, masked, dropout, causal, *options.items(), *allowed)
     found = _choices.get(known)
     return keep(_choices, known, _choose(args, options), CHOICES_LIMIT) if found is None else found
 

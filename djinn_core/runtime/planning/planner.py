@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 
 from djinn_core.hookspecs.optimizations import Judge
+from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
 from djinn_core.runtime.planning.earlier import RECENT, Recent
 from djinn_core.runtime.planning.plans import PlansByStructure
-from djinn_core.runtime.planning.trials import Trials, Verdicts, Without, tried_of
-from djinn_core.runtime.sending.template import Prepared, make_template
+from djinn_core.runtime.planning.size_range import FACTOR
+from djinn_core.runtime.planning.trials import NOTHING, Trials, Verdicts, Without, tried_of
+from djinn_core.runtime.sending.template import Prepared, make_template, nodes_rewritten, sizes_of
 from djinn_core.runtime.stats import Stats
 
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
+
+_SIZES_CHANGE = "the program's sizes keep changing, and what it puts in holds for one size"
 
 PlanProgram = Callable[[Program, Without], PipelineResult]
 
@@ -29,19 +33,22 @@ class Planner:
         plan: PlanProgram,
         stats: Stats,
         made: Callable[[Prepared, Program], None] = lambda _, __: None,
-        exact: bool = False,
+        factor: int = FACTOR,
         judge: Judge | None = None,
+        unsure: Container[str] = frozenset(),
     ) -> None:
         """`made` is told of each new plan and its program; `recent` are plans that were asked for, the latest last.
 
-        `exact`: as in `PlansByStructure`. `judge`: says which optimizations pay, where somebody does.
+        `factor`: as in `PlansByStructure`. `judge`: says which optimizations pay, where a plugin does. `unsure`: names of
+        optimizations whose rewrites may depend on the sizes and numbers of what they rewrote.
         """
-        self.exact = exact
+        self.factor = factor
+        self._unsure = unsure
         self.recent: Recent = deque(maxlen=RECENT)
         self._plan = plan
         self._made = made
         self._stats = stats
-        self._planned: PlansByStructure[Prepared] = PlansByStructure(exact)
+        self._planned: PlansByStructure[Prepared] = PlansByStructure(factor)
         self.verdicts = Verdicts()
         self._trials = Trials(judge, self._make_other, stats, self.verdicts)
 
@@ -55,13 +62,22 @@ class Planner:
                 self.recent.append((chosen, values))
                 return chosen, list(values)
         began = time.perf_counter()
-        result = self._result(program, self.verdicts.about(program))
+        result = self._result(program, {**self.verdicts.about(program), **self._held_by_sizes(variants)})
         prepared = self._prepared(result, program)
         self._trials.begin(prepared, tried_of(result), time.perf_counter() - began, program)
         self.recent.append((prepared, values))
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
         return prepared, list(values)
+
+    def _held_by_sizes(self, variants: Sequence[Prepared]) -> Without:
+        """Optimizations that put substitutions into all plans so far, which hold for the very sizes that they were made for.
+
+        A program whose sizes keep changing would be planned for ever with them.
+        """
+        if len(variants) < VARIANTS_LIMIT - 1 or any(one.remade is None and not one.relied for one in variants):
+            return NOTHING
+        return dict.fromkeys((name for one in variants for name in one.substituted), _SIZES_CHANGE)
 
     def _make_other(self, program: Program, without: Without) -> Prepared:
         return self._prepared(self._result(program, without), program)
@@ -78,5 +94,11 @@ class Planner:
         prepared = make_template(
             schedule.program, nodes, schedule.replace, schedule.equal_slots, rewritten=schedule.rewritten
         )
+        results = result.plan.results if result.plan is not None else ()
+        unsure = [r for r in results if r.applied and r.optimization in self._unsure]
+        if unsure and schedule.rewritten is None:
+            touched = nodes_rewritten(ProgramGraph(program), [r.rewrite for r in unsure])
+            prepared.relied, prepared.fixed = sizes_of(program, touched)
+        prepared.substituted = tuple(dict.fromkeys((*tried_of(result), *(r.optimization for r in unsure))))
         self._made(prepared, program)
         return prepared

@@ -1,98 +1,122 @@
-"""Plans of programs, found again by what counts of a program.
+"""Plans of programs, found again by what plans depend on.
 
-Two levels. The program of a loop's next step mostly has the very calls of the last one: their objects are looked up, and then
-its structure and its numbers are compared, all in C. Where sizes have changed, as those of a growing cache, the calls are
-looked up by kind: exactly where some plugin may look at sizes and numbers, by classes where all plugins tolerate growth.
+A program is looked up by the kinds of its calls and the classes of its numbers, then by its structure, then by its sizes: a
+plan serves all sizes within a range (see `SizeRange`). Nothing here is done for each op but look-ups in C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import attrs
 
 from djinn_core.ir.program import Program, Slot
-from djinn_core.runtime.planning.structure import Structure, structure_of
-from djinn_core.stages.fingerprint import classes_of, kinds_of
+from djinn_core.runtime.planning.size_range import FACTOR, SizeRange, size_range, size_slots
+from djinn_core.runtime.planning.structure import Structure, structure_of, taking
+from djinn_core.stages.fingerprint import classes_of
 from djinn_core.wire.templates import TemplateCache
 
-STRUCTURES_LIMIT = 16  # structures of programs with the same calls; the least recently used goes first
-SAME_CALLS_LIMIT = 512  # programs whose very calls are remembered
+STRUCTURES_LIMIT = 16  # structures of programs with the same kinds of calls; the least recently used goes first
+RANGES_LIMIT = 8  # ranges of sizes of one structure; the same
 
 P = TypeVar("P")
+_kind = attrgetter("kind")
+
+
+@attrs.define
+class _Range(Generic[P]):
+    """Programs of one structure whose sizes are near each other, and the plans for them."""
+
+    sizes: SizeRange
+    calls: Sequence[Any]  # of the last program that was found to be in the range
+    slots: tuple[Slot, ...]
+    variants: list[P] = attrs.field(factory=list)
+
+    def covers(self, program: Program) -> bool:
+        if program.calls == self.calls and program.slots == self.slots:
+            return True
+        if not self.sizes.covers(program):
+            return False
+        self.calls, self.slots = program.calls, program.slots
+        return True
 
 
 @attrs.define
 class _Planned(Generic[P]):
-    """Programs of one structure, and the plans for them."""
+    """Programs of one structure, by sizes, the last ones used first."""
 
     structure: Structure
-    variants: list[P] = attrs.field(factory=list)
+    ranges: list[_Range[P]] = attrs.field(factory=list)
+
+    def variants(self, program: Program, numbers: Sequence[int], factor: int) -> list[P]:
+        for index, one in enumerate(self.ranges):
+            if one.covers(program):
+                if index:
+                    self.ranges.insert(0, self.ranges.pop(index))
+                return one.variants
+        sizes = size_range(program, self.structure.places, numbers, factor)
+        self.ranges.insert(0, _Range(sizes, program.calls, program.slots))
+        del self.ranges[RANGES_LIMIT:]
+        return self.ranges[0].variants
 
 
 @attrs.define
-class _Kind(Generic[P]):
-    """Programs whose calls and numbers are of the same kinds, by structure, the last one used first."""
+class _Alike(Generic[P]):
+    """Programs whose calls are of the same kinds, by their numbers' classes and by structure.
 
-    numbers: Hashable
-    alike: list[_Planned[P]] = attrs.field(factory=list)
+    Attributes:
+        take: takes, from the slots, the numbers that are no sizes. sizes: positions of the sizes.
+        planned: for the classes of these numbers the structures, the last one used first.
+    """
+
+    take: Callable[[Sequence[Slot]], tuple[Slot, ...]]
+    sizes: tuple[int, ...]
+    planned: dict[Hashable, list[_Planned[P]]] = attrs.field(factory=dict)
 
     def find(self, program: Program) -> tuple[_Planned[P], tuple[int, ...]]:
         """The plans for programs of the structure that this one has, and its values."""
-        for index, planned in enumerate(self.alike):
+        key = classes_of(self.take(program.slots))
+        if key not in self.planned and len(self.planned) >= STRUCTURES_LIMIT:
+            self.planned.pop(next(iter(self.planned)))
+        structures = self.planned.setdefault(key, [])
+        for index, planned in enumerate(structures):
             found = planned.structure.values_of(program)
             if found is not None:
                 if index:
-                    self.alike.insert(0, self.alike.pop(index))
+                    structures.insert(0, structures.pop(index))
                 return planned, found
         structure, values = structure_of(program)
-        self.alike.insert(0, _Planned(structure))
-        del self.alike[STRUCTURES_LIMIT:]
-        return self.alike[0], values
-
-
-@attrs.frozen
-class _SameCalls(Generic[P]):
-    """Of programs with the very same calls the last one's numbers, and the plans for programs of its kind."""
-
-    slots: tuple[Slot, ...]
-    kind: _Kind[P]
+        structures.insert(0, _Planned(structure))
+        del structures[STRUCTURES_LIMIT:]
+        return structures[0], values
 
 
 class PlansByStructure(Generic[P]):
-    """Plans of programs, found by kind and structure.
+    """Plans of programs, found by the kinds of calls, structure and range of sizes.
 
     Programs have the same structure when values flow and die alike, and the same values share memory: what a plan left out
     may matter where two inputs look into one storage.
     """
 
-    def __init__(self, exact: bool = False) -> None:
-        """`exact`: whether sizes and numbers count exactly, because some plugin may look at them."""
-        self.exact = exact
-        self._kinds: TemplateCache[_Kind[P]] = TemplateCache()
-        self._same: TemplateCache[_SameCalls[P]] = TemplateCache(SAME_CALLS_LIMIT)
+    def __init__(self, factor: int = FACTOR) -> None:
+        """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
+        self.factor = factor
+        self._alike: TemplateCache[_Alike[P]] = TemplateCache()
 
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
-        """The plans of the program's structure, to which new ones are added, and its values by first appearance."""
-        same = self._same.get(program.calls)
-        kind = same.kind if same is not None and self._fits(same, program.slots) else self._kind(program)
-        planned, values = kind.find(program)
-        return planned.variants, values
+        """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
+        kinds = tuple(map(_kind, program.calls))
+        alike = self._alike.get(kinds)
+        if alike is None:
+            alike = _alike_of(program)
+            self._alike.put(kinds, alike, len(program))
+        planned, values = alike.find(program)
+        return planned.variants(program, alike.sizes, self.factor), values
 
-    def _fits(self, same: _SameCalls[P], slots: tuple[Slot, ...]) -> bool:
-        if self.exact:
-            return repr(slots) == same.kind.numbers
-        return slots == same.slots or classes_of(slots) == same.kind.numbers
 
-    def _kind(self, program: Program) -> _Kind[P]:
-        """The kind of a program, which is remembered by its very calls as well."""
-        # Written out, ints differ from floats, and zeros by their sign.
-        numbers: Hashable = repr(program.slots) if self.exact else classes_of(program.slots)
-        key = (kinds_of(program.calls, self.exact), numbers)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = _Kind(numbers)
-            self._kinds.put(key, kind, len(program))
-        self._same.put(program.calls, _SameCalls(program.slots, kind), len(program))
-        return kind
+def _alike_of(program: Program) -> _Alike[Any]:
+    marks = [mark for call in program.calls for mark in size_slots(call)]
+    sizes = [position for position, is_size in enumerate(marks) if is_size]
+    return _Alike(taking([p for p, is_size in enumerate(marks) if not is_size]), tuple(sizes))

@@ -13,12 +13,14 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
-from djinn_core.pipeline import tolerate_growth
+from djinn_core.pipeline import asked_by_size
 from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.planning.aims import policy_for
 from djinn_core.runtime.planning.earlier import EarlierPrograms
 from djinn_core.runtime.planning.meaning import tell_meaning
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
+from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.trials import Without, judge_among
 from djinn_core.runtime.planning.whole_programs import WholePrograms
 from djinn_core.runtime.pool.planner import Whereabouts
@@ -26,6 +28,7 @@ from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.state import state
+from djinn_core.stages.fingerprint import tolerates_growth
 
 
 def _configured() -> tuple[Registry, Settings]:
@@ -34,12 +37,20 @@ def _configured() -> tuple[Registry, Settings]:
     return state.registry, state.settings
 
 
+def plugins_asked_by_size(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
+    """Plugins in use for programs on so many devices that have plans made anew where sizes change much."""
+    policy = policy_for(settings, registry.placement_policies, devices)
+    return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
+
+
 def new_planner() -> Planner:
     """A session's planner; what is known of whole programs and of their values begins anew with it."""
     state.wholes = WholePrograms()
     registry, settings = _configured()
-    exact, judge = not tolerate_growth(registry, settings.exact), judge_among(registry.optimizations)
-    state.planner = Planner(plan, state.stats, _planned, exact, judge)
+    asked = plugins_asked_by_size(registry, settings, 1)
+    unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth([o]))
+    factor = NARROW_FACTOR if asked else FACTOR
+    state.planner = Planner(plan, state.stats, _planned, factor, judge_among(registry.optimizations), unsure)
     state.earlier = EarlierPrograms(state.planner.recent)
     return state.planner
 

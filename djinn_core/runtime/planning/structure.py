@@ -28,7 +28,8 @@ class Structure:
         length: how many operands and results there are, all counted.
         first: takes each value where it comes first. again: what comes once more. shown: where that came first.
         outside: takes the values from outside, as they come first. made: takes the results.
-        storages: of each of these the number of its storage, by first appearance; None where no two share one.
+        places: of the values from outside the first calls that take them, and their positions among these operands.
+        storages: of each value from outside the number of its storage, by first appearance; None where no two share one.
         alive: takes, from the values, those that do not die. deaths: how many die.
     """
 
@@ -37,6 +38,7 @@ class Structure:
     again: Take
     shown: Take
     outside: Take
+    places: tuple[tuple[int, int], ...]
     made: Take
     storages: tuple[int, ...] | None
     alive: Take
@@ -74,13 +76,14 @@ def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
     alive = [number for number, value in enumerate(first) if value not in program.dead]
     found = Structure(
         length=len(operands),
-        first=_taking([*first.values()]),
-        again=_taking(again),
-        shown=_taking([first[operands[p]] for p in again]),
-        outside=_taking(outside),
-        made=_taking(results),
+        first=taking([*first.values()]),
+        again=taking(again),
+        shown=taking([first[operands[p]] for p in again]),
+        outside=taking(outside),
+        places=_places(program, outside),
+        made=taking(results),
         storages=None if len({*storages}) == len(storages) else storages,
-        alive=_taking(alive),
+        alive=taking(alive),
         deaths=len(first) - len(alive),
     )
     return found, tuple(first)
@@ -95,12 +98,26 @@ def _results(program: Program) -> Iterator[int]:
         at += call.new_count
 
 
+def _places(program: Program, positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The calls, and positions among their operands, of ascending positions in the list of all operands and results."""
+    found: list[tuple[int, int]] = []
+    left, at = iter(positions), 0
+    wanted = next(left, None)
+    for index, call in enumerate(program.calls):
+        while wanted is not None and wanted < at + call.operand_count:
+            found.append((index, wanted - at))
+            wanted = next(left, None)
+        at += call.operand_count + call.new_count
+    return tuple(found)
+
+
 def _numbered(elements: Sequence[int]) -> tuple[int, ...]:
     numbers: dict[int, int] = {}
     return tuple([numbers.setdefault(e, len(numbers)) for e in elements])
 
 
-def _taking(positions: Sequence[int]) -> Take:
+def taking(positions: Sequence[int]) -> Take:
+    """What takes the elements at these positions, as a tuple."""
     if len(positions) >= _FEW:
         return itemgetter(*positions)
     return lambda elements: tuple([elements[p] for p in positions])

@@ -66,7 +66,7 @@ def open_pool(
     limits = limits_of(settings, devices)
     links = PresentLinks(members, capabilities, routes.links(devices))
     pool_planner = PoolPlanner(
-        lambda graph, where: plan(graph, where, links.topology), devices, stats, residency, planner.exact
+        lambda graph, where: plan(graph, where, links.topology), devices, stats, residency, planner.factor
     )
     pool_planner.memory = _memory_free(capabilities, limits)
     uploads = HeldUploads(members, pool_planner.memory, residency)

@@ -17,6 +17,7 @@ from djinn_core.ir.values import storage_of
 from djinn_core.runtime.planning.aims import Occupied
 from djinn_core.runtime.planning.earlier import RECENT, EarlierPrograms, Recent
 from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
@@ -53,14 +54,14 @@ class PoolPlanner:
     memory: Sequence[int] = ()  # bytes that may be on each executor; 0 where that is not known
 
     def __init__(
-        self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency, exact: bool = False
+        self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency, factor: int = FACTOR
     ) -> None:
-        """`devices`: ids of the executors' devices, in the order of their numbers. `exact`: as in `PlansByStructure`."""
+        """`devices`: ids of the executors' devices, in the order of their numbers. `factor`: as in `PlansByStructure`."""
         self._plan = plan
         self._devices = devices
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[Alike] = PlansByStructure(exact)
+        self._plans: PlansByStructure[Alike] = PlansByStructure(factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = EarlierPrograms(self._recent)
         self.random: int | None = None

@@ -9,7 +9,8 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 import attrs
 
 from djinn_core.ir.form import Form
-from djinn_core.ir.plan import conditions_hold, interchangeable
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import Rewrite, conditions_hold, interchangeable
 from djinn_core.ir.program import Call, Instruction, Program, Slot
 from djinn_core.ir.substitution import Recipe, Rewritten
 from djinn_core.wire.messages import Template
@@ -36,10 +37,34 @@ class Remade:
 
     def holds_for(self, program: Program) -> bool:
         """Whether `program` is like the original in what was rewritten, sizes and numbers included."""
-        calls, slots = program.calls, program.slots
-        return all(calls[node] is call for node, call in self.rewritten.relied) and all(
-            interchangeable(slots[position], slot) for position, slot in self.fixed
-        )
+        return _are_as_they_were(program, self.rewritten.relied, self.fixed)
+
+
+def _are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
+    """Whether these instructions have operands of the very metadata that they had, and these slots the same numbers."""
+    calls, slots = program.calls, program.slots
+    return all(calls[node] is call or calls[node].operands == call.operands for node, call in relied) and all(
+        interchangeable(slots[position], slot) for position, slot in fixed
+    )
+
+
+def nodes_rewritten(graph: ProgramGraph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
+    """The nodes that rewrites drop, and those that make what they replace and what they put in its place."""
+    found: set[int] = set()
+    for rewrite in rewrites:
+        found.update(rewrite.drop)
+        makers = (graph.producer(value) for pair in rewrite.replace.items() for value in pair)
+        found.update(maker.id for maker in makers if maker is not None)
+    return tuple(sorted(found))
+
+
+def sizes_of(
+    program: Program, nodes: Sequence[int]
+) -> tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]:
+    """The calls of these nodes, and their slots by position."""
+    _, starts = _laid_out(program)
+    positions = [p for node in nodes for p in range(starts[node], starts[node + 1])]
+    return tuple((node, program.calls[node]) for node in nodes), tuple((p, program.slots[p]) for p in positions)
 
 
 @attrs.define(eq=False)
@@ -57,6 +82,9 @@ class Prepared:
         remade: how the program came of another one, where it did. Positions and nodes are those of the other one then, and
             negative positions of slots count the constants from the end.
         took: is told how many seconds the executor took for a run, where somebody wants to know.
+        relied, fixed: instructions whose calls, and positions of slots whose numbers, have to be what they were, because an
+            optimization rewrote them that may have looked at sizes.
+        substituted: names of the optimizations for which this holds for some sizes only.
     """
 
     template: Template
@@ -70,10 +98,15 @@ class Prepared:
     written: tuple[int, ...] = ()
     remade: Remade | None = None
     took: Callable[[float], None] | None = None
+    relied: tuple[tuple[int, Call], ...] = ()
+    fixed: tuple[tuple[int, Slot], ...] = ()
+    substituted: tuple[str, ...] = ()
 
     def holds_for(self, program: Program) -> bool:
         """Whether `program`, of the right structure, also has the scalars that the plan relied on."""
         if self.remade is not None and not self.remade.holds_for(program):
+            return False
+        if self.relied and not _are_as_they_were(program, self.relied, self.fixed):
             return False
         return conditions_hold(self.equal_slots, program.slots)
 

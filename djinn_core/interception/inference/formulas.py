@@ -1,0 +1,266 @@
+"""Results of calls with sizes that no call had before, by formulas in place of meta kernels.
+
+Running a meta kernel takes several times as long as all else that the client does for an op, and programs whose batches
+or sequences vary in length would run one for each op. Calls that differ in sizes and scalars alone (see `TensorClass`) have
+results of the same dtypes, aliases and order of dimensions in memory, so an earlier call tells all but the sizes. These
+follow from a formula of the op. The first result of a formula for each kind of call is compared with the meta kernel's; from
+then on it is trusted, or not used any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.interception.bounded import keep
+from djinn_core.interception.inference.infer import order_of
+from djinn_core.interception.inference.shape_formulas import is_pointwise, shape_formula, shape_of_pointwise
+from djinn_core.interception.inference.view_formulas import view_formula
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.ir.program import Call, Signature
+from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
+from djinn_core.logs import get_logger
+
+log = get_logger("djinn.interception")
+
+Key = tuple[Any, ...]
+Results = tuple[TensorMeta | None, ...]
+KINDS_LIMIT: Final = 16384  # remembered kinds of calls
+_LIST: Final = object()
+_NUMBER_IN_TENSOR: Final = object()
+_BY_VALUE: Final = frozenset({bool, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device})
+_BY_TYPE: Final = frozenset({int, float, complex})
+
+
+@attrs.frozen
+class _Layout:
+    """How a result lies in memory, whatever its sizes.
+
+    It is dense, with its dimensions in `order` (None: row-major); or has the strides of the first operand (`as_first`), also in
+    dimensions of size 1, where no order tells them.
+    """
+
+    dtype: torch.dtype
+    device: int
+    small: tuple[int, ...]
+    order: tuple[int, ...] | None
+    as_first: bool = False
+
+    def of_shape(self, shape: tuple[int, ...], first: TensorMeta | None) -> TensorMeta | None:
+        """The result of this shape; None where its layout is not known because other sizes are 0 or 1 than before."""
+        if len(shape) != len(self.small):
+            return None
+        for size, before in zip(shape, self.small, strict=True):
+            if before != (size if size < 2 else -1):
+                return None
+        if self.as_first:
+            if first is None or first.shape != shape:
+                return None
+            stride = first.stride
+        elif self.order is None:
+            stride = contiguous_strides(shape)
+        else:
+            steps = contiguous_strides(tuple([shape[d] for d in self.order]))
+            by_dimension = dict(zip(self.order, steps, strict=True))
+            stride = tuple([by_dimension[d] for d in range(len(shape))])
+        return tensor_meta(shape, stride, 0, self.dtype, self.device)
+
+
+@attrs.define(eq=False)
+class _Kind:
+    """Calls that differ in sizes and scalars only.
+
+    Attributes:
+        example: one that the meta kernel was run for. layouts: of its new results; None for all others.
+        views: whether the results look into the first operand. trusted: whether a formula was right once.
+        numbers_in_tensors: whether a number comes in the shape of a CPU tensor.
+        wrong: whether the formula said otherwise than the meta kernel, or there is none.
+    """
+
+    example: Call
+    layouts: tuple[_Layout | None, ...] = ()
+    views: bool = False
+    numbers_in_tensors: bool = False
+    trusted: bool = False
+    wrong: bool = False
+
+    def results(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], metas: Sequence[TensorMeta]
+    ) -> Results:
+        """The results for operands of these sizes; nothing where the formula does not cover them."""
+        if self.views:
+            return self._views(func, args, kwargs, metas)
+        formula = shape_formula(func)
+        shapes = [meta.shape for meta in metas]
+        made = shape_of_pointwise(shapes) if formula is None else formula(shapes, args, kwargs)
+        if made is None or len(made) != len(self.layouts):
+            return ()
+        found: list[TensorMeta | None] = []
+        for shape, layout, same, before in zip(
+            made, self.layouts, self.example.inplace, self.example.results, strict=True
+        ):
+            meta = None
+            if same >= 0:
+                meta = metas[same]
+                if meta.shape != shape:
+                    return ()
+            elif layout is not None:
+                meta = layout.of_shape(shape, metas[0] if metas else None)
+                if meta is None:
+                    return ()
+            elif before is not None:
+                return ()
+            found.append(meta)
+        return tuple(found)
+
+    def _views(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], metas: Sequence[TensorMeta]) -> Results:
+        base = metas[0]
+        formula = view_formula(func)
+        places = formula(base, args, kwargs) if formula is not None else None
+        before = self.example.results
+        if places is None or len(places) != len(before):
+            return ()
+        if any(m is None or len(m.shape) != len(shape) for m, (shape, _, _) in zip(before, places, strict=True)):
+            return ()  # a dimension is squeezed where it was not before
+        return tuple([
+            tensor_meta(shape, stride, offset, base.dtype, base.device) for shape, stride, offset in places
+        ])  # fmt: skip
+
+
+_kinds: dict[Key, _Kind] = {}
+
+
+@attrs.frozen
+class Foretold:
+    """A call that was not inferred; `numbers_in_tensors`: its key does not tell all of its scalars."""
+
+    call: Call
+    numbers_in_tensors: bool
+
+
+def foretell(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[LazyTensor]
+) -> Foretold | None:
+    """The call of `func` with these arguments, `operands` the tensors among them; None where a meta kernel has to say."""
+    if not has_formula(func):
+        return None
+    key = _key(func, args, kwargs)
+    kind = _kinds.get(key) if key is not None else None
+    if kind is None or not kind.trusted:
+        return None
+    metas = tuple([operand.remote.meta for operand in operands])
+    results = kind.results(func, args, kwargs, metas)
+    if not results:
+        return None
+    nbytes = tuple([
+        0 if layout is None or meta is None else meta.nbytes for meta, layout in zip(results, kind.layouts, strict=True)
+    ])  # fmt: skip
+    return Foretold(kind.example.of_other_sizes(metas, results, nbytes), kind.numbers_in_tensors)
+
+
+def learn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call, *, numbers_in_tensors: bool) -> None:
+    """Keep `call`, which was inferred, as an example of its kind; or compare what the formula says for it."""
+    if not has_formula(func) or call.changes or not call.results:
+        return
+    key = _key(func, args, kwargs)
+    if key is None:
+        return
+    kind = _kinds.get(key)
+    if kind is None:
+        keep(_kinds, key, _kind(call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
+        return
+    if kind.trusted or kind.wrong:
+        return
+    results = kind.results(func, args, kwargs, call.operands)
+    if not results:
+        return
+    kind.trusted = results == call.results and call.signature is kind.example.signature
+    kind.wrong = not kind.trusted
+    if kind.wrong:
+        log.debug("a formula differs from the meta kernel", op=call.op, formula=results, kernel=call.results)
+
+
+def forget_examples(signature: Signature | None = None) -> None:
+    """Forget what calls of this signature return; of all signatures where none is given."""
+    if signature is None:
+        _kinds.clear()
+        return
+    for key, kind in list(_kinds.items()):
+        if kind.example.signature is signature:
+            _kinds.pop(key, None)
+
+
+def has_formula(func: Any) -> bool:
+    """Whether the shapes of the results of `func` can be told without its meta kernel."""
+    known = _known.get(func)
+    if known is None:
+        known = view_formula(func) is not None or shape_formula(func) is not None or is_pointwise(func)
+        _known[func] = known
+    return known
+
+
+_known: dict[Any, bool] = {}
+
+
+def _kind(call: Call, *, numbers_in_tensors: bool) -> _Kind:
+    """What an inferred call tells of all calls of its kind."""
+    metas = [*call.operands, *call.results]
+    if any(m is not None and (m.conj or m.neg) for m in metas):
+        return _Kind(call, wrong=True)
+    views = bool(call.aliases) and all(a == 0 for a in call.aliases) and all(same < 0 for same in call.inplace)
+    if views:
+        usual = all(m is not None and m.dtype is call.operands[0].dtype for m in call.results)
+        return _Kind(call, (None,) * len(call.results), views=True, wrong=not usual)
+    layouts: list[_Layout | None] = []
+    for meta, alias, same, nbytes in call.outcome:
+        if meta is None or same >= 0:
+            layouts.append(None)
+            continue
+        order = order_of(meta.shape, meta.stride)
+        first = call.operands[0] if call.operands else meta
+        as_first = order is None and (first.shape, first.stride) == (meta.shape, meta.stride)
+        if alias >= 0 or meta.offset or (order is None and not as_first) or nbytes != meta.nbytes:
+            return _Kind(call, wrong=True)
+        row_major = meta.stride == contiguous_strides(meta.shape)
+        small = tuple([n if n < 2 else -1 for n in meta.shape])
+        layouts.append(_Layout(meta.dtype, meta.device, small, None if row_major else order, as_first))
+    return _Kind(call, tuple(layouts), numbers_in_tensors=numbers_in_tensors)
+
+
+def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
+    """All that counts of a call but sizes and scalars; None where an argument is of a kind that formulas do not know."""
+    key: list[Any] = [id(func)]
+    if not _describe(args, key):
+        return None
+    for name, value in kwargs.items():
+        key.append(name)
+        if not _describe((value,), key):
+            return None
+    return tuple(key)
+
+
+def _describe(args: Sequence[Any], key: list[Any]) -> bool:
+    for a in args:
+        kind = type(a)
+        if kind is LazyTensor:
+            key.append(a.remote.meta.tensor_class)
+        elif kind in _BY_TYPE:
+            key.append(kind)
+        elif kind in _BY_VALUE:
+            key.append(a)
+        elif isinstance(a, (list, tuple)):
+            key.append(_LIST)
+            key.append(len(a))
+            if not _describe(a, key):
+                return False
+        elif isinstance(a, LazyTensor):
+            key.append(a.remote.meta.tensor_class)
+        elif isinstance(a, torch.Tensor) and not a.dim():
+            key.append(_NUMBER_IN_TENSOR)
+            key.append(a.dtype)
+        else:
+            return False
+    return True

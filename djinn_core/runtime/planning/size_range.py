@@ -1,0 +1,125 @@
+"""The sizes that a plan was made for, and how far those of other programs may be from them.
+
+A plan depends on which ops feed which; sizes decide what it costs, which changes by degrees. So a plan serves programs whose
+sizes are within a factor of those that the plugins saw. 0 and 1, which broadcast and end loops, are told apart by the kinds
+of calls; sizes of weights count exactly, because they tell models of one architecture apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.ir.families import CONVOLUTION, POOLING
+from djinn_core.ir.form import Argument, Form, ListArg, slots_taken
+from djinn_core.ir.operators import OWN_OPERATORS, split_name
+from djinn_core.ir.program import Call, Program, Slot
+from djinn_core.ir.values import TensorMeta
+from djinn_core.stages.fingerprint import weights_in
+from djinn_core.torch_private import schema_named
+
+FACTOR: Final = 16  # where all plugins in use say that they tolerate growth
+NARROW_FACTOR: Final = 4  # where one of them does not: it is asked again sooner
+Place = tuple[int, int]  # a call of a program, and a position among its operands
+
+_NOT_SIZES = CONVOLUTION | POOLING  # strides and kernels, which belong to a model
+_RANGES = frozenset({"arange"})  # numbers of any type, which are the size of the result
+
+
+@attrs.frozen
+class SizeRange:
+    """Sizes of values from outside and among the scalars, as a plan's program had them.
+
+    Attributes:
+        places: where a program has values from outside; weights: of each whether it is a weight for sure.
+        metas: their metadata. numbers: positions of sizes among the slots. sizes: these.
+        factor: how many times as large or as small other sizes may be.
+    """
+
+    places: tuple[Place, ...]
+    weights: tuple[bool, ...]
+    metas: tuple[TensorMeta, ...]
+    numbers: tuple[int, ...]
+    sizes: tuple[Slot, ...]
+    factor: int
+
+    def covers(self, program: Program) -> bool:
+        """Whether a program of the same structure has sizes in the range."""
+        calls, slots = program.calls, program.slots
+        for (call, operand), weight, meta in zip(self.places, self.weights, self.metas, strict=True):
+            other = calls[call].operands[operand]
+            if other is not meta and (weight or not self._are_near(meta.shape, other.shape)):
+                return False
+        return self._are_near(self.sizes, [slots[p] for p in self.numbers])
+
+    def _are_near(self, sizes: Sequence[Slot], others: Sequence[Slot]) -> bool:
+        factor = self.factor
+        for size, other in zip(sizes, others, strict=True):
+            if size == other:
+                continue
+            if (size < 0) != (other < 0):
+                return False
+            small, large = abs(size), abs(other)
+            if large < small:
+                small, large = large, small
+            if large > factor * max(small, 1):
+                return False
+        return True
+
+
+def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int], factor: int) -> SizeRange:
+    """The sizes of `program`, whose values from outside and sizes among the slots are in these places."""
+    calls = program.calls
+    kept = tuple(places)
+    return SizeRange(
+        places=kept,
+        weights=tuple([operand in weights_in(calls[call]) for call, operand in kept]),
+        metas=tuple([calls[call].operands[operand] for call, operand in kept]),
+        numbers=tuple(numbers),
+        sizes=tuple([program.slots[p] for p in numbers]),
+        factor=factor,
+    )
+
+
+def size_slots(call: Call) -> tuple[bool, ...]:
+    """Of each slot of a call whether it is a size: a length, an index, a shape, as the op's schema says."""
+    return _size_slots(call.signature.form)
+
+
+@functools.lru_cache(maxsize=16384)
+def _size_slots(form: Form) -> tuple[bool, ...]:
+    named = _sizes_of(form.op)
+    found: list[bool] = []
+    for position, argument in enumerate(form.args):
+        is_size = position < len(named) and named[position][1]
+        found += [is_size] * _taken(argument)
+    by_name = dict(named)
+    for name, argument in form.kwargs:
+        found += [by_name.get(name, False)] * _taken(argument)
+    return tuple(found)
+
+
+def _taken(argument: Argument) -> int:
+    if isinstance(argument, ListArg):
+        return sum(_taken(item) for item in argument.items)
+    return slots_taken(argument)
+
+
+@functools.cache
+def _sizes_of(op: str) -> tuple[tuple[str, bool], ...]:
+    """Each parameter of an op by name, and whether it takes sizes."""
+    if op in OWN_OPERATORS:
+        return ()
+    packet, overload = split_name(op)
+    schema = schema_named(f"aten::{packet}", "" if overload == "default" else overload)
+    names = [a.name for a in schema.arguments]
+    if packet in _NOT_SIZES:
+        return ()
+    if packet in _RANGES:
+        return tuple((name, True) for name in names)
+    written = str(schema)
+    return tuple((name, re.search(rf"\bSymInt\S* {name}\b", written) is not None) for name in names)
