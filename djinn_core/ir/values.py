@@ -127,7 +127,7 @@ def _class_of(meta: TensorMeta) -> TensorClass:
     if found is None:
         if len(_classes) >= CLASSES_LIMIT:
             _classes.clear()
-        found = _classes.setdefault(key, TensorClass(*key))  # type: ignore[arg-type] # in the order of its fields
+        found = _classes.setdefault(key, TensorClass(*key))  # in the order of its fields
     return found
 
 

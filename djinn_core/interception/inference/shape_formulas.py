@@ -40,7 +40,7 @@ def is_pointwise(func: Any) -> bool:
     written = [a for a in taken if a.alias_info is not None]
     if returned[0].alias_info is None:
         return not written
-    return written == taken[:1] and written[0].alias_info.is_write
+    return written == taken[:1] and bool(written[0].alias_info.is_write)
 
 
 def broadcast(shapes: Shapes) -> Shape | None:
