@@ -137,7 +137,6 @@ def threads_of_torch(count: int) -> Iterator[None]:
 def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure the cases that the command line asks for; ends the program with 1 where one of them broke."""
     options = _options(title, cases, arguments)
-    wanted = options.case.split(",") if options.case else [case.name for case in cases]
     rounds = 1 if options.small else options.rounds or (QUICK_ROUNDS if options.quick else 5)
     effort = Effort(rounds, options.threads, options.quick, options.small)
     print(f"{title}\n{'':32}{'value':>12}{'bar':>12}  verdict", flush=True)
@@ -146,7 +145,7 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
     broken = 0
     with threads_of_torch(effort.threads):
         for case in cases:
-            if case.name in wanted:
+            if any(_meant(name, case) for name in options.case.split(",")):
                 broken += not _measure(case, effort, found, missing)
                 if options.save:
                     _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, found, effort)
@@ -174,15 +173,20 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and fewer calls in each")
     parser.add_argument("--small", action="store_true", help="smallest sizes, one round: only to see that it works")
-    parser.add_argument("--case", "--only", default="", help="names of cases, separated by commas")
+    parser.add_argument("--case", "--only", default="", help="names of cases or how they begin, separated by commas")
     parser.add_argument("--rounds", type=int, default=0, help="how often reference and ours take turns")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on either side")
     parser.add_argument("--save", default="", help="a folder for all figures, as JSON")
     options = parser.parse_args(arguments)
-    unknown = set(filter(None, options.case.split(","))) - {case.name for case in cases}
+    unknown = {name for name in options.case.split(",") if not any(_meant(name, case) for case in cases)}
     if unknown:
         parser.error(f"no case is called {', '.join(sorted(unknown))}; there are {names}")
     return options
+
+
+def _meant(name: str, case: Case) -> bool:
+    """Whether a name on the command line is the case's, or that of several that begin so; no name means all of them."""
+    return not name or name == case.name or case.name.startswith(f"{name}_")
 
 
 def _measure(case: Case, effort: Effort, found: dict[str, Outcome], missing: dict[str, str]) -> bool:

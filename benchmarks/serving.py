@@ -42,13 +42,21 @@ def server(
 
 
 @contextmanager
-def connected(*arguments: str, threads: int = 1, by: Way = nullcontext) -> Iterator[None]:
+def connected(
+    *arguments: str,
+    threads: int = 1,
+    by: Way = nullcontext,
+    environment: Mapping[str, str] | None = None,
+    **settings: object,
+) -> Iterator[None]:
     """`remote_accelerator` is a server of its own over TCP, as long as the block lasts.
 
-    `by` gives, for the server's URL, one that leads there by another way, such as a slow link.
+    `by` gives, for the server's URL, one that leads there by another way, such as a slow link. `environment` is the server's,
+    `settings` are this process's.
     """
-    with server("--store-gib", "0", *arguments, threads=threads) as serving, by(url_of(serving)) as url:
-        djinn.configure(servers=[url], token=serving.token, disable=("local",))
+    options = ("--store-gib", "0", *arguments)
+    with server(*options, threads=threads, environment=environment) as serving, by(url_of(serving)) as url:
+        djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
         try:
             yield
         finally:

@@ -74,6 +74,42 @@ def test_models(run):
     run("bench_models", "toy_decode")
 
 
+def test_varying_sizes(run, module):
+    run("bench_varying", "convolution_new_over_known", "convolution_plans", "convolution_fixed_over_local")
+    found = module("bench_varying").varied
+    assert found.cache_info().misses == 1, "the cases of one program share its run"
+
+
+def test_a_skeleton_is_installed_as_pip_does_it(module):
+    from djinn_core.plugins.discovery import installed
+
+    varying = module("bench_varying")
+    with varying.installed("placement") as environment:
+        assert "bench_placement" in {plugin.name for plugin in installed()}
+        assert environment["PYTHONPATH"]
+    assert "bench_placement" not in {plugin.name for plugin in installed()}
+
+
+def test_sizes_that_are_new_were_not_met_before(module):
+    programs = module("varying_programs")
+    for program in programs.PROGRAMS:
+        known, unseen = program.halves(40)
+        assert known
+        assert len(unseen) >= 20
+        assert not {*known} & {*unseen}
+
+
+def test_the_beginning_of_names_means_all_of_them(module, capsys):
+    measuring = module("measuring")
+    cases = [
+        measuring.Case(name, 1, lambda _: measuring.Outcome(1.0)) for name in ("one_a", "one_b", "two_a", "oneself")
+    ]
+    assert set(measuring.main("title", cases, ["--case", "one"])) == {"one_a", "one_b"}
+    with pytest.raises(SystemExit):
+        measuring.main("title", cases, ["--case", "three"])
+    assert "no case is called three" in capsys.readouterr().err
+
+
 def test_a_relay_delays(module):
     links = module("links")
     with links.ExitStack() as stack:
