@@ -7,39 +7,44 @@ for every call of a module; names are looked for only when somebody asks.
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import attrs
 import torch
 
-CALLS_REMEMBERED = 16384  # entries and exits of modules, in each thread, that backward passes are traced back to
+CALLS_REMEMBERED = 16384  # entries and exits of modules, in each thread, that backward passes can surely be traced back to
 _NO_NODE = 1 << 63  # from here on sequence numbers belong to no op: nodes that accumulate gradients have the largest
 
 
-class ForwardCalls(deque[tuple[int, "ModuleCall | None"]]):
-    """What a thread was inside from which of autograd's sequence numbers on."""
+class ForwardCalls:
+    """What a thread was inside from which of autograd's sequence numbers on.
+
+    One thread appends, and its numbers only grow; any thread may look.
+    """
 
     threads: ClassVar[weakref.WeakSet[ForwardCalls]] = weakref.WeakSet()
+    __slots__ = ("__weakref__", "_remembered")
 
     def __init__(self) -> None:
-        super().__init__(maxlen=CALLS_REMEMBERED)
+        self._remembered: tuple[list[int], list[ModuleCall | None]] = [], []
         self.threads.add(self)
 
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    def append(self, first: int, call: ModuleCall | None) -> None:
+        """From number `first` on the thread is inside `call`."""
+        numbers, calls = self._remembered
+        if len(numbers) >= 2 * CALLS_REMEMBERED:  # others may be looking into the lists that there are
+            numbers, calls = numbers[CALLS_REMEMBERED:], calls[CALLS_REMEMBERED:]
+            self._remembered = numbers, calls
+        calls.append(call)  # first, so that there is a call for each number
+        numbers.append(first)
 
     def inside(self, number: int) -> ModuleCall | None:
         """What the thread was inside when it made the node with this sequence number; None where that is not known."""
-        found = None
-        for first, call in list(self):
-            if first > number:
-                return found
-            found = call
-        return found
+        numbers, calls = self._remembered
+        found = bisect_right(numbers, number)
+        return calls[found - 1] if found else None
 
 
 # A module and the call that it was called in; or, in a backward pass, the sequence number of the autograd node, the call

@@ -30,7 +30,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
         recorder.module = inner = (ref(module), around)
         differentiable = is_grad_enabled()
         if differentiable:
-            recorder.forward_calls.append((next_number(), inner))
+            recorder.forward_calls.append(next_number(), inner)
         try:
             if usual and module._compiled_call_impl is None:  # noqa: SLF001 - what `call` does, without its frame
                 return module._call_impl(*args, **kwargs)  # noqa: SLF001
@@ -38,7 +38,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
         finally:
             recorder.module = outer
             if differentiable:
-                recorder.forward_calls.append((next_number(), around))
+                recorder.forward_calls.append(next_number(), around)
 
     return torch_private.not_compiled_itself(called)
 
