@@ -21,6 +21,7 @@ import torch.autograd.graph
 import torch.multiprocessing.reductions
 import torch.nn
 import torch.utils._device
+import torch.utils._foreach_utils
 import torch.utils._python_dispatch
 import torch.utils.dlpack
 from torch.utils import backend_registration
@@ -72,6 +73,7 @@ NEEDED: Final = (
     "torch.jit._builtins._find_builtin",
     "torch.jit._builtins._register_builtin",
     "torch.nn.Module._apply",
+    "torch.utils._foreach_utils._foreach_supported_types",
     "torch.nn.modules.module._global_forward_hooks",
     "torch.nn.modules.module._global_forward_pre_hooks",
     "torch.utils._device._device_constructors",
@@ -336,6 +338,17 @@ ModuleApply = Callable[..., torch.nn.Module]
 def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
     """Replace `torch.nn.Module._apply`, on which `to`, `cpu`, `half` and their like are built."""
     torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
+
+
+def take_in_lists(cls: type[torch.Tensor]) -> None:
+    """Have optimizers, and what clips gradients, take parameters of this class in lists (`foreach`) wherever they may choose.
+
+    They look at the device, too, and for this one they choose as for CUDA.
+    """
+    of_optimizers = importlib.import_module("torch.optim.optimizer")._foreach_supported_types  # no attribute of torch.optim
+    for types in (of_optimizers, torch.utils._foreach_utils._foreach_supported_types):
+        if cls not in types:
+            types.append(cls)
 
 
 CGenerator: TypeAlias = torch._C.Generator

@@ -25,6 +25,7 @@ from djinn_core.torch_private import (
     register_backend,
     replace_accelerator_functions,
     replace_classes,
+    take_in_lists,
     wrap_engine,
     wrap_module_apply,
     wrap_module_call,
@@ -44,6 +45,7 @@ def install() -> None:
     _libraries.extend(autocast.register())
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)
     replace_accelerator_functions(**accelerator.FUNCTIONS)
+    take_in_lists(lazy_tensor.LazyTensor)
     loading.register()
     subclasses.register()
     storage_methods.install()

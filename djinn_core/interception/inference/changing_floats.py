@@ -15,6 +15,10 @@ _PACKETS: Final = (
     "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "pow", "pow_", "lerp", "lerp_", "addcmul", "addcmul_",
     "addcdiv", "addcdiv_", "clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "eq", "ne",
     "lt", "le", "gt", "ge", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_",
+    "_foreach_add", "_foreach_add_", "_foreach_sub", "_foreach_sub_", "_foreach_mul", "_foreach_mul_", "_foreach_div", "_foreach_div_",
+    "_foreach_pow", "_foreach_pow_", "_foreach_lerp", "_foreach_lerp_", "_foreach_addcmul", "_foreach_addcmul_",
+    "_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_clamp_min", "_foreach_clamp_min_", "_foreach_clamp_max",
+    "_foreach_clamp_max_", "_foreach_maximum", "_foreach_maximum_", "_foreach_minimum", "_foreach_minimum_",
 )  # fmt: skip
 
 
