@@ -445,6 +445,7 @@ class ExecutorSession:
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
             | (self.device.ledger.figures() if self.device.ledger else {})
+            | (self._memory.figures() if self._memory is not None else {})
         )
 
     def close(self) -> None:

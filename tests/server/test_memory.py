@@ -9,6 +9,7 @@ import pytest
 import torch
 from configured import configured
 from torch import nn
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import djinn
 from djinn_core.runtime import client
@@ -135,6 +136,64 @@ def test_what_the_executor_says_of_its_memory(limited):
     assert figures["device_total"] == LIMIT
     assert client._state.opened[0].attached.device.memory == LIMIT
     assert client._state.opened[0].attached.device.spill > 0
+
+
+def cache_bytes(cache):
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+@pytest.mark.parametrize("ballast", [0, 44], ids=["room", "short"])
+def test_the_cache_of_a_decode_counts_what_it_holds(limited, done, ballast):
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().to(limited)
+    beside = [torch.full((MIB // 4,), 1.0).to(limited) for _ in range(ballast)]
+    weights = sum(p.nbytes for p in model.parameters())
+    ids = torch.randint(1, 512, (4, 20), generator=torch.Generator().manual_seed(0)).to(limited)
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        for step in range(48):
+            ids = model(ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+            ids.cpu()  # what is known by then is sent in several pieces
+            figures = client._state.session.figures()
+            assert figures["used_caches"] == cache_bytes(cache), step
+            assert weights <= figures["used_weights"] < weights + 4096, step
+    total = sum(figures[name] for name in ("used_weights", "used_caches", "used_activations", "used_states"))
+    share = figures["budget_caches"] / (figures["memory_limit"] - figures["memory_reserve"])
+    assert share == pytest.approx(cache_bytes(cache) / total, rel=0.1)
+    assert bool(done("evictions")) is bool(ballast)
+    assert all(one.sum().item() == MIB // 4 for one in beside)
+
+
+def test_the_cache_counts_while_generating(limited):
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().to(limited)
+    ids = torch.randint(1, 512, (1, 12), generator=torch.Generator().manual_seed(0)).to(limited)
+    seen = []
+
+    class Watch(list):
+        """Notes what the executor counts while tokens come."""
+
+        def put(self, _):
+            seen.append(client._state.session.figures()["used_caches"])
+
+        def end(self):
+            """The text is whole."""
+
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        made = model.generate(
+            ids, attention_mask=mask, max_new_tokens=30, min_new_tokens=30, do_sample=False, streamer=Watch(),
+            return_dict_in_generate=True,
+        )  # fmt: skip
+    assert seen[-1] == cache_bytes(made.past_key_values)
+    a_token = cache_bytes(made.past_key_values) // (12 + 29)
+    # The next step may be under way when a token comes.
+    assert all(n <= held / a_token - 12 <= n + 1 for n, held in enumerate(seen[1:])), seen
 
 
 def test_the_spill_file_is_nobody_elses(tmp_path):

@@ -259,3 +259,11 @@ def test_shares_follow_what_a_phase_uses():
     assert budgets.shares("llm_decode")["k"] == pytest.approx(0.9, abs=0.01)
     assert sum(budgets.shares("llm_decode").values()) == pytest.approx(1.0)
     assert budgets.shares("training_backward") == budgets.shares("training_forward")
+
+
+def test_a_phase_that_a_client_makes_up_is_none():
+    budgets = Budgets()
+    for number in range(100):
+        budgets.observe(f"made up {number}", {"w": 100})
+    assert budgets.shares("another") == budgets.shares("")
+    assert len(budgets._shares) == 1

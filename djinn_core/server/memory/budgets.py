@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from djinn_core.ir.profile import ExecutionPhase
+
 WEIGHT, CACHE, ACTIVATION, STATE = "wkao"
 KINDS: Final = (ACTIVATION, STATE, WEIGHT, CACHE)  # in the order in which they make room, all else being equal
+NAMES: Final = MappingProxyType({WEIGHT: "weights", CACHE: "caches", ACTIVATION: "activations", STATE: "states"})
 # Others that clients tell apart, and what they count as: gradients and inputs come and go with a step.
 _COUNTED: Final = MappingProxyType({"g": ACTIVATION, "i": ACTIVATION})
 _TRAINING: Final = "training"
+_PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 # Shares of the memory until runs were seen.
 _ASSUMED: Final = MappingProxyType({
     "llm_prefill": {WEIGHT: 0.5, CACHE: 0.2, ACTIVATION: 0.3, STATE: 0.0},
@@ -35,7 +39,7 @@ class Budgets:
 
     def shares(self, phase: str) -> Mapping[str, float]:
         """Of the memory, by kind; together 1."""
-        key = _key(phase)
+        key = counted_phase(phase)
         return self._shares.get(key) or _ASSUMED.get(key) or _ASSUMED[""]
 
     def observe(self, phase: str, used: Mapping[str, int]) -> None:
@@ -43,7 +47,7 @@ class Budgets:
         total = sum(used.values())
         if total:
             known = self.shares(phase)
-            self._shares[_key(phase)] = {
+            self._shares[counted_phase(phase)] = {
                 kind: _KEPT * known[kind] + (1 - _KEPT) * used.get(kind, 0) / total for kind in KINDS
             }
 
@@ -53,5 +57,6 @@ class Budgets:
         return frozenset(kind for kind in KINDS if held[kind] > shares[kind] * budget)
 
 
-def _key(phase: str) -> str:
-    return _TRAINING if phase.startswith(_TRAINING) else phase
+def counted_phase(phase: str) -> str:
+    """The phase whose shares count: training is one, and one that is not known is none."""
+    return _TRAINING if phase.startswith(_TRAINING) else phase if phase in _PHASES else ""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from djinn_core.server.memory.budgets import ACTIVATION, KINDS, kind_of
+from djinn_core.server.memory.budgets import ACTIVATION, KINDS, NAMES, kind_of
 from djinn_core.server.memory.careful import CarefulRun
 from djinn_core.server.memory.foresight import Foresight
 from djinn_core.server.memory.holding import has_memory
 from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.order import RESTING
 from djinn_core.server.memory.outlook import Outlook, look_ahead
+from djinn_core.server.memory.usage import Usage
 from djinn_core.server.running.replay import CompiledTemplate
 from djinn_core.server.running.run import Run, environment_of, run_template
 from djinn_core.server.running.values import ValueTable
@@ -39,6 +39,7 @@ class SessionMemory:
         self.phase = ""
         self._meanings: dict[bytes, Meaning] = {}
         self._kinds: dict[int, str] = {}
+        self._usage = Usage(values)
         with ledger.lock:
             ledger.sessions.append(self)
 
@@ -67,6 +68,12 @@ class SessionMemory:
         if len(self._kinds) > 2 * OUTLOOKS_LIMIT + 4 * len(self.values):
             self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
 
+    def figures(self) -> dict[str, int]:
+        """Bytes that its last program used, by kind, and which share of the memory the budget of its phase gives to each."""
+        shares = self._ledger.budgets.shares(self.phase)
+        used = {f"used_{name}": self._usage.bytes.get(kind, 0) for kind, name in NAMES.items()}
+        return used | {f"budget_{name}": int(shares[kind] * self._ledger.budget) for kind, name in NAMES.items()}
+
     def close(self) -> None:
         """It ends, and holds nothing any more."""
         with self._ledger.lock:
@@ -83,6 +90,7 @@ class SessionMemory:
             outlook = self._outlook(digest, template, work, slots)
             self.foresight.begin(digest, outlook.lifetimes, work.inputs)
             self._note_kinds(digest, work)
+            self._usage.begin(self.phase, digest, self._with_kinds(work.inputs))
             if self._settle(self._inputs(work), outlook):
                 run = plain(template, work, slots, self.values)
             else:
@@ -98,11 +106,12 @@ class SessionMemory:
             return run
 
     def _observe(self, work: Work, outlook: Outlook) -> None:
-        """What a run of this phase uses, for the budgets."""
-        used: Counter[str] = Counter({ACTIVATION: outlook.peak})
-        for holding in self._inputs(work).values():
-            used[self.kind(work.inputs[number] for number in holding.places)] += holding.nbytes
+        """What a run of this phase has used, for the budgets."""
+        used = self._usage.end(self.phase, self._with_kinds(work.outputs), outlook.peak)
         self._ledger.budgets.observe(self.phase, used)
+
+    def _with_kinds(self, handles: Iterable[int]) -> list[tuple[int, str]]:
+        return [(handle, self._kinds.get(handle, ACTIVATION)) for handle in handles]
 
     def _count_away(self, outputs: Sequence[int]) -> None:
         """Some of what was made has had to make room already."""

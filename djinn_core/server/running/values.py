@@ -110,6 +110,11 @@ class ValueTable:
             self._held -= held.nbytes
             del self._storages[storage]
 
+    def bytes_of(self, storage: int) -> int:
+        """Bytes of a storage as the client numbers them, wherever they lie; 0 where no value looks into it."""
+        held = self._storages.get(storage)
+        return held.nbytes if held is not None else 0
+
     def note_peak(self) -> None:
         """What is held now counts for the peak."""
         self._peak = max(self._peak, self._held)
