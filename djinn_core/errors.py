@@ -27,6 +27,10 @@ class InvalidStage(DjinnError):  # noqa: N818 - says what the value is
     """A stage of the pipeline produced a result that breaks an invariant."""
 
 
+class DoesNotFit(InvalidStage):
+    """A program takes more memory than devices have room for, or dtypes that they lack; the message says where and how much."""
+
+
 class ProtocolError(DjinnError):
     """Bytes or messages that do not follow the wire format."""
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from djinn_core.builtins.placement import SingleDevice
+from djinn_core.builtins.placement import FirstFit, SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.costs import CostModel
@@ -33,6 +33,7 @@ from djinn_core.stages.estimate import estimate
 from djinn_core.stages.fingerprint import fingerprint, tolerates_growth
 from djinn_core.stages.optimize import optimize, starting_plan
 from djinn_core.stages.place import place
+from djinn_core.stages.room import shortages
 from djinn_core.stages.schedule import schedule
 from djinn_core.substituting import substitute
 
@@ -147,12 +148,12 @@ def plan(
     if request.until == "optimize":
         return result
 
-    placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
+    placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, *_FALLBACKS))
     if (again := [o for o in wanted if o.after_placement]) and not known_plan:  # once more, knowing where things are
         placed = _placed(context, optimized, placement, again, request)
         optimized = clock.time("optimize", lambda: optimize(placed, again))
         if attrs.evolve(optimized, results=()) != attrs.evolve(placed.plan, results=()):
-            placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, _POLICY))
+            placement = clock.time("place", lambda: place(_where(context, optimized, request), policy, *_FALLBACKS))
     result = attrs.evolve(result, plan=optimized, placement=placement)
     if request.until == "place":
         return result
@@ -182,7 +183,8 @@ def _placed(
 
 def _where(context: OptimizationContext, plan: OptimizationPlan, request: Request) -> PlacementContext:
     known = (context.graph, context.profile, plan, context.costs, context.topology)
-    return PlacementContext(*known, request.resident, request.copies, dict(request.pins), request.stream)
+    there = (request.resident, request.copies, dict(request.pins), request.stream)
+    return PlacementContext(*known, *there, request.fetch, request.memory_limits)
 
 
 def _order(
@@ -272,7 +274,9 @@ def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request,
     profile_key = (mark.topology, mark.shapes, _identity(plugins))
     plan_key = (*profile_key, _circumstances(request, mark.values))
     if (found := cache.find_plan(plan_key, graph.program)) is not None:
-        return rebind(found.result, graph, found.values, mark.values)
+        rebound = rebind(found.result, graph, found.values, mark.values)
+        if _still_fits(rebound, request):
+            return rebound
     known = cache.find_profile(profile_key)
     profile = None
     if known is not None and known.result.profile is not None:
@@ -282,6 +286,16 @@ def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request,
         return result
     cache.store(profile_key, plan_key, Remembered(result, mark.values))
     return result
+
+
+def _still_fits(result: PipelineResult, request: Request) -> bool:
+    """Whether a plan fits that was made when devices had more room, or for smaller values."""
+    if result.placement is None or result.plan is None or result.profile is None:
+        return True
+    known = (result.graph, result.profile, result.plan, result.costs or Costs({}), request.topology)
+    there = (request.resident, request.copies, dict(request.pins), request.stream)
+    context = PlacementContext(*known, *there, request.fetch, request.memory_limits)
+    return not shortages(context, result.placement, spill=result.placement.spills)
 
 
 def tolerate_growth(plugins: Plugins, exact: bool = True) -> bool:
@@ -357,7 +371,7 @@ class _Same:
 
 def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
     """Everything in `request`, with values by their numbers; how full devices are does not count."""
-    devices = tuple(attrs.evolve(d, memory_free=0) for d in request.topology.devices)
+    devices = tuple(attrs.evolve(d, memory_free=None) for d in request.topology.devices)
     homes = tuple(map(request.resident.get, values)) if request.resident else ()
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}
     fetch = tuple(numbers.get(v, -1) for v in request.fetch)
@@ -368,6 +382,7 @@ def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
 
 
 _POLICY = SingleDevice()
+_FALLBACKS: tuple[PlacementPolicy, ...] = (_POLICY, FirstFit())
 _SCHEDULER = Sequential()
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 import attrs
 
 from djinn_core.builtins.costs import Roofline
-from djinn_core.builtins.placement import SingleDevice
+from djinn_core.builtins.placement import FirstFit, SingleDevice
 from djinn_core.builtins.scheduling import Sequential
+from djinn_core.errors import DoesNotFit
 from djinn_core.hookspecs.placement import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import Costs, DeviceCapabilities, NetworkTopology
@@ -22,6 +23,7 @@ from djinn_core.logs import get_logger
 from djinn_core.pipeline import Plugins, Request, plan
 from djinn_core.plugins.registry import Registry
 from djinn_core.stages.annotate import annotate
+from djinn_core.stages.place import place
 
 _log = get_logger("djinn.pipeline")
 _ALONE = NetworkTopology((DeviceCapabilities("remote_accelerator:0", "unknown", "no server is connected"),))
@@ -66,6 +68,9 @@ class Scheduler:
         """The schedule of `graph`; with `optimization_plan`, of what that plan leaves of it.
 
         Asked again for the same graph and plan, it answers from its cache.
+
+        Raises:
+            DoesNotFit: no device has room for it, or the dtypes that it needs; the message has the figures.
         """
         key = (id(graph.program), id(optimization_plan))
         with self._lock:
@@ -95,6 +100,8 @@ class Scheduler:
         for (way, make), instead in zip(ways, ("basic", "minimal"), strict=True):
             try:
                 schedule = make()
+            except DoesNotFit:  # nor would it if less were known
+                raise
             except Exception as error:
                 _log.warning("scheduling_fell_back", way=way, error=f"{type(error).__name__}: {error}", instead=instead)
                 failed += (f"{way} scheduling failed with {type(error).__name__}: {error}",)
@@ -116,7 +123,8 @@ class Scheduler:
     def _basic(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         chosen = optimization_plan or _everything(graph)
         where = PlacementContext(graph, _blank_profile(graph), chosen, Costs({}), self.network_topology, {})
-        placement = SingleDevice().place(where)
+        single = SingleDevice()
+        placement = place(where, single, single, FirstFit())
         context = SchedulingContext(graph.program, graph, chosen, placement, Costs({}), self.network_topology)
         return Sequential().schedule(context)
 

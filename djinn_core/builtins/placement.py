@@ -1,23 +1,31 @@
-"""The built-in placement policy `single`: one device for everything."""
+"""The built-in placement policies: `single`, one device for everything, and `first_fit`, devices filled one after the other."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from djinn_core.errors import InvalidStage
+import attrs
+
+from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement, PlacementDecision
-from djinn_core.ir.values import storage_of
+from djinn_core.ir.together import Together, homes_of_values, resident_blocks, storage_sizes, together
+from djinn_core.ir.values import RANDOM_STATE, storage_of
+from djinn_core.stages.room import SHOWN, dtype_of, room, shortages, told, used_by
 
 djinn_api_version = 1
+ROUNDS = 8  # how often `first_fit` leaves more room for temporaries and copies
 
 
 class SingleDevice:
-    """Everything runs where most bytes of the inputs already are; without inputs, on the first device that fits."""
+    """Everything runs where most bytes of the inputs already are; without inputs, on the first device that fits.
+
+    A device that has to spill comes after all others.
+    """
 
     name = "single"
     tolerates_growth = True
@@ -26,55 +34,82 @@ class SingleDevice:
         """One device and one reason for all.
 
         Raises:
-            InvalidStage: no device has the memory and the dtypes that the program needs.
+            DoesNotFit: no device has the memory and the dtypes that the program needs.
+            InvalidStage: there are no devices.
         """
-        device, reason = _choose(context)
-        decisions = tuple(PlacementDecision(node, device, reason) for node in context.plan.nodes)
-        made = (v for node in context.graph.nodes for v in node.outputs)
-        values = dict.fromkeys((*context.graph.inputs, *made), device)
-        return Placement(decisions, values, self.name)
+        devices = context.topology.devices
+        if not devices:
+            raise InvalidStage("no device can run this program, because there are none; connect a server")
+        held, fresh = _bytes_held(context.graph, context.resident), _Untouched()
+        obstacles: dict[str, str] = {}
+        if (drawing := _random_home(context)) is not None:
+            obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
+            devices = tuple(d for d in devices if d.id == drawing)
+        for spill in (False, True):
+            for device in sorted(devices, key=lambda d: -held[d.id]):  # the first of those that hold the same
+                if spill and not device.spill:
+                    continue
+                obstacles[device.id] = fresh.obstacle(context, device, spill)
+                if not obstacles[device.id]:
+                    return self._on(context, device, held, obstacles)
+        raise DoesNotFit(f"no device can run this program alone ({_listed(obstacles)})")
+
+    def _on(
+        self,
+        context: PlacementContext,
+        device: DeviceCapabilities,
+        held: Mapping[str, int],
+        obstacles: Mapping[str, str],
+    ) -> Placement:
+        if held[device.id]:
+            reason = f"{held[device.id]:,} of {sum(held.values()):,} bytes of the inputs are there"
+        else:
+            reason = "the first device" if device is context.topology.devices[0] else "the first device that fits"
+        if refused := _listed(obstacles):
+            reason = f"{reason} (not {refused})"
+        return attrs.evolve(_alone(context, device.id, reason), policy=self.name)
 
 
-def _choose(context: PlacementContext) -> tuple[str, str]:
-    obstacles = {d.id: _obstacle(context.graph, d) for d in context.topology.devices}
-    fitting = [d.id for d in context.topology.devices if not obstacles[d.id]]
-    if not fitting:
-        listed = "; ".join(f"{device}: {obstacle}" for device, obstacle in obstacles.items()) or "there are no devices"
-        raise InvalidStage(f"no device can run this program ({listed}); connect a server whose device can")
-    held = _bytes_held(context.graph, context.resident)
-    device = max(fitting, key=lambda d: held[d])  # the first of those that hold the same
-    if held[device]:
-        reason = f"{held[device]:,} of {sum(held.values()):,} bytes of the inputs are there"
-    else:
-        reason = "the first device" if device == context.topology.devices[0].id else "the first device that fits"
-    refused = [f"{d}: {o}" for d, o in obstacles.items() if o]
-    return device, f"{reason} (not {'; '.join(refused)})" if refused else reason
+def _listed(obstacles: Mapping[str, str]) -> str:
+    told = [f"{device}: {obstacle}" for device, obstacle in obstacles.items() if obstacle]
+    return "; ".join(told[:SHOWN]) + (f"; and {len(told) - SHOWN} more devices" if len(told) > SHOWN else "")
 
 
-def _obstacle(graph: Graph, device: DeviceCapabilities) -> str:
-    """Why a program cannot run on a device, or an empty string. Of memory, only what must be there at once is counted."""
-    values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
-    dtypes = {str(graph.meta(v).dtype).removeprefix("torch.") for v in values}
-    if device.dtypes and not dtypes <= device.dtypes:
-        return f"it lacks {', '.join(sorted(dtypes - device.dtypes))}"
-    needed = sum(_storage_bytes(graph).values())
-    if device.memory and needed > device.memory + device.spill:
-        spilled = f" and {device.spill:,} that it can spill" if device.spill else ""
-        return f"its {device.memory:,} bytes of memory{spilled} are less than the {needed:,} bytes of the inputs"
-    return ""
+def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
+    decisions = tuple(PlacementDecision(node, device, reason) for node in context.plan.nodes)
+    made = (v for node in context.graph.nodes for v in node.outputs)
+    return Placement(decisions, dict.fromkeys((*context.graph.inputs, *made), device))
 
 
-def _storage_bytes(graph: Graph) -> dict[int, int]:
-    """Bytes of the inputs by storage, as far as the program looks into them."""
-    sizes: dict[int, int] = {}
-    for value in graph.inputs:
-        meta, storage = graph.meta(value), storage_of(value)
-        sizes[storage] = max(sizes.get(storage, 0), meta.extent * meta.dtype.itemsize)
-    return sizes
+@attrs.define
+class _Untouched:
+    """What is short on devices on which nothing of the program is yet: the same on all that have as much room and the same dtypes."""
+
+    _known: dict[DeviceCapabilities, str] = attrs.field(factory=dict)
+
+    def obstacle(self, context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
+        """Why a program cannot run on a device, or an empty string."""
+        if device.id in context.memory_limits or context.resident or context.copies:
+            return _obstacle(context, device, spill)
+        make = attrs.evolve(device, id=str(spill), name="", group="")
+        if make not in self._known:
+            self._known[make] = _obstacle(context, device, spill)
+        return self._known[make]
+
+
+def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
+    here = [s for s in shortages(context, _alone(context, device.id, "asked"), spill=spill) if s.device == device.id]
+    return here[0].reason if here else ""
+
+
+def _random_home(context: PlacementContext) -> str | None:
+    """Where random ops have to run, if there are any and that is known."""
+    home = context.resident.get(RANDOM_STATE)
+    return home if home is not None and any(context.graph.nodes[n].random for n in context.plan.nodes) else None
 
 
 def _bytes_held(graph: Graph, resident: Mapping[int, str]) -> Counter[str]:
-    sizes = _storage_bytes(graph)
+    sizes = storage_sizes(graph, graph.inputs)
     homes = {storage_of(v): resident[v] for v in graph.inputs if v in resident}
     held: Counter[str] = Counter()
     for storage, device in homes.items():
@@ -82,7 +117,126 @@ def _bytes_held(graph: Graph, resident: Mapping[int, str]) -> Counter[str]:
     return held
 
 
+class FirstFit:
+    """Devices are filled one after the other, in the order of the program: for what fits into no device alone.
+
+    Only room and dtypes count; what is quick is for other policies to say.
+    """
+
+    name = "first_fit"
+    tolerates_growth = True
+
+    def place(self, context: PlacementContext) -> Placement:
+        """A device for everything, with room left for temporaries and copies.
+
+        Raises:
+            DoesNotFit: it found no placement that fits; the message has the one that misses least.
+            InvalidStage: there are no devices.
+        """
+        if not context.topology.devices:
+            raise InvalidStage("there are no devices; connect a server")
+        left = {d.id: room(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
+        missed: list[tuple[int, str]] = []
+        for _ in range(ROUNDS):
+            placement = _Filling(context, dict(left)).placement()
+            found = shortages(context, placement)
+            if not found:
+                return placement
+            missed.append((sum(s.excess for s in found), told(found)))
+            for short in found:
+                there = left[short.device]
+                left[short.device] = (there or 0) - short.excess if short.excess else there
+            if not any(short.excess for short in found):
+                break
+        raise DoesNotFit(f"all devices together cannot run this program ({min(missed)[1]})")
+
+
+@attrs.define
+class _Filling:
+    """One walk over a program; `left` is what each device has room for, None where that is not known."""
+
+    context: PlacementContext
+    left: dict[str, int | None]
+    homes: dict[int, str] = attrs.field(factory=dict)
+    sizes: dict[int, int] = attrs.field(factory=dict)
+    needed: dict[int, set[str]] = attrs.field(factory=dict)  # dtypes by block, of all that has to be with it
+    current: str = ""
+
+    def placement(self) -> Placement:
+        """Where everything goes."""
+        context = self.context
+        graph, nodes, replace = context.graph, context.plan.nodes, context.plan.replace
+        blocks = together(graph, nodes, replace)
+        self.homes = resident_blocks(blocks, graph.inputs, context.resident)
+        self._measure(blocks)
+        self.current = context.topology.devices[0].id
+        stayed, decisions = frozenset(self.homes), []
+        for number in nodes:
+            used = [replace.get(v, v) for v in graph.nodes[number].inputs]
+            fresh = list(dict.fromkeys(b for v in used if (b := blocks.block(v)) not in self.homes))
+            device = self._choose(number, blocks.node(number), fresh, [blocks.block(v) for v in used])
+            for block in fresh:
+                self._settle(block, device)
+            where = (
+                "what it writes is there" if blocks.node(number) in stayed else f"the first that has room is {device}"
+            )
+            decisions.append(PlacementDecision(number, device, where))
+        for value in graph.inputs:
+            self._settle(blocks.block(value), self.current)
+        return Placement(tuple(decisions), homes_of_values(graph, nodes, blocks, self.homes), FirstFit.name)
+
+    def _measure(self, blocks: Together) -> None:
+        """Bytes that stay, and dtypes, by block."""
+        context, graph = self.context, self.context.graph
+        lasting = storage_sizes(graph, (*graph.inputs, *graph.outputs))
+        for storage, size in lasting.items():
+            self.sizes[blocks.leader(storage)] = self.sizes.get(blocks.leader(storage), 0) + size
+        for value in graph.inputs:
+            self.needed.setdefault(blocks.block(value), set()).add(dtype_of(graph, value))
+        for number in context.plan.nodes:
+            if (block := blocks.node(number)) is not None:
+                self.needed.setdefault(block, set()).update(dtype_of(graph, v) for v in used_by(context, number))
+
+    def _choose(self, number: int, block: int | None, fresh: list[int], used: list[int]) -> str:
+        """Where a node runs: with its block, or on the first device that has room for what comes with it."""
+        if block is not None and block in self.homes:
+            return self.homes[block]
+        coming = [b for b in dict.fromkeys((*fresh, *(() if block is None else (block,))))]
+        wanted = sum(self.sizes.get(b, 0) for b in coming)
+        dtypes = {dtype_of(self.context.graph, v) for v in used_by(self.context, number)}
+        dtypes.update(*(self.needed.get(b, ()) for b in coming))
+        found = list(self._candidates(dtypes, used)) or [d.id for d in self.context.topology.devices]
+        device = next((d for d in found if self._has(d, wanted)), None) or max(found, key=self._room)
+        for one in coming:
+            self._settle(one, device)
+        self.current = device
+        return device
+
+    def _candidates(self, dtypes: set[str], used: list[int]) -> Iterator[str]:
+        """Devices with these dtypes: where operands are, the one that is being filled, then all in order."""
+        able = [d.id for d in self.context.topology.devices if not d.dtypes or dtypes <= d.dtypes]
+        homes = sorted({b for b in used if b in self.homes}, key=lambda b: -self.sizes.get(b, 0))
+        near = [self.homes[b] for b in homes]
+        yield from (d for d in dict.fromkeys((*near, self.current, *able)) if d in able)
+
+    def _settle(self, block: int, device: str) -> None:
+        if block in self.homes:
+            return
+        self.homes[block] = device
+        there = self.left[device]
+        if there is not None:
+            self.left[device] = there - self.sizes.get(block, 0)
+
+    def _has(self, device: str, wanted: int) -> bool:
+        there = self.left[device]
+        return there is None or there >= wanted
+
+    def _room(self, device: str) -> float:
+        there = self.left[device]
+        return float("inf") if there is None else there
+
+
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """The policy `single`."""
+    """The policy `single`; `first_fit` is for what fits in no other way."""
     return [SingleDevice()]

@@ -85,7 +85,9 @@ def _show(url: str, answer: Status | DjinnError) -> None:
 
 def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) -> None:
     device = executor.device
-    memory = f"{_size(device.memory_free)} of {_size(device.memory)} free" if device.memory else "memory unknown"
+    memory = f"{_size(device.memory)} of memory" if device.memory else "memory unknown"
+    if device.memory and device.memory_free is not None:
+        memory = f"{_size(device.memory_free)} of {_size(device.memory)} free"
     if device.spill:
         memory += f", memory pressure: {PRESSURE[min(device.pressure, len(PRESSURE) - 1)]}"
     title = f"{numbered or device.id} {device.name}".strip()

@@ -26,6 +26,9 @@ class PlacementContext:
         copies: ids of the other devices that hold a copy of an input.
         pins: devices by patterns of module paths, from the setting `pins`.
         stream: which programs of its structure are under way.
+        fetch: values that the client wants when the program has run.
+        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
+            listed have no limit.
     """
 
     graph: Graph
@@ -37,6 +40,8 @@ class PlacementContext:
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     pins: Mapping[str, str] = attrs.field(factory=dict)
     stream: Stream = ALONE
+    fetch: tuple[int, ...] = ()
+    memory_limits: Mapping[str, int] = attrs.field(factory=dict)
 
 
 @runtime_checkable

@@ -58,8 +58,8 @@ class DeviceCapabilities:
         id: `server/kind:index`, unique among the devices that a client knows.
         kind: `cpu`, `cuda` or what a device plugin calls it.
         name: what the hardware calls itself.
-        memory: bytes in total.
-        memory_free: bytes that were free when it was measured.
+        memory: bytes in total; 0 where that is not known.
+        memory_free: bytes that were free when it was measured; 0 where none were, None where that is not known.
         spill: bytes beyond its memory that its executor can keep elsewhere and bring back.
         flops: peak floating-point operations a second (0: unknown).
         bandwidth: memory bandwidth in bytes a second (0: unknown).
@@ -73,7 +73,7 @@ class DeviceCapabilities:
     kind: str
     name: str = ""
     memory: int = 0
-    memory_free: int = 0
+    memory_free: int | None = None
     flops: float = 0.0
     bandwidth: float = 0.0
     dtypes: frozenset[str] = frozenset()

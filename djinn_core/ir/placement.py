@@ -30,6 +30,8 @@ class Placement(ShownInNotebooks):
             A copy is for reading; a write to the value ends it.
         replicas: nodes that run on a further device as well, which uses what they make there in place of what their own
             device would send, and why that is quicker.
+        refused: placements that were not taken because they do not fit, and why, in the order in which they were tried.
+        spills: whether it counts on what executors can keep elsewhere.
     """
 
     decisions: tuple[PlacementDecision, ...]
@@ -37,6 +39,8 @@ class Placement(ShownInNotebooks):
     policy: str = ""
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict)
     replicas: tuple[PlacementDecision, ...] = ()
+    refused: tuple[str, ...] = ()
+    spills: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -344,7 +344,7 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
     infos = [one.attached.device for one in _state.opened]
     if index:
         return session_name(), infos[index - 1]
-    memory, free = sum(i.memory for i in infos), sum(i.memory_free for i in infos)
+    memory, free = sum(i.memory for i in infos), sum(i.memory_free or 0 for i in infos)
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
 
 

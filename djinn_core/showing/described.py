@@ -185,6 +185,7 @@ def _placement(result: PipelineResult) -> dict[str, Any] | None:
     repeated = Counter((r.device, r.reason) for r in result.placement.replicas)
     return {
         "policy": result.placement.policy,
+        "refused": list(result.placement.refused),
         "devices": list(result.placement.devices),
         "decisions": [{"device": d, "reason": r, "nodes": n} for (d, r), n in decided.items()],
         "replicas": [{"device": d, "reason": r, "nodes": n} for (d, r), n in repeated.items()],

@@ -177,6 +177,8 @@ def _tell_plan(part: dict[str, Any]) -> Iterator[str]:
 
 def _tell_placement(part: dict[str, Any]) -> Iterator[str]:
     yield f"policy {part['policy']}"
+    for refused in part["refused"][:_SHOWN]:
+        yield f"not {refused}"
     for decision in part["decisions"][:_SHOWN]:
         yield f"{decision['nodes']:,} nodes on {decision['device']}: {decision['reason']}"
     if len(part["decisions"]) > _SHOWN:

@@ -26,7 +26,7 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
     by_device: dict[str, tuple[CostEstimate, ...]] = {}
     for device in topology.devices:
-        make = attrs.evolve(device, id="", memory=0, memory_free=0, group="", queue=0.0)
+        make = attrs.evolve(device, id="", memory=0, memory_free=None, group="", queue=0.0)
         if make not in rows:
             rows[make] = tuple(panel.ask(graph, node, device) for node in graph.nodes)
         by_device[device.id] = rows[make]

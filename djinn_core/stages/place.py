@@ -2,48 +2,155 @@
 
 from __future__ import annotations
 
-from djinn_core.errors import InvalidStage
+from collections.abc import Sequence
+
+import attrs
+
+from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.indexes import bind, bound_nodes, only_bound
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.replicas import with_replicas
 from djinn_core.logs import get_logger
 from djinn_core.stages.attribution import title, warn_skipped
+from djinn_core.stages.room import shortages, told
 from djinn_core.stages.verify import check_placement
 
+ROUNDS = 4  # how often a policy is asked again for the devices on which it did not exceed anything
 _log = get_logger("djinn.stages")
 
 
-def place(context: PlacementContext, policy: PlacementPolicy, fallback: PlacementPolicy) -> Placement:
-    """The policy's placement; the fallback's, with a warning that names the policy, where it fails or breaks a rule.
+def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: PlacementPolicy) -> Placement:
+    """The first placement that keeps to the rules and fits: the policy's; the policy's on the devices that are not short;
+    each fallback's, in order; what fits with what executors can spill; last what may fit if a scheduler finds another order.
+
+    A policy that fails or breaks a rule is named in a warning; what does not fit is in `Placement.refused`, with figures.
 
     Raises:
-        InvalidStage: the fallback breaks a rule as well, or cannot place it either; then it is what the policy said.
+        DoesNotFit: nothing fits; the message says on which devices what is short, by how much and for what.
+        InvalidStage: the fallbacks break a rule as well.
     """
-    if policy is fallback:
-        return _checked(context, fallback)
-    try:
-        return _checked(context, policy)
-    except Exception as error:
-        warn_skipped("placement policy", policy, error, f"{fallback.name!r} places this graph")
-        refusal = error
-    try:
-        return _checked(context, fallback)
-    except InvalidStage as error:
+    tried = _Attempts(context)
+    for candidate in (policy, *(f for f in fallbacks if f is not policy)):
+        own = any(candidate is f for f in fallbacks)
+        placement = tried.of(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
+        if placement is not None:
+            return placement
+    if not tried.alone and any(d.spill for d in context.topology.devices):
+        placement = tried.spilling(fallbacks[0])
+        if placement is not None:
+            return placement
+    if tried.hopeful is not None:
+        return tried.taken(tried.hopeful, spills=tried.alone)
+    raise tried.verdict()
+
+
+@attrs.define
+class _Attempts:
+    """What was tried, and why it was not taken."""
+
+    context: PlacementContext
+    refused: list[str] = attrs.field(factory=list)
+    first: InvalidStage | None = None
+    short: bool = False  # whether anything was refused for want of memory or dtypes
+    measured: bool = False  # whether the figures of each device are in `refused`
+    hopeful: Placement | None = None  # that may fit, if a scheduler takes the ops in another order
+
+    @property
+    def alone(self) -> bool:
+        """Whether one device has to do, so that what it can spill counts from the beginning."""
+        return len(self.context.topology.devices) == 1
+
+    def of(self, policy: PlacementPolicy, instead: str) -> Placement | None:
+        """What a policy makes of all devices, or else of those on which it has not exceeded anything; None where nothing fits.
+
+        `instead`: what happens where it fails; empty for those that Djinn brings along.
+        """
+        devices = self.context.topology.devices
+        bound = bound_nodes(self.context.graph, self.context.plan.nodes)
+        for _ in range(1 if bound else ROUNDS):
+            placement = self._made(_on(self.context, devices), policy, instead)
+            if placement is None:
+                return None
+            short = shortages(self.context, placement, spill=self.alone)
+            if not short:
+                return self.taken(placement, spills=self.alone)
+            self._note(policy, devices, told(short))
+            self.short = self.measured = True
+            if self.hopeful is None and not shortages(self.context, placement, spill=self.alone, any_order=True):
+                self.hopeful = placement
+            over = {s.device for s in short}
+            devices = tuple(d for d in devices if d.id not in over)
+            if not devices:
+                break
+        return None
+
+    def spilling(self, policy: PlacementPolicy) -> Placement | None:
+        """What fits with what executors can keep elsewhere."""
+        placement = self._made(self.context, policy, "")
+        if placement is None or shortages(self.context, placement, spill=True):
+            return None
+        return self.taken(placement, spills=True)
+
+    def verdict(self) -> InvalidStage:
+        """Why nothing was taken."""
+        if self.first is not None and not self.short:
+            return self.first
+        said = str(self.first) if self.first is not None else "no device can run this program"
+        rest = "; ".join(r for r in dict.fromkeys(self.refused) if said not in r)
+        tried = f". Tried: {rest}" if rest else ""
+        return DoesNotFit(f"{said}{tried}. Free tensors, or connect a server with a larger device")
+
+    def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
+        """What a policy says, if it keeps to the rules."""
+        try:
+            placement = _decided(context, self.context, policy)
+            check_placement(self.context, placement, title("placement policy", policy))
+            return placement
+        except Exception as error:
+            refusal = error
+        if instead and context is self.context and not isinstance(refusal, DoesNotFit):
+            warn_skipped("placement policy", policy, refusal, instead)
         if isinstance(refusal, InvalidStage):
-            raise refusal from error
-        raise
+            self.first = self.first or refusal
+            self.short = self.short or isinstance(refusal, DoesNotFit)
+            self._note(policy, context.topology.devices, str(refusal))
+            self.measured = self.measured or (not instead and self.short)
+        elif not instead:
+            raise refusal
+        return None
+
+    def _note(self, policy: PlacementPolicy, devices: Sequence[DeviceCapabilities], why: str) -> None:
+        if self.alone and self.measured:
+            return  # the same figures, once more
+        where = devices[0].id if len(devices) == 1 else f"{len(devices)} devices"
+        self.refused.append(f"{policy.name} on {where}: {why}")
+
+    def taken(self, placement: Placement, *, spills: bool) -> Placement:
+        """A placement with what was refused before it, and with replicas as far as those fit as well."""
+        if self.refused:
+            _log.info("placement_refused", refused=self.refused, instead=placement.policy)
+        placement = attrs.evolve(placement, refused=tuple(self.refused), spills=spills)
+        return _with_replicas(self.context, placement) if self.context.plan.replicas else placement
 
 
-def _checked(context: PlacementContext, policy: PlacementPolicy) -> Placement:
-    placement = _decided(context, policy)
-    check_placement(context, placement, title("placement policy", policy))
-    return _with_replicas(context, placement) if context.plan.replicas else placement
+def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> PlacementContext:
+    """The context of some of its devices: what lives on others has no home yet."""
+    if len(devices) == len(context.topology.devices):
+        return context
+    ids = {d.id for d in devices}
+    return attrs.evolve(
+        context,
+        topology=NetworkTopology(devices, context.topology.links),
+        resident={v: home for v, home in context.resident.items() if home in ids},
+        copies={v: kept for v, holders in context.copies.items() if (kept := tuple(d for d in holders if d in ids))},
+    )
 
 
-def _decided(context: PlacementContext, policy: PlacementPolicy) -> Placement:
+def _decided(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
     """What the policy decides for tensors of index 0; those of other indexes are on the devices of these."""
-    graph, nodes, devices = context.graph, context.plan.nodes, [d.id for d in context.topology.devices]
+    graph, nodes, devices = context.graph, context.plan.nodes, [d.id for d in whole.topology.devices]
     bound = bound_nodes(graph, nodes)
     if not bound:
         return policy.place(context)
@@ -57,6 +164,8 @@ def _with_replicas(context: PlacementContext, placement: Placement) -> Placement
     more = with_replicas(context.graph, placement, context.plan, context.profile)
     try:
         check_placement(context, more, "optimizations with replicas")
+        if short := shortages(context, more, spill=placement.spills):
+            raise DoesNotFit(told(short))
     except InvalidStage as error:
         _log.warning("replicas_skipped", error=str(error), instead="what is wanted elsewhere is sent")
         return placement

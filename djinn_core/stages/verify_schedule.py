@@ -2,8 +2,8 @@
 
 Every device takes its steps in order; a `Receive` waits for its `Send`. Each storage has a version, the number of writes
 to it so far. A node must find every input present and at the version that it has in program order. As a storage lives on
-one device, and copies carry the version that they were sent with, one interleaving of the devices stands for all. Where a
-limit of memory is given, no device may hold more at any time.
+one device, and copies carry the version that they were sent with, one interleaving of the devices stands for all. No device
+may hold more at any time than it has room for, nor more than a limit that is given.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 import attrs
 
-from djinn_core.errors import InvalidStage
+from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.graph import Node, storages_written
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import VIEW_BITS, storage_of
 from djinn_core.stages.ordering import orderings
+from djinn_core.stages.room import shortages_of_steps, told
 from djinn_core.stages.simulate import memory_peaks
 
 
@@ -27,18 +28,25 @@ def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, auth
     """Refuse a schedule that loses a node, a value, an edge or the order of mutations.
 
     Raises:
+        DoesNotFit: a device would hold more than it may.
         InvalidStage: it does; the message names `author` and the first problem.
     """
     try:
         _check_groups(context, schedule)
         _Rehearsal(context, schedule).run()
         _check_memory(context, schedule)
+    except _Short as problem:
+        raise DoesNotFit(f"{author} made a schedule that does not fit: {problem}") from None
     except _Broken as problem:
         raise InvalidStage(f"{author} made an invalid schedule: {problem}") from None
 
 
 class _Broken(Exception):  # noqa: N818 - a signal within this file
     """The first problem found."""
+
+
+class _Short(_Broken):
+    """Memory is."""
 
 
 def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
@@ -59,13 +67,14 @@ def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> No
 
 
 def _check_memory(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
-    if not context.memory_limits:
-        return
-    for device, peak in memory_peaks(context, schedule.steps).items():
+    for device, peak in memory_peaks(context, schedule.steps).items() if context.memory_limits else ():
         limit = context.memory_limits.get(device, peak)
         if peak > limit:
             beside = "the setting memory_limits, less what is there already"
-            raise _Broken(f"{device} holds {peak:,} bytes at once, and its limit is {limit:,} ({beside})")
+            raise _Short(f"{device} holds {peak:,} bytes at once, and its limit is {limit:,} ({beside})")
+    if short := shortages_of_steps(context, schedule.steps):
+        tried = "".join(f"; not {refused}" for refused in context.placement.refused)
+        raise _Short(f"{told(short)}{tried}")
 
 
 @attrs.define

@@ -57,7 +57,8 @@ PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: val
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A physical device, sizes in bytes, and what runs on it: how fast it is depends on both.
 
-    `threads` are those that an op may use on a CPU, `torch` is the version of PyTorch; 0 and empty where they are unknown.
+    `memory_free` is None where it is not known. `threads` are those that an op may use on a CPU, `torch` is the version of
+    PyTorch; 0 and empty where they are unknown.
     `spill` is how much of what does not fit into its memory may lie elsewhere, `pressure` how short memory is, as a place in
     `PRESSURE`. `flops` and `bandwidth` (bytes) are what it can do in a second at most, where it says so.
     """
@@ -66,7 +67,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     kind: Name
     name: Name = ""
     memory: Count = 0
-    memory_free: Count = 0
+    memory_free: Count | None = None
     threads: Count = 0
     torch: Name = ""
     spill: Count = 0

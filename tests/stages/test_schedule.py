@@ -176,7 +176,7 @@ def test_single_never_chooses_what_is_too_small_or_lacks_a_dtype():
     good = DeviceCapabilities("good", "cpu")
     placed = SingleDevice().place(with_devices(graph, tiny, old, good))
     assert placed.devices == ("good",)
-    assert "tiny: its 100 bytes" in placed.decisions[0].reason
+    assert "tiny: it would hold 16,384 bytes" in placed.decisions[0].reason
     assert "old: it lacks bfloat16" in placed.decisions[0].reason
     with pytest.raises(InvalidStage, match="no device can run this program"):
         SingleDevice().place(with_devices(graph, tiny, old))

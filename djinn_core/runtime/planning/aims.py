@@ -62,11 +62,12 @@ def within(
 
 def _within(device: DeviceCapabilities, limit: int, there: Occupied) -> DeviceCapabilities:
     memory = min(device.memory, limit) if device.memory and limit else device.memory or limit
-    free = min(device.memory_free, limit) if device.memory_free and limit else device.memory_free or limit
+    known = [bytes_ for bytes_ in (device.memory_free, limit or None) if bytes_ is not None]
+    free = min(known, default=None)
     if not there.held and (memory, free) == (device.memory, device.memory_free):
         return device
     return attrs.evolve(
         device,
         memory=max(1, memory - there.beside) if memory else 0,  # 0 stands for what is not known
-        memory_free=max(1, free - there.held) if free else 0,
+        memory_free=None if free is None else max(0, free - there.held),
     )

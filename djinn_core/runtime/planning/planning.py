@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
-from djinn_core.errors import InvalidStage
+from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
@@ -78,7 +78,8 @@ def plan_program(
     `without`: optimizations to leave out, each with the reason.
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
-    topology = topology_of(device)
+    # What was free when the client came says nothing now, and there is no other device: the executor has the last word.
+    topology = _with_unknown(topology_of(device), "memory_free")
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(
         topology,
@@ -90,11 +91,16 @@ def plan_program(
         memory_limits=memory_limits,
         latency_target=settings.latency_target,
     )
-    if not without:
-        return plan(graph, registry, request, profile=profile, known=known)
-    rest = Fewer(registry, tuple(o for o in registry.optimizations if o.name not in without))
-    result = plan(graph, rest, request, profile=profile, known=known)
-    if result.plan is None:
+    rest = Fewer(registry, tuple(o for o in registry.optimizations if o.name not in without)) if without else registry
+    try:
+        result = plan(graph, rest, request, profile=profile, known=known)
+    except DoesNotFit as error:
+        if memory_limits:
+            raise
+        _log.warning("a program may not fit", error=str(error), instead="ops that do not fit raise OutOfMemoryError")
+        request = attrs.evolve(request, topology=_with_unknown(topology, "memory_free", "memory"))
+        result = plan(graph, rest, request, profile=profile, known=known)
+    if not without or result.plan is None:
         return result
     left_out = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]
     return attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*result.plan.results, *left_out)))
@@ -135,10 +141,23 @@ def plan_for_pool(
         stream=stream,
         derived=derived,
     )
+    # What other programs of this machine take, and have given back since the client came, is not known.
+    unmeasured = attrs.evolve(request, topology=_with_unknown(topology, "memory_free"))
     try:
         return plan(graph, registry, request, known=known)
     except InvalidStage as error:
-        if not memory_limits:
+        if not memory_limits and not isinstance(error, DoesNotFit):
             raise
-        _log.warning("no plan keeps to the limits of memory", error=str(error), instead="one without optimizations")
-        return plan(graph, Fewer(registry, ()), request, known=known)
+        said = error
+    if memory_limits:
+        _log.warning("no plan keeps to the limits of memory", error=str(said), instead="one without optimizations")
+        return plan(graph, Fewer(registry, ()), unmeasured, known=known)
+    _log.warning("a program may not fit", error=str(said), instead="what was free when the client came does not count")
+    return plan(graph, registry, unmeasured, known=known)
+
+
+def _with_unknown(topology: NetworkTopology, *figures: str) -> NetworkTopology:
+    """The devices without what is known of their memory: `memory_free`, `memory` or both."""
+    unknown: Mapping[str, int | None] = {"memory_free": None, "memory": 0}
+    devices = tuple(attrs.evolve(d, **{name: unknown[name] for name in figures}) for d in topology.devices)
+    return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)

@@ -16,10 +16,10 @@ _FILL = 0.8  # of an executor's free memory, after which the next one is filled
 class HeldUploads:
     """Copies of tensors that programs have not used yet, by handle. Not thread-safe."""
 
-    def __init__(self, members: Sequence[Session], memory_free: Sequence[int], residency: Residency) -> None:
-        """`memory_free`: bytes that each executor had at the beginning; 0 where that is not known."""
+    def __init__(self, members: Sequence[Session], memory_free: Sequence[int | None], residency: Residency) -> None:
+        """`memory_free`: bytes that each executor had at the beginning; None where that is not known."""
         self._members = members
-        self._free = memory_free
+        self._free = [free or 0 for free in memory_free]  # what is not known is filled like what is full: evenly
         self._residency = residency
         self._held: dict[int, torch.Tensor] = {}
         self._bytes = 0

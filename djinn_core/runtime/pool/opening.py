@@ -75,6 +75,6 @@ def open_pool(
     return PoolSession(members, pool_planner, residency, routes, uploads, links, introductions)
 
 
-def _memory_free(devices: tuple[DeviceCapabilities, ...], limits: Mapping[str, int]) -> list[int]:
+def _memory_free(devices: tuple[DeviceCapabilities, ...], limits: Mapping[str, int]) -> list[int | None]:
     topology, _ = within(NetworkTopology(devices), limits, {})
     return [device.memory_free for device in topology.devices]

@@ -51,7 +51,7 @@ class PoolPlanner:
     """From programs to parts. Not thread-safe: the recorders' lock is held around it."""
 
     derived: PooledDerivedValues
-    memory: Sequence[int] = ()  # bytes that may be on each executor; 0 where that is not known
+    memory: Sequence[int | None] = ()  # bytes that may be on each executor; None where that is not known
 
     def __init__(
         self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency, factor: int = FACTOR
@@ -139,8 +139,9 @@ class PoolPlanner:
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """Whether what a plan leaves on each executor fits there, beside what has come since it was made."""
-        memory, held = self.memory, self._residency.held
-        return not any(memory[e] and held[e] + more > memory[e] for e, more in plan.leaves.items()) if memory else True
+        held = self._residency.held
+        rooms = [(room, held[e] + plan.leaves.get(e, 0)) for e, room in enumerate(self.memory) if plan.leaves.get(e)]
+        return not any(room is not None and wanted > room for room, wanted in rooms)
 
     def _occupied(self, graph: ProgramGraph) -> dict[str, Occupied]:
         """By device what is there, and what of it the program does not use."""

@@ -156,7 +156,10 @@ class _Collector:
         yield self._counter("djinn_executor_restarts", "How often it was started again", restarts, _LABELS)
         there = [row for row in rows if row.report is not None]
         yield self._each("device_memory_bytes", "Memory of the device", there, lambda row: _said(row).device.memory)
-        free = self._each("device_memory_free_bytes", "Of it free", there, lambda row: _said(row).device.memory_free)
+        told = [row for row in there if _said(row).device.memory_free is not None]
+        free = self._each(
+            "device_memory_free_bytes", "Of it free", told, lambda row: _said(row).device.memory_free or 0
+        )
         yield free
         yield self._each("device_threads", "Threads that an op may use", there, lambda row: _said(row).device.threads)
 

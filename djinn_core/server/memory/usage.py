@@ -69,11 +69,11 @@ class Usage:
         for handle, kind in values:
             storage = storage_of(handle)
             known = touched.pop(storage, None)
-            if known is not None and KINDS.index(known.kind) > KINDS.index(kind):
-                kind = known.kind  # of values that share memory, the one that is kept longest counts
-            touched[storage] = _Touched(self._run, kind)
+            kinds = [kind] if known is None else [kind, known.kind]
+            kept = max(kinds, key=KINDS.index)  # of values that share memory, the one that is kept longest counts
+            touched[storage] = _Touched(self._run, kept)
             if known is None or storage in new:
-                new[storage] = kind
+                new[storage] = kept
         return new
 
     def _held(self, phase: str) -> Counter[str]:

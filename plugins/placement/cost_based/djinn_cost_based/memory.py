@@ -26,7 +26,7 @@ def room(
     found: dict[str, float] = {}
     for device in devices:
         whole = device.memory * (1 - SPARE) - there[device.id] if device.memory else math.inf
-        free = device.memory_free or math.inf
+        free = math.inf if device.memory_free is None else device.memory_free
         if min(whole, free) < math.inf:
             found[device.id] = max(0.0, min(whole, free) - transient)
     return found

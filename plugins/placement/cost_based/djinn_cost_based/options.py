@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import DeviceCapabilities, InvalidStage, PlacementContext
+from djinn.hooks import DeviceCapabilities, DoesNotFit, InvalidStage, PlacementContext
 from djinn.scheduling import resident_blocks, together
 from djinn_cost_based.hardware import Hardware
 from djinn_cost_based.listing import Choose, Listed, Listing, ranked
@@ -55,8 +55,10 @@ class Options:
         self._refused = {d.id: m for d in context.topology.devices if (m := missing_dtypes(context.graph, d))}
         self.devices = [d for d in context.topology.devices if d.id not in self._refused]
         if not self.devices:
+            if not self._refused:
+                raise InvalidStage("there are no devices; connect a server")
             refusals = "; ".join(f"{device} lacks {what}" for device, what in self._refused.items())
-            raise InvalidStage(f"no device can run this program ({refusals or 'there are no devices'})")
+            raise DoesNotFit(f"no device can run this program ({refusals})")
         self.hardware = attrs.evolve(Hardware.of(context), devices=tuple(self.devices))
         heavy = min((d.memory for d in self.devices if d.memory), default=0) / _PIECES or math.inf
         blocks = together(context.graph, context.plan.nodes, context.plan.replace)
@@ -66,7 +68,10 @@ class Options:
         self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf, pieces)
         self.copies = {v >> 32: holders for v, holders in context.copies.items()}
         kept = frozenset(v >> 32 for v in context.graph.outputs)
-        smallest = min((min(d.memory, d.memory_free or d.memory) for d in self.devices if d.memory), default=0)
+        smallest = min(
+            (min(d.memory, d.memory if d.memory_free is None else d.memory_free) for d in self.devices if d.memory),
+            default=0,
+        )
         enough = smallest * (1 - SPARE) - sum(self.work.sizes.values()) if smallest else math.inf
         self.room = room(self.devices, self.work, self.copies, transient_bytes(context, kept, enough))
         self._homes = resident_blocks(blocks, context.graph.inputs, context.resident)

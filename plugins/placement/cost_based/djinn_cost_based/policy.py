@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import InvalidStage, Placement, PlacementContext, PlacementDecision
+from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision
 from djinn.scheduling import homes_of_values
 from djinn_cost_based.grouped import for_groups
 from djinn_cost_based.listing import Listed
@@ -24,7 +24,7 @@ class CostBased:
         """A device and a reason for every node, by predicted times, sizes and what lives where.
 
         Raises:
-            InvalidStage: no device can run the program, or their memory does not suffice together.
+            DoesNotFit: no device can run the program, or their memory does not suffice together.
         """
         options = Options(context)
         return _placement(context, options, _best(options), self.name)
@@ -40,7 +40,7 @@ def _best(options: Options) -> Option:
     if stay is None:
         stay = options.in_parts()
     if stay is None and spread is None:
-        raise InvalidStage(options.why_nothing_fits())
+        raise DoesNotFit(options.why_nothing_fits())
     if stay is None or (spread is not None and spread.listed.seconds < PAYS * stay.listed.seconds):
         assert spread is not None
         return attrs.evolve(spread, instead=stay)

@@ -14,8 +14,8 @@ class ExamplePolicy:
 
     def place(self, context: PlacementContext) -> Placement:
         """A device and a reason for every node of the plan, and a device for every value."""
-        device = max(context.topology.devices, key=lambda candidate: (candidate.memory_free, candidate.id))
-        reason = f"{device.id} has the most free memory, {device.memory_free:,} bytes"
+        device = max(context.topology.devices, key=lambda candidate: (candidate.memory_free or 0, candidate.id))
+        reason = f"{device.id} has the most free memory, {device.memory_free or 0:,} bytes"
         made = (value for node in context.graph.nodes for value in node.outputs)
         return Placement(
             decisions=tuple(PlacementDecision(node, device.id, reason) for node in context.plan.nodes),
