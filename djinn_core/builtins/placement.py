@@ -201,7 +201,7 @@ class _Filling:
         """Where a node runs: with its block, or on the first device that has room for what comes with it."""
         if block is not None and block in self.homes:
             return self.homes[block]
-        coming = [b for b in dict.fromkeys((*fresh, *(() if block is None else (block,))))]
+        coming = list(dict.fromkeys((*fresh, *(() if block is None else (block,)))))
         wanted = sum(self.sizes.get(b, 0) for b in coming)
         dtypes = {dtype_of(self.context.graph, v) for v in used_by(self.context, number)}
         dtypes.update(*(self.needed.get(b, ()) for b in coming))

@@ -88,6 +88,7 @@ def _planned(
     from djinn_core.pipeline import Request, plan
     from djinn_core.runtime.planning.planning import load_plugins
     from djinn_core.stages.forecast import forecast
+    from djinn_core.stages.room import bytes_held
     from djinn_core.stages.simulate import simulated
 
     registry = load_plugins(resolve().settings)
@@ -107,7 +108,8 @@ def _planned(
     program = graph
     again = plan(program, registry, warm, profile=profile, known_plan=first.plan)
     line = simulated(again, resident=resident, copies=copies)
-    return attrs.evolve(again, seconds=first.seconds), forecast(again, line, simulated(first))
+    told = forecast(again, line, simulated(first), bytes_held(again, resident, copies))
+    return attrs.evolve(again, seconds=first.seconds), told
 
 
 def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class DeviceConformance:
         for index, found in enumerate(device.discover()):
             assert found.kind == device.name
             assert found.id == f"{device.name}:{index}"
-            assert found.memory >= found.memory_free > 0, "memory in bytes, in total and free"
+            assert found.memory >= (found.memory_free or 0) > 0, "memory in bytes, in total and free"
 
     def test_a_device_that_is_not_there(self, device: Device) -> None:
         """Opening it raises `StartupError`."""

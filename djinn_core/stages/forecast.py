@@ -64,8 +64,8 @@ class Forecast:
     limit: str
 
 
-def forecast(result: PipelineResult, line: Timeline, first: Timeline) -> Forecast:
-    """From a plan with everything in its place, its simulated run, and that of the first run, which uploads."""
+def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapping[str, int]) -> Forecast:
+    """From a plan with everything in its place, its simulated run, that of the first run, which uploads, and bytes at most."""
     placement = result.placement
     if placement is None or result.costs is None:
         raise ValueError("a forecast needs a plan until='schedule'")
@@ -83,7 +83,7 @@ def forecast(result: PipelineResult, line: Timeline, first: Timeline) -> Forecas
             modules_of(result.graph.nodes[n].module for n in nodes[device]),
             len(nodes[device]),
             held[device],
-            line.devices[device].peak,
+            held[device],
             result.topology.device(device).memory,
             line.devices[device].busy,
             reasons[device].most_common(1)[0][0],

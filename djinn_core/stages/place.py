@@ -22,8 +22,10 @@ _log = get_logger("djinn.stages")
 
 
 def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: PlacementPolicy) -> Placement:
-    """The first placement that keeps to the rules and fits: the policy's; the policy's on the devices that are not short;
-    each fallback's, in order; what fits with what executors can spill; last what may fit if a scheduler finds another order.
+    """The first placement that keeps to the rules and fits.
+
+    Tried are what the policy says; what it says of the devices on which it has not exceeded anything; what each fallback says, in
+    order; what fits with what executors can spill; and what may fit if a scheduler finds another order of the ops.
 
     A policy that fails or breaks a rule is named in a warning; what does not fit is in `Placement.refused`, with figures.
 
@@ -100,16 +102,17 @@ class _Attempts:
         said = str(self.first) if self.first is not None else "no device can run this program"
         rest = "; ".join(r for r in dict.fromkeys(self.refused) if said not in r)
         tried = f". Tried: {rest}" if rest else ""
-        return DoesNotFit(f"{said}{tried}. Free tensors, or connect a server with a larger device")
+        return DoesNotFit(f"{said}{tried}. Use more devices or larger ones, or hold less at once")
 
     def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
         """What a policy says, if it keeps to the rules."""
         try:
             placement = _decided(context, self.context, policy)
             check_placement(self.context, placement, title("placement policy", policy))
-            return placement
         except Exception as error:
             refusal = error
+        else:
+            return placement
         if instead and context is self.context and not isinstance(refusal, DoesNotFit):
             warn_skipped("placement policy", policy, refusal, instead)
         if isinstance(refusal, InvalidStage):

@@ -17,6 +17,7 @@ from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.placement import Placement
+from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Free, Receive, Run, Step, Upload
 from djinn_core.ir.together import storage_sizes
 from djinn_core.ir.values import storage_of
@@ -102,6 +103,22 @@ def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step
     }
 
 
+def bytes_held(
+    result: PipelineResult, resident: Mapping[int, str], copies: Mapping[int, tuple[str, ...]]
+) -> dict[str, int]:
+    """By device the most bytes that the schedule in `result` holds at once, as placements and schedules are checked.
+
+    Raises:
+        ValueError: not all stages ran.
+    """
+    plan, placement, costs, schedule = result.plan, result.placement, result.costs, result.schedule
+    if plan is None or placement is None or costs is None or schedule is None:
+        raise ValueError("only what was scheduled can be measured: plan until='schedule'")
+    known = (schedule.program, result.graph, plan, placement, costs, result.topology)
+    taken = needs_of_steps(SchedulingContext(*known, resident, (), copies), schedule.steps)
+    return {device: need.bytes for device, need in taken.items()}
+
+
 def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
     """Bytes that a program may have on a device of which `before` are there already; None where nobody knows.
 
@@ -131,7 +148,7 @@ def shortages(
     short: dict[str, Shortage] = {}
     if not _fits_at_a_glance(context, placement):
         short = _short(context, needs(context, placement), spill, any_order)
-    return tuple([*lacking.values(), *(s for d, s in short.items() if d not in lacking)])
+    return (*lacking.values(), *(s for d, s in short.items() if d not in lacking))
 
 
 def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> tuple[Shortage, ...]:
@@ -224,8 +241,8 @@ def _lacking(context: PlacementContext, placement: Placement) -> dict[str, Short
             missing[decision.device] = f"it lacks {', '.join(lacks)}, which {at(graph, decision.node)} needs"
     settled = {storage_of(v): home for v, home in context.resident.items()}
     for value in graph.inputs:
-        home = placement.values.get(value, "")
-        if home not in missing and home in dtypes and settled.get(storage_of(value)) != home:
-            if (dtype := dtype_of(graph, value)) not in dtypes[home]:
-                missing[home] = f"it lacks {dtype}, and an input of that would come to live there"
+        home, dtype = placement.values.get(value, ""), dtype_of(graph, value)
+        comes = home in dtypes and home not in missing and settled.get(storage_of(value)) != home
+        if comes and dtype not in dtypes[home]:
+            missing[home] = f"it lacks {dtype}, and an input of that would come to live there"
     return {device: Shortage(device, 0, reason) for device, reason in missing.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -79,8 +80,11 @@ def test_text_says_where_how_fast_and_why(planned):
 
 
 def test_what_fits_nowhere_is_refused_with_figures(planned):
-    with pytest.raises(InvalidStage, match="fit into no device and cannot be cut into parts"):
+    with pytest.raises(InvalidStage, match="fit into no device and cannot be cut into parts") as refused:
         planned(0.001)
+    assert re.search(r"node0/cuda:0: it would hold [\d,]+ bytes \([\d,]+ of inputs", str(refused.value))
+    assert "connect a server" not in str(refused.value)
+    assert re.search(r"has room for 1,073,741: [\d,]+ bytes are short", str(refused.value))
 
 
 def test_links_are_those_of_the_innermost_group():

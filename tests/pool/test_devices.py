@@ -315,6 +315,21 @@ def test_a_limit_that_nothing_keeps_to_is_an_error(over):
         pass
 
 
+@pytest.mark.parametrize("policy", ["single", "balanced", "round_robin", "cost_based"])
+def test_no_policy_puts_more_on_an_executor_than_it_may_have(over, policy):
+    tables = [torch.full((100, 100), float(n)) for n in range(8)]  # 40 kB each
+    with (
+        over(placement_policy=policy, memory_limits={"0": "100 kB", "1": "2 MB"}) as session,
+        client.record_plans() as plans,
+    ):
+        held = [table.to(ANY) for table in tables]
+        total = sum(table * 2 for table in held)
+        assert total.sum().item() == 2 * sum(table.sum().item() for table in tables)
+        assert bytes_held(session)[0] <= 100_000
+    used = {device for plan in plans for device in plan.placement.devices}
+    assert any(device.startswith("1/") for device in used)
+
+
 def test_the_policy_that_nobody_named(over):
     with over(), client.record_plans() as plans:
         (torch.ones(3, device=ANY) + 1).tolist()

@@ -8,12 +8,6 @@ from collections import Counter, defaultdict
 
 import attrs
 import torch
-from djinn_balanced import Balanced
-from djinn_cost_based import CostBased
-from djinn_dynamic import Dynamic
-from djinn_parallel import Parallel
-from djinn_pinned import Pinned
-from djinn_round_robin import RoundRobin
 
 from djinn.hooks import (
     DeviceCapabilities,
@@ -27,12 +21,18 @@ from djinn.hooks import (
 )
 from djinn.scheduling import homes_of_values, resident_blocks, together
 from djinn.testing import ProgramBuilder
+from djinn_balanced import Balanced
 from djinn_core.builtins.costs import Roofline
 from djinn_core.builtins.placement import FirstFit, SingleDevice
 from djinn_core.ir.schedule import Free, Receive, Upload
 from djinn_core.ir.values import RANDOM_STATE
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.registry import Registry
+from djinn_cost_based import CostBased
+from djinn_dynamic import Dynamic
+from djinn_parallel import Parallel
+from djinn_pinned import Pinned
+from djinn_round_robin import RoundRobin
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -120,7 +120,9 @@ def test_devices_residence_plugins_and_choices_count(registry):
     cache, program = PlanCache(), build(length=10)
     base = Request(topology(2))
     (x, *_), (one, two) = program.operands, (d.id for d in base.topology.devices)
-    full = attrs.evolve(base.topology, devices=tuple(attrs.evolve(d, memory_free=1) for d in base.topology.devices))
+    full = attrs.evolve(
+        base.topology, devices=tuple(attrs.evolve(d, memory_free=d.memory_free // 2) for d in base.topology.devices)
+    )
     planned(program, registry, base, cache)
     same = [attrs.evolve(base, topology=full)]
     others = [

@@ -79,7 +79,7 @@ def plan_program(
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     # What was free when the client came says nothing now, and there is no other device: the executor has the last word.
-    topology = _with_unknown(topology_of(device), "memory_free")
+    topology = _unmeasured(topology_of(device))
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(
         topology,
@@ -98,7 +98,7 @@ def plan_program(
         if memory_limits:
             raise
         _log.warning("a program may not fit", error=str(error), instead="ops that do not fit raise OutOfMemoryError")
-        request = attrs.evolve(request, topology=_with_unknown(topology, "memory_free", "memory"))
+        request = attrs.evolve(request, topology=_unmeasured(topology, total=True))
         result = plan(graph, rest, request, profile=profile, known=known)
     if not without or result.plan is None:
         return result
@@ -142,7 +142,7 @@ def plan_for_pool(
         derived=derived,
     )
     # What other programs of this machine take, and have given back since the client came, is not known.
-    unmeasured = attrs.evolve(request, topology=_with_unknown(topology, "memory_free"))
+    unmeasured = attrs.evolve(request, topology=_unmeasured(topology))
     try:
         return plan(graph, registry, request, known=known)
     except InvalidStage as error:
@@ -156,8 +156,7 @@ def plan_for_pool(
     return plan(graph, registry, unmeasured, known=known)
 
 
-def _with_unknown(topology: NetworkTopology, *figures: str) -> NetworkTopology:
-    """The devices without what is known of their memory: `memory_free`, `memory` or both."""
-    unknown: Mapping[str, int | None] = {"memory_free": None, "memory": 0}
-    devices = tuple(attrs.evolve(d, **{name: unknown[name] for name in figures}) for d in topology.devices)
+def _unmeasured(topology: NetworkTopology, *, total: bool = False) -> NetworkTopology:
+    """The devices without what was free when it was measured; with `total`, without what they have in total as well."""
+    devices = tuple(attrs.evolve(d, memory_free=None, memory=0 if total else d.memory) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)
