@@ -16,10 +16,12 @@ from djinn_core.errors import (
     DeadlineExceeded,
     DjinnError,
     DoesNotFit,
+    ForkedProcess,
     InvalidStage,
     PluginError,
     ProgramStopped,
     ProtocolError,
+    QuotaExceeded,
     RemoteError,
     RemoteIndexError,
     RemoteNotImplementedError,
@@ -67,7 +69,7 @@ from djinn_core.runtime.client import (
 from djinn_core.runtime.connecting.links import topology
 from djinn_core.runtime.deadlines import deadline
 from djinn_core.runtime.differences import VerificationError
-from djinn_core.runtime.receiving.remote_errors import RemoteLinAlgError
+from djinn_core.runtime.receiving.remote_errors import RemoteAcceleratorError, RemoteLinAlgError, RemoteTorchOutOfMemory
 from djinn_core.runtime.verifying import Verification, verify
 from djinn_core.scheduler import Scheduler
 
@@ -85,6 +87,7 @@ __all__ = [
     "DoesNotFit",
     "ExecutionPhase",
     "ExecutionSchedule",
+    "ForkedProcess",
     "Graph",
     "InvalidStage",
     "LazyTensor",
@@ -97,11 +100,14 @@ __all__ = [
     "PluginError",
     "ProgramStopped",
     "ProtocolError",
+    "QuotaExceeded",
+    "RemoteAcceleratorError",
     "RemoteError",
     "RemoteIndexError",
     "RemoteLinAlgError",
     "RemoteNotImplementedError",
     "RemoteOutOfMemory",
+    "RemoteTorchOutOfMemory",
     "RemoteTypeError",
     "RemoteValueError",
     "Scheduler",

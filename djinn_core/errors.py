@@ -6,39 +6,58 @@ or server, and what to do next.
 
 from __future__ import annotations
 
+from typing import TypeVar
 
+E = TypeVar("E", bound=type[Exception])
+
+
+def public(error: E) -> E:
+    """Class decorator: users import the error from `djinn`, so that is what it prints as."""
+    error.__module__ = "djinn"
+    return error
+
+
+@public
 class DjinnError(Exception):
     """Base of every error that Djinn raises on purpose."""
 
 
+@public
 class ConfigurationError(DjinnError, ValueError):
     """A setting is unknown, malformed or contradicts another."""
 
 
+@public
 class PluginError(DjinnError):
     """A plugin cannot be found, loaded, registered or used."""
 
 
+@public
 class UnsupportedOperation(DjinnError, NotImplementedError):  # noqa: N818 - named after the builtin it refines
     """An op that the remote device cannot run, or that the allow-list excludes."""
 
 
+@public
 class InvalidStage(DjinnError):  # noqa: N818 - says what the value is
     """A stage of the pipeline produced a result that breaks an invariant."""
 
 
+@public
 class DoesNotFit(InvalidStage):
     """A program takes more memory than devices have room for, or dtypes that they lack; the message says where and how much."""
 
 
+@public
 class ProtocolError(DjinnError):
     """Bytes or messages that do not follow the wire format."""
 
 
+@public
 class TransportError(DjinnError, ConnectionError):
     """A connection could not be made or broke."""
 
 
+@public
 class ServerBusy(TransportError):  # noqa: N818 - says what is so
     """The server has no room for now. Nothing was begun, so that asking again is safe.
 
@@ -51,6 +70,7 @@ class ServerBusy(TransportError):  # noqa: N818 - says what is so
         self.after = after
 
 
+@public
 class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happened
     """The server did not accept the token, the ticket or the version.
 
@@ -61,10 +81,12 @@ class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happ
     deadly = False
 
 
+@public
 class SessionLost(DjinnError, ConnectionError):  # noqa: N818 - the state that it names is what the user must know
     """The remote state is gone: the executor died or the lease ran out."""
 
 
+@public
 class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
     """This process was forked from one that used the device."""
 
@@ -78,18 +100,22 @@ class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
         super().__init__(message)
 
 
+@public
 class DeadlineExceeded(DjinnError, TimeoutError):  # noqa: N818 - says what happened
     """What was waited for did not come in time. The session lives on; work that nobody wants any more is stopped."""
 
 
+@public
 class QuotaExceeded(DjinnError):  # noqa: N818 - says what happened
     """A tenant has used up what it may use of a server."""
 
 
+@public
 class StartupError(DjinnError, RuntimeError):
     """A server, an executor or the embedded default did not start."""
 
 
+@public
 class RemoteError(DjinnError, RuntimeError):
     """An op failed on the executor.
 
@@ -106,26 +132,32 @@ class RemoteError(DjinnError, RuntimeError):
         self.module_path = module_path
 
 
+@public
 class RemoteIndexError(RemoteError, IndexError):
     """An op failed on the executor with an `IndexError`."""
 
 
+@public
 class RemoteValueError(RemoteError, ValueError):
     """An op failed on the executor with a `ValueError`."""
 
 
+@public
 class RemoteTypeError(RemoteError, TypeError):
     """An op failed on the executor with a `TypeError`."""
 
 
+@public
 class RemoteNotImplementedError(RemoteError, UnsupportedOperation):
     """The executor's PyTorch has no kernel for an op, or the op returns what a remote device does not have."""
 
 
+@public
 class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch.OutOfMemoryError
     """The executor's device had no memory left for an op."""
 
 
+@public
 class ProgramStopped(RemoteError):  # noqa: N818 - says what happened
     """A value that was not computed, or not written, because its program was stopped at a deadline."""
 

@@ -154,6 +154,12 @@ def set_debug_level(parts: str) -> None:
         logger.setLevel(logging.DEBUG)
 
 
+def shows_debug() -> bool:
+    """Whether debug messages of any part are shown."""
+    names = (ROOT, *(f"{ROOT}.{part}" for part in PARTS))
+    return any(logging.getLogger(name).level == logging.DEBUG for name in names)
+
+
 def _reset_levels(root_level: int) -> None:
     logging.getLogger(ROOT).setLevel(root_level)
     for part in PARTS:

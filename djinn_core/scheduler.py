@@ -103,7 +103,12 @@ class Scheduler:
             except DoesNotFit:  # nor would it if less were known
                 raise
             except Exception as error:
-                _log.warning("scheduling_fell_back", way=way, error=f"{type(error).__name__}: {error}", instead=instead)
+                _log.warning(
+                    "a scheduler's result is not used",
+                    way=way,
+                    error=f"{type(error).__name__}: {error}",
+                    instead=instead,
+                )
                 failed += (f"{way} scheduling failed with {type(error).__name__}: {error}",)
                 continue
             return self._counted(way, schedule, failed)

@@ -35,7 +35,12 @@ class Asked:
 
 
 def ask_executor(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    operands: list[LazyTensor],
+    slots: tuple[Slot, ...],
+    refused: bool = False,
 ) -> Asked:
     """Record `func`, send the program and wait for the metadata of its results: one round trip.
 
@@ -43,7 +48,7 @@ def ask_executor(
         RemoteError: the op failed, with the type that eager PyTorch raises where that is a builtin.
     """
     recorder = current()
-    call = unknown_call(func, args, kwargs, operands)
+    call = unknown_call(func, args, kwargs, operands, refused)
     watcher = recorder.watcher
     if watcher is not None:
         watcher.before(call, operands)
@@ -87,10 +92,12 @@ def _known_call(call: Call, answer: Answer) -> Call:
         next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True)
     )
     sizes = tuple(m.extent * m.dtype.itemsize if m is not None else 0 for m in results)
-    return attrs.evolve(call, results=results, nbytes=sizes)
+    return attrs.evolve(call, results=results, nbytes=sizes, refused=False)
 
 
-def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor]) -> Call:
+def unknown_call(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], refused: bool = False
+) -> Call:
     """A call whose results are not known; those that the schema calls writes are the operands themselves."""
     returns = schema_of(func).returns
     if any(str(r.type) == "List[Tensor]" for r in returns):
@@ -114,6 +121,7 @@ def unknown_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], opera
         slot_count=form.slot_count,
         new_count=form.new_count,
         nbytes=(0,) * len(returns),
+        refused=refused,
     )
 
 

@@ -30,6 +30,7 @@ from djinn_core.torch_private import (
     wrap_module_apply,
     wrap_module_call,
 )
+from djinn_core.tracebacks import for_users
 
 _libraries: list[torch.library.Library] = []
 
@@ -44,8 +45,8 @@ def install() -> None:
     _libraries.extend([register_whole(dispatch), attention.register(), cuda_roads.register()])
     _libraries.extend(autocast.register())
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)
-    replace_accelerator_functions(**accelerator.FUNCTIONS)
     take_in_lists(lazy_tensor.LazyTensor)
+    replace_accelerator_functions(**{name: for_users(made) for name, made in accelerator.FUNCTIONS.items()})
     loading.register()
     subclasses.register()
     storage_methods.install()

@@ -161,6 +161,11 @@ class ProgramGraph(DrawnInNotebooks):
             at, slot = end, last
 
     @cached_property
+    def refused(self) -> frozenset[int]:
+        """Nodes that PyTorch says cannot be done, and of which the executor is asked: what they make is not known."""
+        return frozenset([index for index, call in enumerate(self.program.calls) if call.refused])
+
+    @cached_property
     def edges(self) -> Sequence[Edge]:
         """Data edges from whoever made or last wrote what a node reads; order edges from readers to the next writer."""
         return tuple([Edge(source, target, kind) for (source, target), kind in self._ends.items()])

@@ -57,6 +57,7 @@ class Call:
         nbytes: size in bytes of the storage of each result (0 where the result has none of its own).
         kind: the same number for calls that differ in sizes and scalars only: plans are looked up by it.
         outcome: what recording needs of each result, in one look.
+        refused: whether PyTorch says here that the op cannot be done, and the executor is asked; then `results` mean nothing.
     """
 
     signature: Signature
@@ -71,6 +72,7 @@ class Call:
     new_count: int
     changes: tuple[tuple[int, TensorMeta], ...] = ()
     nbytes: tuple[int, ...] = ()
+    refused: bool = False
     sequence: bool = attrs.field(init=False)
     outcome: tuple[tuple[TensorMeta | None, int, int, int], ...] = attrs.field(init=False)
     kind: int = attrs.field(init=False)
@@ -103,7 +105,8 @@ class Call:
 
 # `__init__` of a frozen class with as many fields takes longer than all else that a call of new sizes costs.
 _WHATEVER_THE_SIZES = (
-    "signature", "aliases", "inplace", "writes", "random", "operand_count", "slot_count", "new_count", "sequence", "kind"
+    "signature", "aliases", "inplace", "writes", "random", "operand_count", "slot_count", "new_count", "refused", "sequence",
+    "kind"
 )  # fmt: skip
 _set: Final = object.__setattr__
 _new_call: Final = object.__new__

@@ -25,6 +25,7 @@ from djinn_core.runtime.planning.planning import NOWHERE, plan_program
 from djinn_core.showing import notebook as _notebook  # noqa: F401 - what notebooks show
 from djinn_core.showing.text import Explanation
 from djinn_core.showing.text import explain as describe_result
+from djinn_core.tracebacks import for_users
 
 
 class Captured:
@@ -97,6 +98,7 @@ def capture() -> Iterator[Captured]:
     _ = captured.graph.module_names  # while the modules are there
 
 
+@for_users
 def get_graph() -> ProgramGraph:
     """The graph of this thread's present or last `capture()`.
 
@@ -108,6 +110,7 @@ def get_graph() -> ProgramGraph:
     return ProgramGraph(_latest.captured.program)
 
 
+@for_users
 def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") -> PipelineResult:
     """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one).
 
@@ -122,6 +125,7 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
     return plan_program(program, *place, until, without=out)
 
 
+@for_users
 def explain(
     program: Program | ProgramGraph | Captured | PipelineResult,
     until: Stage = "schedule",
@@ -144,6 +148,7 @@ def explain(
     return describe_result(result, unfold=unfold, depth=depth)
 
 
+@for_users
 def execute(
     schedule: ExecutionSchedule, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, ...]:

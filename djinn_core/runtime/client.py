@@ -40,6 +40,7 @@ from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.state import InitHook
 from djinn_core.runtime.state import state as _state
+from djinn_core.tracebacks import for_users
 from djinn_core.wire.messages import DeviceInfo
 
 __all__ = [
@@ -71,6 +72,7 @@ log = get_logger("djinn.client")
 _lock = threading.RLock()
 
 
+@for_users
 def configure(
     plugins: Any = None,
     servers: Any = None,
@@ -149,6 +151,7 @@ def _load() -> None:
             _apply(resolved, load_plugins(resolved))
 
 
+@for_users
 def init() -> None:
     """Connect now, instead of at the first use of the device; once, however many threads ask.
 
@@ -241,6 +244,7 @@ async def init_async() -> None:
     await asyncio.to_thread(init)
 
 
+@for_users
 def register_init_hook(hook: InitHook) -> None:
     """Call `hook` after each time a session begins; at once if one is open."""
     with _lock:
@@ -255,6 +259,7 @@ def is_initialized() -> bool:
     return _state.session is not None and not _state.session.lost and not _state.forked
 
 
+@for_users
 def shut_down() -> None:
     """End the session and, where it is the embedded default, its executor. Its tensors are lost."""
     with collect_later, _lock:
@@ -281,6 +286,7 @@ def _end_session() -> None:
             one.executor.close(0.0)  # nobody waits for what it is still at
 
 
+@for_users
 def synchronize() -> None:
     """Send everything that was recorded and wait until the devices have finished it.
 

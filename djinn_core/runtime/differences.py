@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from djinn_core.errors import DjinnError
+from djinn_core.errors import DjinnError, public
 
 # As in the documentation of `torch.testing.assert_close`.
 _DEFAULTS = {
@@ -21,6 +21,7 @@ _DEFAULTS = {
 }
 
 
+@public
 class VerificationError(DjinnError, AssertionError):
     """An op gave other results on the remote device than here; the message names the first."""
 

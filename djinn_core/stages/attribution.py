@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.logs import get_logger
 
 _log = get_logger("djinn.stages")
@@ -14,10 +15,17 @@ def title(kind: str, plugin: Any) -> str:
     return f"{kind} {getattr(plugin, 'name', '?')!r} ({type(plugin).__module__})"
 
 
-def warn_skipped(kind: str, plugin: Any, error: Exception, instead: str) -> str:
-    """Log that `plugin` was skipped and what happens instead; returns the sentence for the result's reasons."""
-    sentence = f"{title(kind, plugin)} failed with {type(error).__name__}: {error}; {instead}"
-    _log.warning(
-        "plugin_skipped", plugin=title(kind, plugin), error=f"{type(error).__name__}: {error}", instead=instead
-    )
-    return sentence
+def refused_nodes(graph: Graph) -> frozenset[int]:
+    """Nodes with a mistake of the program's in them, as PyTorch says: a plugin that fails at those is not at fault."""
+    return graph.refused if isinstance(graph, ProgramGraph) else frozenset()
+
+
+def warn_skipped(kind: str, plugin: Any, error: Exception, instead: str, graph: Graph) -> str:
+    """Log that `plugin` was skipped and what happens instead; returns the sentence for the result's reasons.
+
+    A debug message only, where the program has an op that cannot be done.
+    """
+    failure = f"{type(error).__name__}: {error}"
+    log = _log.debug if refused_nodes(graph) else _log.warning
+    log("a plugin failed and is left out", plugin=title(kind, plugin), error=failure, instead=instead)
+    return f"{title(kind, plugin)} failed with {failure}; {instead}"

@@ -9,7 +9,7 @@ import attrs
 from djinn_core.hookspecs.costs import CostModel
 from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.stages.attribution import warn_skipped
+from djinn_core.stages.attribution import refused_nodes, warn_skipped
 from djinn_core.stages.verify import check_estimate
 
 _UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
@@ -18,8 +18,8 @@ _UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
 def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopology) -> Costs:
     """Ask the models for every node on every device: those that name its op first, then the general ones, in order.
 
-    A model that raises or answers nonsense is not asked again for this graph, with a warning that names it. What no
-    model knows costs nothing. Models are asked once for devices that differ in nothing but their names, what they
+    A model that raises or answers nonsense is not asked again for this graph, with a warning that names it; at an op that
+    cannot be done, as PyTorch says, it may. What no model knows costs nothing. Models are asked once for devices that differ in nothing but their names, what they
     hold and where they stand.
     """
     panel = _Panel(tuple(models))
@@ -49,7 +49,9 @@ class _Panel:
                     check_estimate(answer, node)
                     self.checked[id(answer)] = answer  # kept, so that no other gets its identity
             except Exception as error:
-                self._dismiss(model, error)
+                if node.id in refused_nodes(graph):
+                    continue
+                self._dismiss(model, error, graph)
                 return self.ask(graph, node, device)
             if answer is not None:
                 return answer if answer.model else attrs.evolve(answer, model=model.name)
@@ -61,7 +63,7 @@ class _Panel:
             self.orders[operation] = special + tuple(m for m in self.models if not m.operations)
         return self.orders[operation]
 
-    def _dismiss(self, model: CostModel, error: Exception) -> None:
-        warn_skipped("cost model", model, error, "the next model answers for this graph")
+    def _dismiss(self, model: CostModel, error: Exception, graph: Graph) -> None:
+        warn_skipped("cost model", model, error, "the next model answers for this graph", graph)
         self.models = tuple(m for m in self.models if m is not model)
         self.orders.clear()

@@ -114,7 +114,7 @@ class _Attempts:
         else:
             return placement
         if instead and context is self.context and not isinstance(refusal, DoesNotFit):
-            warn_skipped("placement policy", policy, refusal, instead)
+            warn_skipped("placement policy", policy, refusal, instead, context.graph)
         if isinstance(refusal, InvalidStage):
             self.first = self.first or refusal
             self.short = self.short or isinstance(refusal, DoesNotFit)
@@ -170,6 +170,6 @@ def _with_replicas(context: PlacementContext, placement: Placement) -> Placement
         if short := shortages(context, more, spill=placement.spills):
             raise DoesNotFit(told(short))
     except InvalidStage as error:
-        _log.warning("replicas_skipped", error=str(error), instead="what is wanted elsewhere is sent")
+        _log.warning("replicas are left out", error=str(error), instead="what is wanted elsewhere is sent")
         return placement
     return more

@@ -25,7 +25,9 @@ def schedule(context: SchedulingContext, maker: ScheduleMaker, fallback: Schedul
         except DoesNotFit as error:
             failed = (f"{error}; {fallback.name!r} schedules this graph",)
         except Exception as error:
-            failed = (warn_skipped("scheduler", maker, error, f"{fallback.name!r} schedules this graph"),)
+            failed = (
+                warn_skipped("scheduler", maker, error, f"{fallback.name!r} schedules this graph", context.graph),
+            )
     made = _checked(context, fallback)
     return attrs.evolve(made, reasons=(*failed, *made.reasons)) if failed else made
 

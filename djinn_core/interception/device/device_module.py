@@ -16,6 +16,7 @@ from djinn_core.interception.device.known_generators import bound_states
 from djinn_core.interception.device.random_forks import keeping
 from djinn_core.interception.port import port
 from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, logical_device
+from djinn_core.tracebacks import for_users
 
 
 class device:  # noqa: N801 - PyTorch calls it so
@@ -249,7 +250,7 @@ def make_module() -> ModuleType:
     """The module that becomes `torch.remote_accelerator`."""
     module = DeviceModule(f"torch.{DEVICE_NAME}", "The remote accelerator as a PyTorch device module.")
     for name, member in {member.__name__: member for member in _MEMBERS}.items():
-        setattr(module, name, member)
+        setattr(module, name, member if isinstance(member, type) else for_users(member))
     for name, member in _NAMED.items():
         setattr(module, name, member)
     return module

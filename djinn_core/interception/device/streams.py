@@ -23,6 +23,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type,
 from djinn_core.interception.tensors.stand_ins import stand_in
 from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK
 from djinn_core.torch_private import CEvent, CStream, is_own_type, own_stream
+from djinn_core.tracebacks import for_users
 
 _numbers = itertools.count(1)
 
@@ -46,10 +47,12 @@ class RemoteStream(CStream):
         """The logical device."""
         return logical_device(self.device_index)
 
+    @for_users
     def synchronize(self) -> None:
         """Wait until everything that was recorded has run."""
         sync.synchronize()
 
+    @for_users
     def query(self) -> bool:
         """Whether everything that this thread has recorded has run; one round trip."""
         return bool(self.record_event().query())
@@ -100,26 +103,31 @@ class RemoteEvent(CEvent):
         """The logical device."""
         return logical_device(self._index)
 
+    @for_users
     def record(self, stream: Any = None) -> None:
         """Put the mark here; it moves when it is recorded again."""
         if isinstance(stream, RemoteStream):
             self._index = stream.device_index
         self.mark = append(own_call(MARK, (), device=self._index), [], ())
 
+    @for_users
     def wait(self, stream: Any = None) -> None:
         """What is recorded from now on comes after the mark, also where another thread has recorded that."""
         if self.mark is not None:
             current().touch(self.mark.remote.storage)
 
+    @for_users
     def query(self) -> bool:
         """Whether the mark is passed; one round trip. An event that was never recorded is."""
         return self.mark is None or bool(sync.fetch(_asked(HAS_PASSED, self.mark)).item())
 
+    @for_users
     def synchronize(self) -> None:
         """Wait until the mark is passed; one round trip."""
         if self.mark is not None:
             sync.fetch(_asked(ELAPSED_TIME, self.mark, self.mark))
 
+    @for_users
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds on the device from this mark to the other; waits for both, one round trip.
 

@@ -55,8 +55,8 @@ def settle(
         written = written_tensors(func, args, kwargs)
         if written and torch.Tag.nondeterministic_seeded not in func.tags:
             # What fails may have written half of its operand, so it is tried where nothing depends on it.
-            ask_executor(func, args, kwargs, _with_copies(operands, written), slots)
-        results = ask_executor(func, args, kwargs, operands, slots).results
+            ask_executor(func, args, kwargs, _with_copies(operands, written), slots, refused=True)
+        results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
     except RemoteError as answer:
         if refused.error is not None and (answer.op != func.name() or _kinds(answer) == _kinds(refused.error)):
             raise refused.error from None

@@ -28,6 +28,7 @@ from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.logs import get_logger
 from djinn_core.torch_private import never_compiled
+from djinn_core.tracebacks import for_users
 
 log = get_logger("djinn.interception")
 
@@ -43,6 +44,7 @@ _choices: dict[tuple[Any, ...], Any] = {}
 
 
 @never_compiled
+@for_users
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,

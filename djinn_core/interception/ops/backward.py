@@ -10,6 +10,7 @@ import torch
 
 from djinn_core.interception.recording.recorder import current
 from djinn_core.torch_private import EngineRun
+from djinn_core.tracebacks import shorten_through
 
 
 class _Kept(threading.local):
@@ -43,6 +44,7 @@ def guard_engine(run: EngineRun) -> EngineRun:
                 return run(*args, **kwargs)
         except BaseException as error:
             if not _kept.errors:
+                shorten_through(error)
                 raise
             raise _kept.errors[0] from (None if isinstance(error, SystemError) else error)
         finally:

@@ -18,6 +18,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception.port import port
 from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
 from djinn_core.ir.operators import allowed_operators, needs_other_layout
+from djinn_core.tracebacks import shorten
 
 aten = torch.ops.aten
 
@@ -88,7 +89,11 @@ def register_whole(record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 def _kernel(func: Any, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
     @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return record(func, args, kwargs)
+        try:
+            return record(func, args, kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return kernel
 
@@ -98,9 +103,13 @@ def _whole_unless_differentiated(
 ) -> Callable[..., Any]:
     @torch_private.never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not isinstance(args[0], LazyTensor) or torch_private.in_forward_mode() or is_differentiated(args):
-            return take_apart(func, args, kwargs)
-        return record(func, args, kwargs)
+        try:
+            if not isinstance(args[0], LazyTensor) or torch_private.in_forward_mode() or is_differentiated(args):
+                return take_apart(func, args, kwargs)
+            return record(func, args, kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return kernel
 

@@ -14,6 +14,7 @@ import torch
 
 from djinn_core.interception.dispatch import Handler, handles, record
 from djinn_core.torch_private import never_compiled
+from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
 
@@ -118,7 +119,7 @@ def register() -> torch.library.Library:
     """Register them above autograd, which then differentiates what they are made of, and for inference mode."""
     library = torch.library.Library("aten", "IMPL")
     for func, made_of in _MADE_OF.items():
-        library.impl(func, never_compiled(made_of), "AutogradPrivateUse1")
+        library.impl(func, never_compiled(for_users(made_of)), "AutogradPrivateUse1")
         handles(func)(_handler(made_of))
     return library
 

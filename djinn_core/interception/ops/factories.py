@@ -12,6 +12,7 @@ from djinn_core.interception.dispatch import record
 from djinn_core.interception.sync import copy, fetch
 from djinn_core.interception.tensors.lazy_tensor import logical_device
 from djinn_core.torch_private import never_compiled
+from djinn_core.tracebacks import for_users
 
 aten = torch.ops.aten
 
@@ -126,5 +127,5 @@ def register(backend: str = "PrivateUse1") -> torch.library.Library:
     """Register the kernels for the devices of `backend`; they stay as long as the returned object lives."""
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in _KERNELS.items():
-        library.impl(name, never_compiled(kernel), backend)
+        library.impl(name, never_compiled(for_users(kernel)), backend)
     return library

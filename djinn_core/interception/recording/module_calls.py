@@ -12,6 +12,7 @@ from djinn_core import torch_private
 from djinn_core.interception.recording import recorder as recorders
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.torch_private import ModuleCallImpl
+from djinn_core.tracebacks import shorten_through
 
 
 def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
@@ -35,6 +36,9 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
             if usual and module._compiled_call_impl is None:  # noqa: SLF001 - what `call` does, without its frame
                 return module._call_impl(*args, **kwargs)  # noqa: SLF001
             return call(module, *args, **kwargs)
+        except BaseException as error:
+            shorten_through(error)
+            raise
         finally:
             recorder.module = outer
             if differentiable:

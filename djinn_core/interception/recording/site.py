@@ -12,7 +12,8 @@ import torch
 from djinn_core.ir.program import Site
 
 _HERE = Path(__file__).resolve().parents[1]
-_OWN = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).resolve().parent, _HERE, _HERE.parent / "runtime"))
+_FOLDERS = (Path(torch.__file__).resolve().parent, _HERE, _HERE.parent / "runtime")
+_OWN = (*(f"{folder}{os.sep}" for folder in _FOLDERS), str(_HERE.parent / "tracebacks.py"))
 # By id, because hashing a code object walks its constants. The code objects are kept so that ids stay theirs.
 CODES_LIMIT = 8192  # code objects that are remembered: a notebook makes new ones with every cell
 _known: dict[int, tuple[CodeType, dict[int, Site] | None]] = {}

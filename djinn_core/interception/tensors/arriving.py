@@ -20,6 +20,7 @@ from djinn_core.interception.tensors import landing
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion
 from djinn_core.interception.tensors.pinning import is_pinned
 from djinn_core.torch_private import no_torch_functions, without_modes
+from djinn_core.tracebacks import for_users, shorten_through
 
 _METADATA = frozenset(
     {
@@ -44,11 +45,15 @@ class ArrivingTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func not in _METADATA:
-            for tensor in _arriving_in((args, kwargs)):
-                tensor.arrival.wait()
-        with no_torch_functions():
-            return func(*args, **(kwargs or {}))
+        try:
+            if func not in _METADATA:
+                for tensor in _arriving_in((args, kwargs)):
+                    tensor.arrival.wait()
+            with no_torch_functions():
+                return func(*args, **(kwargs or {}))
+        except BaseException as error:
+            shorten_through(error)
+            raise
 
 
 class _Arrival:
@@ -63,6 +68,7 @@ class _Arrival:
         self.kept: torch.Tensor | None = None
         self._landed = False
 
+    @for_users
     def wait(self) -> None:
         """Have the elements in place; raises what they failed with."""
         with landing.lock:

@@ -13,6 +13,7 @@ from djinn_core.interception.tensors import copies
 from djinn_core.interception.tensors.remote_storage import RemoteStorage, addresses
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
+from djinn_core.tracebacks import for_users, shorten
 
 DEVICE_NAME = "remote_accelerator"
 
@@ -59,19 +60,27 @@ class LazyTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record `func`; see `dispatch`."""
-        return dispatcher[0](func, args, kwargs or {})
+        try:
+            return dispatcher[0](func, args, kwargs or {})
+        except BaseException as error:
+            shorten(error)
+            raise
 
+    @for_users
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         return printer[-1](self, tensor_contents)
 
+    @for_users
     def __format__(self, spec: str) -> str:
         # `f"{loss:.3f}"`: PyTorch does this for its own class only.
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
+    @for_users
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; one round trip."""
         return self.detach().cpu().tolist()
 
+    @for_users
     def numpy(self, *, force: bool = False) -> Any:
         """As for every accelerator: only with `force`, which copies the elements to this machine.
 
@@ -120,9 +129,11 @@ class LazyTensor(torch.Tensor):
     def data(self) -> None:
         raise RuntimeError("Deleting tensor data is not allowed. Delete tensor instead!")
 
+    @for_users
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
         return copies.deep_copy(self, memo)
 
+    @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         return copies.reduce(self)
 

@@ -18,6 +18,7 @@ from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion
 from djinn_core.interception.tensors.subclasses import class_of_user, remote_class
 from djinn_core.interception.tensors.together import Together, expecting, tensors_here, tensors_of
 from djinn_core.torch_private import ModuleApply
+from djinn_core.tracebacks import shorten_through
 
 _OF_THE_VALUE = ("remote", "_is_param")  # attributes that go with the data; all others stay with the object
 
@@ -38,6 +39,9 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
         try:
             with expecting(Together(lambda: tensors_of(module), lambda: tensors_here(module))):
                 return _apply_swapping(apply, module, fn, *args, **kwargs)
+        except BaseException as error:
+            shorten_through(error)
+            raise
         finally:
             conversion.active = outer
             torch_objects.hold_in_script(module, held)

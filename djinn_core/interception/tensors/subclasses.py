@@ -18,6 +18,7 @@ import torch
 from djinn_core import torch_objects, torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.tracebacks import shorten_through
 
 aten = torch.ops.aten
 
@@ -42,8 +43,12 @@ class _OfUser(LazyTensor):
     ) -> Any:
         if not all(issubclass(cls, t) for t in types):
             return NotImplemented
-        with torch_private.no_torch_functions():
-            out = func(*args, **(kwargs or {}))
+        try:
+            with torch_private.no_torch_functions():
+                out = func(*args, **(kwargs or {}))
+        except BaseException as error:
+            shorten_through(error)
+            raise
         return torch_objects.convert_results(func, out, cls.of_user)
 
 

@@ -13,6 +13,7 @@ import torch
 from djinn_core.ir.costs import Link, NetworkTopology
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.planning import NOWHERE, topology_of
+from djinn_core.tracebacks import for_users
 
 CLIENT: Final = "client"
 PINGS: Final = 7
@@ -21,6 +22,7 @@ _NAME: Final = "remote_accelerator"
 _measured: tuple[object, tuple[Link, ...]] = (None, ())
 
 
+@for_users
 def topology() -> NetworkTopology:
     """The devices behind the session, with the links there and back, and what submissions lately waited for their turn.
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.errors import RemoteError, RemoteOutOfMemory, register_remote_kind
+from djinn_core.errors import RemoteError, RemoteOutOfMemory, public, register_remote_kind
 
 
+@public
 class RemoteLinAlgError(RemoteError, torch.linalg.LinAlgError):  # type: ignore[name-defined, misc]
     """An op failed on the executor with a `torch.linalg.LinAlgError`, such as for a singular matrix."""
 
 
+@public
 class RemoteTorchOutOfMemory(RemoteOutOfMemory, torch.OutOfMemoryError):
     """The executor's device had no memory left for an op; what `RemoteOutOfMemory` is where PyTorch is there."""
 
 
+@public
 class RemoteAcceleratorError(RemoteError, torch.AcceleratorError):
     """The executor's device reported an error, such as a device-side assert."""
 

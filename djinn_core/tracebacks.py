@@ -1,0 +1,108 @@
+"""Tracebacks as a user's program needs them: its own lines, without those of this package that an error went through.
+
+Frames go where an error leaves the package for the user's code, so that `sys.excepthook`, notebooks, pytest and loggers all
+show the same. While nothing is raised it costs nothing: a `try` block is free.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import ParamSpec, TypeVar
+
+from djinn_core.errors import DjinnError
+from djinn_core.logs import shows_debug
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_DEFECTS = (AttributeError, AssertionError, KeyError, NameError, ZeroDivisionError)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_own(frame: FrameType) -> bool:
+    name = _package(frame)
+    return name == "djinn" or name.startswith("djinn_")
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    """Whether the frame is this package's, or PyTorch's or the standard library's on its behalf."""
+    return _is_own(frame) or (name := _package(frame)) == "torch" or name in sys.stdlib_module_names
+
+
+def shorten(error: BaseException) -> None:
+    """Take the package's frames out of the traceback, and those of PyTorch and the standard library on its behalf.
+
+    Call it where `error` was caught and raise it with a bare `raise`, which adds no frame. Errors that were handled on the
+    way go as well. Nothing changes while debug messages are shown, and for errors that look like a defect of this package.
+    """
+    if not shows_debug() and not _is_defect(error):
+        _leave_out_handled(error)
+        _leave_out(error, _is_machinery)
+
+
+def shorten_through(error: BaseException) -> None:
+    """As `shorten`, where frames of the user and of PyTorch lie between those of this package: the latter alone go."""
+    if not shows_debug() and not _is_defect(error):
+        _leave_out(error, _is_own)
+
+
+def _leave_out(error: BaseException, left_out: Callable[[FrameType], bool]) -> None:
+    kept: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        if not left_out(entry.tb_frame):
+            kept.append(entry)
+        entry = entry.tb_next
+    head: TracebackType | None = None
+    for one in reversed(kept):
+        head = TracebackType(head, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    error.__traceback__ = head
+
+
+def for_users(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: errors leave the function without this package's frames. For what is not called for each op."""
+
+    @functools.wraps(function)
+    def entered(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    return entered
+
+
+def _is_defect(error: BaseException) -> bool:
+    """Whether this package's code failed at something other than what the user asked for."""
+    if isinstance(error, DjinnError) or not isinstance(error, _DEFECTS):
+        return False
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    return entry is not None and _is_own(entry.tb_frame)
+
+
+def _leave_out_handled(error: BaseException) -> None:
+    """Errors that this package or PyTorch on its behalf has handled say nothing to the user; what the user handles stays."""
+    if error.__cause__ is not None and _began_inside(error.__cause__):
+        error.__cause__ = None
+    context = error.__context__
+    while context is not None and context is not error and _began_inside(context):
+        context = context.__context__
+    if context is not error:
+        error.__context__ = context
+        if error.__cause__ is None:
+            error.__suppress_context__ = False  # what is left is the error that the user's code was handling
+
+
+def _began_inside(error: BaseException) -> bool:
+    """Whether the frame that caught an error is this package's or PyTorch's."""
+    trace = error.__traceback__
+    return trace is None or _is_own(trace.tb_frame) or _package(trace.tb_frame) == "torch"

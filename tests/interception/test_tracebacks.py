@@ -1,0 +1,183 @@
+"""An error shows the lines of the user's program, and none of this package's."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import pickle
+import threading
+import traceback
+
+import pytest
+import torch
+
+import djinn
+
+
+def _made(call):
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - whatever it is
+        call()
+    return caught.value
+
+
+def _frames(error):
+    return [(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _own(error):
+    return [(file, name) for file, name in _frames(error) if "/djinn_core/" in file or "/djinn/" in file]
+
+
+class Attention(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x.flatten(2))
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx, grad):
+        return grad @ grad.new_ones(7, 7)
+
+
+def _out_of_bounds(device):
+    return torch.zeros(3, device=device)[torch.tensor([9], device=device)]
+
+
+def _print(device):
+    wrong = _out_of_bounds(device)
+    print(wrong)
+
+
+def _synchronize(device):
+    wrong = _out_of_bounds(device)
+    try:
+        torch.remote_accelerator.synchronize()
+    finally:
+        del wrong
+
+
+MISTAKES = {
+    "shapes in a module": lambda d: torch.nn.Sequential(torch.nn.Linear(5, 2)).to(d)(torch.ones(3, 4, device=d)),
+    "shapes in attention": lambda d: Attention()(torch.ones(1, 2, 3, 4, device=d)),
+    "matmul without gradients": lambda d: torch.ones(2, 3, device=d) @ torch.ones(2, 3, device=d),
+    "in a backward pass": lambda d: Doubling.apply(torch.ones(2, 3, device=d, requires_grad=True)).sum().backward(),
+    "a factory": lambda d: torch.empty(-1, device=d),
+    "a wish for numpy": lambda d: torch.ones(2, device=d).numpy(),
+    "item": lambda d: _out_of_bounds(d).item(),
+    "print": _print,
+    "a format": lambda d: f"{_out_of_bounds(d)[0]:.3f}",
+    "a copy that does not wait": lambda d: _out_of_bounds(d).to("cpu", non_blocking=True).sum(),
+    "synchronize": _synchronize,
+    "no such index": lambda _: torch.accelerator.set_device_index(7),
+    "an event": lambda _: torch.Event("remote_accelerator", enable_timing=True).elapsed_time(torch.Event("remote_accelerator")),
+    "settings": lambda _: djinn.configure(no_such_setting=1),
+    "the module's own functions": lambda _: djinn.plan(torch.ones(2), until="nowhere"),
+    "what a program may not contain": lambda d: torch.ones(2, device=d).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_frames_are_the_users(embedded, name):
+    error = _made(lambda: MISTAKES[name](embedded))
+    assert _own(error) == []
+    assert (__file__, "<lambda>") in _frames(error)
+    shown = "".join(traceback.format_exception(error))
+    assert "/djinn_core/" not in shown
+    assert "During handling" not in shown
+    assert "direct cause" not in shown
+    djinn.synchronize()
+
+
+def test_an_interrupted_wait_shows_the_line_that_waited(embedded):
+    x = torch.rand(1200, 1200, device=embedded) / 1200
+    djinn.synchronize()
+    y = x
+    for _ in range(200):
+        y = y @ x
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    error = _made(lambda: y.sum().item())
+    assert isinstance(error, KeyboardInterrupt)
+    assert _own(error) == []
+    assert _frames(error)[-1] == (__file__, "<lambda>")
+
+
+def test_the_line_inside_the_users_own_module_stays(embedded):
+    frames = _frames(_made(lambda: MISTAKES["shapes in attention"](embedded)))
+    assert frames[-1] == (__file__, "forward")
+
+
+def test_what_the_user_was_handling_stays_and_what_we_handled_goes(embedded):
+    x = torch.ones(2, 3, device=embedded)
+
+    def while_handling():
+        try:
+            raise LookupError("the user's")
+        except LookupError:
+            return x @ x
+
+    error = _made(while_handling)
+    assert isinstance(error.__context__, LookupError)
+    shown = "".join(traceback.format_exception(error))
+    assert shown.count("Traceback") == 2
+    assert "the user's" in shown
+
+
+def test_a_chain_that_the_user_made_in_a_module_stays(embedded):
+    class Chaining(torch.nn.Module):
+        def forward(self, x):
+            try:
+                return x @ x
+            except RuntimeError as error:
+                raise ValueError("no such product") from error
+
+    error = _made(lambda: Chaining()(torch.ones(2, 3, device=embedded)))
+    assert isinstance(error.__cause__, RuntimeError)
+    assert _own(error) == _own(error.__cause__) == []
+
+
+@pytest.mark.parametrize("part", ["all", "wire"])
+def test_everything_is_shown_while_debug_messages_are(embedded, part):
+    djinn.set_debug_level(part)
+    try:
+        assert _own(_made(lambda: MISTAKES["item"](embedded)))
+        assert _own(_made(lambda: MISTAKES["shapes in a module"](embedded)))
+    finally:
+        djinn.set_debug_level("off")
+    assert logging.getLogger("djinn").level == logging.NOTSET
+
+
+def test_a_defect_of_the_package_keeps_its_frames(embedded, monkeypatch):
+    from djinn_core.interception import dispatch
+
+    x = torch.ones(2, device=embedded)
+    monkeypatch.setattr(dispatch, "_calls", None)
+    error = _made(lambda: x + 1)
+    assert isinstance(error, AttributeError)
+    assert _own(error)[-1][1] == "record"
+
+
+def test_errors_are_called_as_users_import_them():
+    named = [getattr(djinn, name) for name in djinn.__all__]
+    errors = [item for item in named if isinstance(item, type) and issubclass(item, BaseException)]
+    assert len(errors) > 20
+    for error in errors:
+        assert error.__module__ == "djinn", error
+        assert getattr(djinn, error.__name__) is error
+    stack = [djinn.DjinnError]
+    while stack:
+        error = stack.pop()
+        stack += error.__subclasses__()
+        assert error.__module__ != "djinn" or error in errors, f"djinn does not export {error.__name__}"
+
+
+def test_errors_survive_pickling(embedded):
+    error = _made(lambda: _out_of_bounds(embedded).item())
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) is djinn.RemoteIndexError
+    assert (str(again), again.op, again.site) == (str(error), error.op, error.site)
+    assert traceback.format_exception_only(error)[0].startswith("djinn.RemoteIndexError: ")
+    assert pickle.loads(pickle.dumps(djinn.ServerBusy("full", 2.5))).after == 2.5
