@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from djinn_core.conformance.builders import ProgramBuilder
 from djinn_core.conformance.certificates import self_signed_tls
+from djinn_core.conformance.comparing import compare_results
 from djinn_core.conformance.compilers import CompilerConformance
 from djinn_core.conformance.contexts import optimization_context, placement_context, scheduling_context, topology
 from djinn_core.conformance.costs import CostModelConformance
@@ -13,6 +14,7 @@ from djinn_core.conformance.observers import ObserverConformance
 from djinn_core.conformance.optimizations import OptimizationConformance
 from djinn_core.conformance.patterns import PatternConformance
 from djinn_core.conformance.placement import PlacementPolicyConformance
+from djinn_core.conformance.programs import sample_programs
 from djinn_core.conformance.registration import PluginConformance
 from djinn_core.conformance.replaying import random_graph, random_inputs, replay, replay_schedule
 from djinn_core.conformance.samples import sample_graphs
@@ -34,6 +36,7 @@ __all__ = [
     "SchedulerConformance",
     "TlsTransportConformance",
     "TransportConformance",
+    "compare_results",
     "optimization_context",
     "placement_context",
     "random_graph",
@@ -41,6 +44,7 @@ __all__ = [
     "replay",
     "replay_schedule",
     "sample_graphs",
+    "sample_programs",
     "scheduling_context",
     "self_signed_tls",
     "topology",

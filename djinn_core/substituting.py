@@ -15,19 +15,22 @@ from djinn_core.logs import get_logger
 _log = get_logger("djinn.pipeline")
 
 
+def lasting_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[int]:
+    """Inputs that stay as they are for many programs: what depends on them alone is computed once."""
+    written = {storage_of(v) for node in graph.nodes for v in node.writes}
+    kinds = profile.residency
+    return frozenset(
+        v for v in graph.inputs if kinds.get(v) is DataResidency.PERSISTENT_WEIGHT and storage_of(v) not in written
+    )
+
+
 def substitute(
     graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]
 ) -> Rewritten | None:
     """The program with all substitutions in it; None, with a warning, where that does not work."""
-    written = {storage_of(v) for node in graph.nodes for v in node.writes}
-    weights = frozenset(
-        v
-        for v in graph.inputs
-        if profile.residency.get(v) is DataResidency.PERSISTENT_WEIGHT and storage_of(v) not in written
-    )
     substitutions = [s for result in results for s in result.rewrite.substitutions]
     try:
-        return rewrite(graph.program, substitutions, weights)
+        return rewrite(graph.program, substitutions, lasting_weights(graph, profile))
     except Exception as error:  # code of plugins runs in there
         names = ", ".join(result.optimization for result in results)
         _log.warning("substitutions cannot be recorded; the program stays as it was", by=names, error=repr(error))

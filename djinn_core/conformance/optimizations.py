@@ -7,21 +7,31 @@ from collections.abc import Mapping
 import attrs
 import pytest
 
+from djinn_core.conformance.comparing import compare_results, example_inputs
 from djinn_core.conformance.contexts import optimization_context, placement_context, spread
+from djinn_core.conformance.programs import sample_programs
+from djinn_core.conformance.replaying import replay
 from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
+from djinn_core.runtime.captured import Captured
 from djinn_core.stages.verify_rewrite import check_rewrite
+from djinn_core.stages.verify_substitution import check_substitutions
 
 
 class OptimizationConformance(OnGraphs):
-    """Subclass it and give the fixture `optimization`."""
+    """Subclass it and give the fixture `optimization`; override `programs` with some that it does something about."""
 
     @pytest.fixture
     def optimization(self) -> Optimization:
         """The optimization."""
         return missing(self, "optimization", "your optimization")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def programs(self) -> Mapping[str, Captured]:
+        """Small programs to run as they are and as the optimization has them. Override to add your own to the samples."""
+        return sample_programs()
 
     def test_it_is_an_optimization(self, optimization: Optimization) -> None:
         """It has every member, and does not wait for itself."""
@@ -47,6 +57,22 @@ class OptimizationConformance(OnGraphs):
             context = optimization_context(graph)
             assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two answers"
 
+    def test_its_results_are_the_same_when_it_runs(
+        self, optimization: Optimization, graphs: Mapping[str, ProgramGraph], programs: Mapping[str, Captured]
+    ) -> None:
+        """What a program leaves behind, computed as it was recorded and as the optimization has it, with its substitutions."""
+        runnable = {name: graph for name, graph in graphs.items() if _runs_here(graph)}
+        applied = [
+            name
+            for name, program in (runnable | dict(programs)).items()
+            if compare_results(optimization, program).applied
+        ]
+        if not applied:
+            pytest.skip(
+                f"{optimization.name} did nothing about any of the programs, so no results were compared: override the "
+                "fixture `programs` with some that it does something about (`djinn.testing.compare_results` takes a context)"
+            )
+
     def test_it_may_run_after_placement(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
         """The second pass, where it asks for one."""
         if not optimization.after_placement:
@@ -63,4 +89,15 @@ def _judge(optimization: Optimization, context: OptimizationContext, graph: str)
     assert result.optimization == optimization.name, f"{graph}: the result is of {result.optimization!r}"
     assert result.reason, f"{graph}: a result without a reason"
     assert result.applied or not result.rewrite, f"{graph}: a rewrite that is not applied"
-    check_rewrite(context.graph, context.plan, result.rewrite, context.kept, f"{optimization.name} on {graph}")
+    author = f"{optimization.name} on {graph}"
+    check_rewrite(context.graph, context.plan, result.rewrite, context.kept, author)
+    check_substitutions(context.graph, context.plan, result.rewrite.substitutions, context.kept, author)
+
+
+def _runs_here(graph: ProgramGraph) -> bool:
+    """Whether a graph is of ops that can be called; those that were written by hand may not be."""
+    try:
+        replay(graph, example_inputs(graph))
+    except Exception:  # noqa: BLE001 - whatever PyTorch says about it
+        return False
+    return True

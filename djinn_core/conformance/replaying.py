@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
 
 from djinn_core.conformance.builders import ProgramBuilder
-from djinn_core.ir.form import Argument, Constant, Enumerated, ListArg, Operand, SelfDevice, SlotArg
+from djinn_core.ir.calling import call_arguments
 from djinn_core.ir.graph import Node, ProgramGraph
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import storage_of
+from djinn_core.torch_private import storage_key
 
 _SIDE = 3
 
@@ -74,41 +74,34 @@ def replay(
 ) -> dict[int, torch.Tensor]:
     """All values after running the nodes in `order` (by default all, in program order) on copies of `inputs`."""
     torch.manual_seed(0)
-    values = {v: t.clone() for v, t in inputs.items()}
+    values = _copies(inputs)
     for node_id in range(len(graph.nodes)) if order is None else order:
         _run(graph.nodes[node_id], values, replace or {})
     return values
 
 
+def _copies(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Copies that share memory where the originals do."""
+    memories: dict[int, torch.UntypedStorage] = {}
+    copies: dict[int, torch.Tensor] = {}
+    for value, tensor in tensors.items():
+        key = storage_key(tensor)
+        if key not in memories:
+            memories[key] = tensor.untyped_storage().clone()
+        empty = torch.empty(0, dtype=tensor.dtype)
+        copies[value] = empty.set_(memories[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+    return copies
+
+
 def _run(node: Node, values: dict[int, torch.Tensor], replace: Mapping[int, int]) -> None:
     if node.form is None:
         raise ValueError(f"node {node.id} ({node.op}) has no form to call it by")
-    operands = iter([values[replace.get(v, v)] for v in node.inputs])
-    slots = iter(node.slots)
-    args = [_argument(a, operands, slots) for a in node.form.args]
-    kwargs = {name: _argument(a, operands, slots) for name, a in node.form.kwargs}
+    operands = [values[replace.get(v, v)] for v in node.inputs]
+    args, kwargs = call_arguments(node.form, operands, node.slots, torch.device("cpu"))
     made = resolve(node.op)(*args, **kwargs)
     results = list(made) if node.form.sequence else [made]
     kept = [r for r, kind in zip(results, node.form.results, strict=True) if kind == "new"]
     values.update(zip(node.outputs, kept, strict=True))
-
-
-def _argument(a: Argument, operands: Iterator[torch.Tensor], slots: Iterator[Any]) -> Any:
-    match a:
-        case Operand():
-            return next(operands)
-        case SlotArg():
-            return next(slots)
-        case Constant(value):
-            return value
-        case SelfDevice():
-            return torch.device("cpu")
-        case Enumerated("dtype", name):
-            return {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.int64)}[name]
-        case ListArg(items):
-            return [_argument(item, operands, slots) for item in items]
-        case _:
-            raise ValueError(f"`replay` does not know arguments of kind {type(a).__name__}")
 
 
 @attrs.define

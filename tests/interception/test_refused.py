@@ -55,6 +55,7 @@ def test_the_rank_of_a_matrix_is_written_where_it_is_to_be(embedded):
 def test_kinds_of_exceptions_are_told_apart():
     assert refused_module._kinds(IndexError()) != refused_module._kinds(RuntimeError())
 
+
 def test_a_mistake_of_the_program_is_no_plugins_fault(embedded, caplog):
     model, x = torch.nn.Linear(5, 2).to(embedded), torch.ones(3, 4, device=embedded)
     with caplog.at_level("WARNING"), pytest.raises(RuntimeError, match="cannot be multiplied"):

@@ -73,7 +73,9 @@ MISTAKES = {
     "a copy that does not wait": lambda d: _out_of_bounds(d).to("cpu", non_blocking=True).sum(),
     "synchronize": _synchronize,
     "no such index": lambda _: torch.accelerator.set_device_index(7),
-    "an event": lambda _: torch.Event("remote_accelerator", enable_timing=True).elapsed_time(torch.Event("remote_accelerator")),
+    "an event": lambda _: torch.Event("remote_accelerator", enable_timing=True).elapsed_time(
+        torch.Event("remote_accelerator")
+    ),
     "settings": lambda _: djinn.configure(no_such_setting=1),
     "the module's own functions": lambda _: djinn.plan(torch.ones(2), until="nowhere"),
     "what a program may not contain": lambda d: torch.ones(2, device=d).to_sparse(),

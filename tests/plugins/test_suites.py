@@ -18,6 +18,7 @@ from djinn.hooks import (
     Placement,
     Rewrite,
     SchedulingContext,
+    Substitution,
     hookimpl,
 )
 from djinn_core.builtins import builtin_plugins
@@ -183,6 +184,97 @@ def test_optimizations_that_change_results() -> None:
     expect_failure(lambda: suite.test_it_keeps_what_somebody_still_holds(unused, GRAPHS), "somebody still holds")
     itself = optimizing(lambda context: Rewrite(), after=frozenset({"made"}))
     expect_failure(lambda: suite.test_it_is_an_optimization(itself), "waits for itself")
+
+
+@pytest.fixture(scope="module")
+def programs() -> Any:
+    return testing.sample_programs()
+
+
+def substituting(operation: str, compute: Callable[..., torch.Tensor], applied: bool = True) -> Any:
+    """An optimization that computes each `operation` with other code."""
+
+    def rewrite(context: Any) -> Rewrite:
+        nodes = [context.graph.nodes[i] for i in context.graph.by_op.get(operation, ())] if applied else []
+        return Rewrite(
+            substitutions=tuple(
+                Substitution(frozenset({n.id}), n.inputs, n.outputs, lambda given: [compute(*given)]) for n in nodes
+            )
+        )
+
+    class Optimization:
+        name, before, after, after_placement = "made", frozenset[str](), frozenset[str](), False
+
+        def optimize(self, context: Any) -> OptimizationResult:
+            change = rewrite(context)
+            return OptimizationResult("made", bool(change), "so", change)
+
+    return Optimization()
+
+
+@pytest.mark.parametrize(
+    ("operation", "right", "wrong", "message"),
+    [
+        ("relu", lambda x: x.clamp_min(0), lambda x: x.clamp_min(0.01), "aten::relu"),
+        ("relu", lambda x: x.clamp_min(0), torch.nn.functional.gelu, "not close"),
+        # What depends on weights alone is computed beforehand.
+        (
+            "linear",
+            lambda x, w, b=0.0: x @ (2 * w).t() / 2 + b,
+            lambda x, w, b=0.0: x @ (2 * w).t() + b,
+            "aten::linear",
+        ),
+    ],
+    ids=["a bound", "another function", "of weights"],
+)
+def test_substitutions_that_change_results(programs: Any, operation: str, right: Any, wrong: Any, message: str) -> None:
+    suite = testing.OptimizationConformance()
+    suite.test_it_changes_no_result(substituting(operation, wrong), GRAPHS)  # no rule is broken
+    expect_failure(
+        lambda: suite.test_its_results_are_the_same_when_it_runs(substituting(operation, wrong), {}, programs), message
+    )
+    suite.test_its_results_are_the_same_when_it_runs(substituting(operation, right), GRAPHS, programs)
+    assert testing.compare_results(substituting(operation, right), programs["perceptron"]).applied
+    inputs = {v: torch.zeros(programs["perceptron"].graph.meta(v).shape) for v in programs["perceptron"].graph.inputs}
+    assert testing.compare_results(substituting("relu", torch.abs), programs["perceptron"], inputs).applied
+
+
+def test_substitutions_that_cannot_be_recorded(programs: Any) -> None:
+    suite = testing.OptimizationConformance()
+    for compute, message in (
+        (lambda x: x.double(), "makes a torch.float64"),
+        (lambda x: x if x.sum() > 0 else -x, "needs data"),
+        (torch.rand_like, "draws random numbers"),
+    ):
+        with pytest.raises(InvalidStage, match=message):
+            suite.test_its_results_are_the_same_when_it_runs(substituting("relu", compute), {}, programs)
+
+
+def test_rewrites_that_change_results(programs: Any) -> None:
+    suite = testing.OptimizationConformance()
+
+    def one_for_the_other(context: Any) -> Rewrite:
+        nodes = context.graph.nodes
+        first, second, *_ = context.graph.by_op.get("linear", (0, 0))
+        if first == second or context.graph.meta(nodes[first].outputs[0]) is not context.graph.meta(
+            nodes[second].outputs[0]
+        ):
+            return Rewrite()
+        return Rewrite(drop=frozenset({second}), replace={nodes[second].outputs[0]: nodes[first].outputs[0]})
+
+    fused = optimizing(one_for_the_other)
+    fused.optimize = lambda context: OptimizationResult("made", bool(c := one_for_the_other(context)), "so", c)
+    graphs = {"projections": programs["projections"].graph}
+    suite.test_it_changes_no_result(fused, graphs)  # no rule is broken
+    expect_failure(lambda: suite.test_its_results_are_the_same_when_it_runs(fused, graphs, {}), "after its rewrite")
+
+
+def test_an_optimization_that_was_not_tried_is_not_said_to_be_right(programs: Any) -> None:
+    suite = testing.OptimizationConformance()
+    with pytest.raises(pytest.skip.Exception, match="override the fixture `programs`"):
+        suite.test_its_results_are_the_same_when_it_runs(
+            substituting("relu", torch.relu, applied=False), GRAPHS, programs
+        )
 
 
 def test_placements_that_do_not_hold() -> None:

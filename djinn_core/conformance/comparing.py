@@ -1,0 +1,131 @@
+"""Results of a program as it was recorded, and as an optimization would have it: computed here, and compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import attrs
+import torch
+
+from djinn_core.conformance.contexts import optimization_context
+from djinn_core.conformance.replaying import replay
+from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
+from djinn_core.interception.recording.rewriting import rewrite
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.plan import OptimizationResult, Rewrite, resolved
+from djinn_core.ir.values import storage_of
+from djinn_core.runtime.captured import Captured
+from djinn_core.stages.verify_rewrite import check_rewrite
+from djinn_core.stages.verify_substitution import check_substitutions
+from djinn_core.substituting import lasting_weights
+
+Tensors = Mapping[int, torch.Tensor]
+_NAMED = 4  # nodes that a message names
+
+
+def compare_results(
+    optimization: Optimization,
+    program: Captured | ProgramGraph,
+    inputs: Tensors | None = None,
+    *,
+    context: OptimizationContext | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> OptimizationResult:
+    """Run a small program here, as it is and as the optimization has it, and compare all that is left at its end.
+
+    Code of substitutions is recorded and run as it would be on an executor; what is computed from weights beforehand, too.
+
+    Args:
+        optimization: what is tried.
+        program: from `djinn.capture()`, or a graph. It has to run on CPU tensors.
+        inputs: a CPU tensor for each of `graph.inputs`; by default random ones, from -1 to 1 (vectors from 0 to 1, whole numbers 0 or 1).
+        context: what the optimization is asked with; by default one that knows the patterns in a captured program.
+        rtol: how far results may be apart, in parts of the expected; by default as `torch.testing.assert_close` for the dtype.
+        atol: the same, as a number.
+
+    Returns:
+        What the optimization said. Where it did not apply, nothing was compared.
+
+    Raises:
+        AssertionError: a result differs; the message names its op.
+        InvalidStage: the rewrite is illegal, or a substitution cannot be recorded.
+    """
+    graph = program.graph if isinstance(program, Captured) else program
+    if context is None:
+        context = optimization_context(graph)
+        if isinstance(program, Captured):
+            context = attrs.evolve(context, profile=program.profile)
+    result = optimization.optimize(context)
+    check_rewrite(graph, context.plan, result.rewrite, context.kept, optimization.name)
+    check_substitutions(graph, context.plan, result.rewrite.substitutions, context.kept, optimization.name)
+    if not result.applied:
+        return result
+    given = inputs if inputs is not None else example_inputs(graph)
+    expected = replay(graph, given)
+    for way, found in _rewritten(context, graph, result.rewrite, given):
+        _compare(graph, expected, found, f"{optimization.name}: after its {way}", rtol, atol)
+    return result
+
+
+def example_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor]:
+    """A CPU tensor for every input of the graph: random numbers from -1 to 1, or whole numbers 0 and 1.
+
+    Vectors hold numbers from 0 to 1, because they may be variances. Inputs that share memory do so here.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sharing: dict[int, list[int]] = defaultdict(list)
+    for value in graph.inputs:
+        sharing[storage_of(value)].append(value)
+    made: dict[int, torch.Tensor] = {}
+    for values in sharing.values():
+        metas = {value: graph.meta(value) for value in values}
+        dtype = next(iter(metas.values())).dtype
+        size = (max(meta.extent for meta in metas.values()),)
+        if dtype.is_floating_point or dtype.is_complex:
+            memory = torch.rand(size, generator=generator, dtype=dtype)
+            if any(len(meta.shape) > 1 for meta in metas.values()):
+                memory = 2 * memory - 1
+        else:
+            memory = torch.randint(0, 2, size, generator=generator).to(dtype)
+        for value, meta in metas.items():
+            looked_at = memory if meta.dtype is dtype else memory.view(meta.dtype)
+            made[value] = looked_at.as_strided(meta.shape, meta.stride, meta.offset)
+    return made
+
+
+def _rewritten(
+    context: OptimizationContext, graph: ProgramGraph, change: Rewrite, inputs: Tensors
+) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
+    """What is left at the end with what the rewrite drops and replaces, and with what it substitutes."""
+    if change.drop or change.replace:
+        running = [node for node in context.plan.nodes if node not in change.drop]
+        yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))
+    if change.substitutions:
+        rewritten = rewrite(graph.program, change.substitutions, lasting_weights(graph, context.profile))
+        given = dict(inputs)
+        for recipe in rewritten.recipes:
+            made = replay(ProgramGraph(recipe.program), {value: given[value] for value in recipe.sources})
+            given |= {value: made[value] for value in recipe.makes}
+        gone = [graph.nodes[node] for node in sorted(frozenset().union(*(s.nodes for s in change.substitutions)))]
+        named = ", ".join(f"{node.op} (node {node.id})" for node in gone[:_NAMED]) + (", ..." if gone[_NAMED:] else "")
+        yield f"substitution for {named}", replay(ProgramGraph(rewritten.program), given)
+
+
+def _compare(
+    graph: ProgramGraph, expected: Tensors, found: Tensors, way: str, rtol: float | None, atol: float | None
+) -> None:
+    for value in (*graph.outputs, *graph.inputs):
+        maker = graph.producer(value)
+        made_by = f"what {maker.op} makes (node {maker.id})" if maker is not None else "an input"
+        assert value in found or maker is None, f"{way}, value {value} is not there: {made_by}"
+        if value in found:
+            torch.testing.assert_close(
+                found[value],
+                expected[value],
+                rtol=rtol,
+                atol=atol,
+                equal_nan=True,
+                msg=lambda text, value=value, made_by=made_by: f"{way}, value {value} differs: {made_by}. {text}",  # type: ignore[misc]
+            )

@@ -1,0 +1,103 @@
+"""Small programs of real code, which can be run: for what must be tried with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from djinn_core.runtime.captured import Captured, capture
+
+
+def sample_programs() -> Mapping[str, Captured]:
+    """By name: a perceptron, three projections of one input, attention, a convolution, one decoded token, a training step."""
+    makers: tuple[Callable[[], Captured], ...] = (
+        perceptron,
+        projections,
+        attention,
+        convolution,
+        decoding,
+        training,
+    )
+    return {maker.__name__: maker() for maker in makers}
+
+
+def _called(model: torch.nn.Module, *given: torch.Tensor) -> Captured:
+    """The program of a call in evaluation; the model and what it is given are on the meta device."""
+    model.eval()
+    with capture() as captured, torch.no_grad():
+        out = model(*given)
+    del out  # it was held when the program ended, so it is its result
+    return captured
+
+
+def perceptron() -> Captured:
+    """Two linear layers with a ReLU between them."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+        return _called(model, torch.zeros(4, 8))
+
+
+class _Projections(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of the three, each scaled another way."""
+        mixed: torch.Tensor = self.query(x) + 2 * self.key(x) + 3 * self.value(x)
+        return mixed
+
+
+def projections() -> Captured:
+    """Three linear layers of one input."""
+    with torch.device("meta"):
+        return _called(_Projections(), torch.zeros(1, 8))
+
+
+def attention() -> Captured:
+    """One layer of a transformer: attention, normalisation, residual branches and a feed-forward network."""
+    with torch.device("meta"):
+        return _called(
+            torch.nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), torch.zeros(1, 4, 8), torch.zeros(1, 4, 8)
+        )
+
+
+def convolution() -> Captured:
+    """A convolution, batch normalisation with its statistics, and a ReLU."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+        return _called(model, torch.zeros(2, 3, 6, 6))
+
+
+class _Decoding(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(2, 8), torch.nn.Linear(8, 2, bias=False)
+
+    def forward(self, token: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The logits after one token, with what came before in a cache that grows by it."""
+        x = self.table(token)[:, None]
+        keys, values = torch.cat([keys, x], dim=2), torch.cat([values, 2 * x], dim=2)
+        seen = torch.nn.functional.scaled_dot_product_attention(x, keys, values)
+        logits: torch.Tensor = self.head(seen)
+        return logits
+
+
+def decoding() -> Captured:
+    """One token of generation over a cache of keys and values."""
+    with torch.device("meta"):
+        token, cache = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 5, 8)
+        return _called(_Decoding(), token, cache, cache.clone())
+
+
+def training() -> Captured:
+    """One step of a perceptron: forward, backward and stochastic gradient descent."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        x = torch.zeros(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with capture() as captured:
+        model(x).square().mean().backward()
+        optimizer.step()
+    return captured
