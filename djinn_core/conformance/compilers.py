@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from djinn_core.conformance.suite import missing, require_protocol
+from djinn_core.conformance.suite import Ending, missing, require_protocol
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.ir.values import meta_of
 
@@ -17,8 +17,10 @@ aten = torch.ops.aten
 Inputs = tuple[torch.Tensor, ...]
 
 
-class CompilerConformance:
+class CompilerConformance(Ending):
     """Subclass it and give the fixture `compiler`; override `torch_device` where it needs another than the CPU."""
+
+    limit_seconds = 900.0
 
     @pytest.fixture
     def compiler(self) -> Compiler:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.conformance.suite import missing, require_protocol
+from djinn_core.conformance.suite import Ending, missing, require_protocol
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.devices import Device, DeviceRuntime
 
 
-class DeviceConformance:
+class DeviceConformance(Ending):
     """Subclass it and give the fixture `device`. Where the machine has none of its kind, most tests are skipped."""
 
     @pytest.fixture

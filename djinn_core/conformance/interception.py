@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.conformance.suite import missing, require_protocol
+from djinn_core.conformance.suite import Ending, missing, require_protocol
 from djinn_core.hookspecs.interception import Interceptor
 
 
-class InterceptorConformance:
+class InterceptorConformance(Ending):
     """Subclass it and give the fixture `interceptor`. It is installed into this process, so run it in one of its own."""
 
     @pytest.fixture

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from djinn_core.conformance.suite import missing, require_protocol
+from djinn_core.conformance.suite import Ending, missing, outcome, require_protocol, start
 from djinn_core.hookspecs.observers import Event, Observer
 
 EVENTS = ("planned", "submitted", "completed", "connected", "disconnected", "fell_back", "one_of_a_later_version")
 
 
-class ObserverConformance:
+class ObserverConformance(Ending):
     """Subclass it and give the fixture `observer`."""
 
     @pytest.fixture
@@ -41,6 +40,5 @@ class ObserverConformance:
     def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
         """Several at the same time."""
         event = Event("completed", time.monotonic(), {"duration": 0.012})
-        with ThreadPoolExecutor(4) as pool:
-            for call in [pool.submit(observer.observe, event) for _ in range(200)]:
-                call.result()
+        for call in [start(observer.observe, event) for _ in range(200)]:
+            outcome(call, "`observe` must not wait, neither for another thread nor for what it writes to")

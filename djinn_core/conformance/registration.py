@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from djinn_core.builtins import builtin_plugins
-from djinn_core.conformance.suite import missing
+from djinn_core.conformance.suite import Ending, missing
 from djinn_core.hookspecs import API_VERSION
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 
 
-class PluginConformance:
+class PluginConformance(Ending):
     """Subclass it and give the fixture `plugin`: your plugin's module, object or name."""
 
     @pytest.fixture

@@ -1,8 +1,13 @@
-"""What all suites share."""
+"""What all suites share: each test ends, in whatever way a plugin fails."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from types import FrameType
+from typing import ClassVar, TypeVar
 
 import pytest
 
@@ -10,6 +15,9 @@ from djinn_core.conformance.samples import sample_graphs
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.kinds import KINDS
+
+R = TypeVar("R")
+SECONDS = 30.0  # that a single wait may take
 
 
 def require_protocol(item: object, kind: str) -> None:
@@ -23,7 +31,62 @@ def missing(suite: object, fixture: str, what: str) -> object:
     return pytest.fail(f"{type(suite).__name__} needs a fixture `{fixture}` that returns {what}")
 
 
-class OnGraphs:
+def start(call: Callable[..., R], *arguments: object) -> Future[R]:
+    """Call in a thread of its own, which keeps neither the test nor the process from ending."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*arguments))
+        except BaseException as error:  # the test's, as in `concurrent.futures`
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="conformance", daemon=True).start()
+    return future
+
+
+def outcome(future: Future[R], mend: str) -> R:
+    """What a call gave that was started; a failure that says what to `mend` where it has not ended in time."""
+    try:
+        return future.result(SECONDS)
+    except TimeoutError:
+        if future.done():  # the call's own
+            raise
+        return pytest.fail(f"after {SECONDS:g} s a call has not ended: {mend}")  # type: ignore[no-any-return]
+
+
+class Ending:
+    """Base of all suites: a test that waits for ever in its own thread fails."""
+
+    # How long a test may take, in seconds. Override it where your plugin takes long for good reasons.
+    limit_seconds: ClassVar[float] = 180.0
+
+    @pytest.fixture(autouse=True)
+    def _ending(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals reach the main thread alone
+            return
+        limit = self.limit_seconds
+
+        def fail(_number: int, _frame: FrameType | None) -> None:
+            pytest.fail(
+                f"after {limit:g} s the test has not ended: the last lines of the traceback that are the plugin's wait for "
+                "something that does not come; waits need a limit (`limit_seconds` of the suite is how long a test may take)"
+            )
+
+        before = signal.signal(signal.SIGUSR1, fail)
+        timer = threading.Timer(limit, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            signal.signal(signal.SIGUSR1, before)
+
+
+class OnGraphs(Ending):
     """Base of the suites whose subjects work on graphs."""
 
     @pytest.fixture

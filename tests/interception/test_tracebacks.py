@@ -15,7 +15,7 @@ import djinn
 
 
 def _made(call):
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - whatever it is
+    with pytest.raises(BaseException) as caught:
         call()
     return caught.value
 

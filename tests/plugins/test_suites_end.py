@@ -1,0 +1,166 @@
+"""A conformance suite ends, and says what to mend, whatever a plugin waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITE = '''
+import threading
+import time
+
+import pytest
+
+from djinn.testing import ObserverConformance, TransportConformance
+from djinn_core.builtins.local import LocalTransport
+from djinn_core.conformance import suite, transports
+
+suite.SECONDS = transports.SECONDS = 3.0
+
+
+class OneLock:
+    """A connection of which nobody receives while it sends, and which cannot be closed then."""
+
+    def __init__(self, inner):
+        self.inner, self.lock = inner, threading.Lock()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def send(self, frame):
+        with self.lock:
+            self.inner.send(frame)
+
+    def receive(self, timeout=None):
+        with self.lock:
+            return self.inner.receive(timeout)
+
+    def close(self):
+        with self.lock:
+            self.inner.close()
+
+
+class Changed:
+    """The built-in transport with other connections."""
+
+    def __init__(self, change):
+        self.inner, self.change = LocalTransport(), change
+        self.name, self.schemes, self.capabilities = self.inner.name, self.inner.schemes, self.inner.capabilities
+
+    def connect(self, url, limits, timeout):
+        return self.change(self.inner.connect(url, limits, timeout))
+
+    def listen(self, url, limits, accept):
+        return self.inner.listen(url, limits, lambda connection: accept(self.change(connection)))
+
+
+class Forgetful:
+    """A connection that counts less than it moves, as where a library makes the handshake."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        found = getattr(self.inner, name)
+        return found - 300 if name in {"bytes_sent", "bytes_received"} else found
+
+
+class Deaf:
+    """A connection whose `receive` knows no timeout."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def receive(self, timeout=None):
+        return self.inner.receive()
+
+
+class OnSockets(TransportConformance):
+    limit_seconds = 20.0
+    change = None
+
+    @pytest.fixture
+    def transport(self):
+        return Changed(type(self).change)
+
+    @pytest.fixture
+    def listen_url(self):
+        return "unix://"
+
+
+class TestDeadlock(OnSockets):
+    change = OneLock
+
+
+class TestForgetful(OnSockets):
+    change = Forgetful
+
+
+class TestAllowed(OnSockets):
+    change = Forgetful
+
+    @pytest.fixture
+    def uncounted_bytes(self):
+        return 300
+
+
+class TestTooMuch(OnSockets):
+    change = Forgetful
+
+    @pytest.fixture
+    def uncounted_bytes(self):
+        return 299
+
+
+class TestDeaf(OnSockets):
+    change = Deaf
+    limit_seconds = 2.0
+
+
+class Waiting:
+    name = "waiting"
+
+    def observe(self, event):
+        threading.Event().wait()
+
+
+class TestWaiting(ObserverConformance):
+    limit_seconds = 2.0
+
+    @pytest.fixture
+    def observer(self):
+        return Waiting()
+'''
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suites")
+    (folder / "test_suite.py").write_text(SUITE)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("test", "fails", "says"),
+    [
+        ("TestDeadlock::test_both_ends_send_at_once", True, "wait for each other while both ends send"),
+        ("TestForgetful::test_counters_are_what_a_relay_sees", True, "the fixture `uncounted_bytes`"),
+        ("TestTooMuch::test_counters_are_what_a_relay_sees", True, "leave out (300, 300, 300, 300), and may leave out 299"),
+        ("TestAllowed::test_counters_are_what_a_relay_sees", False, "1 passed"),
+        ("TestDeaf::test_a_timeout_loses_nothing[up-0.05]", True, "after 2 s the test has not ended"),
+        ("TestWaiting::test_it_is_quick", True, "after 2 s the test has not ended"),
+        ("TestWaiting::test_it_may_be_called_from_threads", True, "`observe` must not wait"),
+    ],
+)
+def test_a_suite_ends_and_says_what_to_mend(
+    suite: Path, python: Any, plain_environment: dict[str, str], test: str, fails: bool, says: str
+) -> None:
+    options = ["-q", "-p", "no:cacheprovider", f"test_suite.py::{test}"]
+    done = python.run("-m", "pytest", *options, cwd=suite, env=plain_environment)
+    assert done.returncode == int(fails), done.stdout
+    assert says in done.stdout
