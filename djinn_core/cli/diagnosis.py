@@ -179,7 +179,7 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:
     """Each configured server, asked once; none where the embedded executor is used."""
-    servers = find_servers(settings)
+    servers = find_servers(settings, transports)
     if servers is None:
         return ()
     timeout = min(settings.connect_timeout, PATIENCE)

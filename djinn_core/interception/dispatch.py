@@ -127,6 +127,8 @@ def _record_unknown(
         return handles(func)(take_apart)(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
         return make_elsewhere(func, args, kwargs)
+    if not port.is_open():
+        current().prepare()
     slots = slots_of(args, kwargs)
     check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):

@@ -124,6 +124,8 @@ class Port:
 
     start: Callable[[], Runtime] | None = None
     is_open: Callable[[], bool] = lambda: False
+    is_available: Callable[[], bool] = lambda: True
+    prepare: Callable[[], None] = lambda: None  # before the first op is recorded: begins a session that could fail to
     device_count: Callable[[], int] = lambda: 1
     counts_when_open: Callable[[], bool] = lambda: False
     describe: Callable[[int], tuple[str, DeviceInfo]] = lambda _: ("", DeviceInfo("", ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -52,6 +52,11 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
         f"no transport for {scheme}:// (there are: {schemes}). Install the plugin that brings it, which would be called "
         f"djinn-{scheme}; `djinn plugins` shows what is installed and what is broken or disabled"
     )
+
+
+def called(urls: Sequence[str]) -> str:
+    """What messages call the server that listens at `urls`: by the first that names a machine, not a socket of this one."""
+    return next((url for url in urls if parse_url(url).hostname), urls[0])
 
 
 def has_transport(url: str, transports: Iterable[Transport]) -> bool:

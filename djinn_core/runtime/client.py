@@ -29,6 +29,7 @@ from djinn_core.runtime.client_fallback import ClientFallback
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
+from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.counting import reset_stats, stats
 from djinn_core.runtime.deadlines import limit_waits
 from djinn_core.runtime.observing import Observers
@@ -116,6 +117,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
         forget_calls()
     if settings.debug:
         set_debug_level(settings.debug)
+    _state.answered, port.prepare = False, _prepare
 
 
 def _intercept(wanted: Mapping[str, Interceptor]) -> None:
@@ -218,6 +220,7 @@ def _new_session(opened: tuple[Opened, ...]) -> Session | PoolSession:
         _state.observers,
         attached.recalls,
         attached.codings,
+        called=only.server,
     )
 
 
@@ -344,6 +347,35 @@ def _resolved() -> Settings:
     return _state.settings or resolve(_state.overrides).settings
 
 
+def _is_available() -> bool:
+    """Whether a session is open or could begin; says why not. An answer of a server's counts until it is configured anew."""
+    if _state.answered or is_initialized() or not _named_servers():
+        return True
+    reason = why_unavailable(settings(), registry())
+    if reason:
+        log.warning("the remote device cannot be used", reason=reason)
+    _state.answered = not reason
+    return not reason
+
+
+def _prepare() -> None:
+    """Begin the session with a server before the first op: where that fails, the op does, and nothing was recorded in vain.
+
+    An executor of this program's own starts when something is sent.
+    """
+    port.prepare = _nothing
+    if _state.session is None and not _state.forked and _named_servers():
+        try:
+            _session()
+        except BaseException:
+            port.prepare = _prepare
+            raise
+
+
+def _nothing() -> None:
+    pass
+
+
 def _described(index: int) -> tuple[str, DeviceInfo]:
     """The open session's name, and the device of an index; of all executors the first, with the memory of all."""
     assert _state.opened
@@ -383,6 +415,8 @@ def attach() -> None:
     install()
     port.start = _runtime
     port.is_open = is_initialized
+    port.is_available = _is_available
+    port.prepare = _prepare
     port.describe = _described
     port.device_count = _device_count
     port.counts_when_open = lambda: not is_initialized() and _named_servers()

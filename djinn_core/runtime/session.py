@@ -77,10 +77,15 @@ class Session:
         codings: Sequence[str] = (),
         number: int = 0,
         failures: Failures | None = None,
+        called: str = "",
     ) -> None:
-        """`recalls`, `codings`: as in `Attached`. `number`: of the executor in its pool, whose `failures` are shared."""
+        """`recalls`, `codings`: as in `Attached`. `number`: of the executor in its pool, whose `failures` are shared.
+
+        `server`: the address that was reached. `called`: what messages call it, the address that is configured.
+        """
         self.connection = connection
         self.server = server
+        self.called = called or server
         self._planner = planner
         self._stats = stats
         self._observers = observers
@@ -283,7 +288,7 @@ class Session:
             left = until - time.monotonic()
             if left <= 0:
                 self.stop_waiting()
-                raise exceeded(self.server)
+                raise exceeded(self.called)
             if self._receiving.acquire(timeout=left):
                 try:
                     with collect_later:
@@ -468,8 +473,12 @@ class Session:
             raise SessionLost(self.lost)
 
     def _lose(self, error: Exception) -> NoReturn:
+        reason = str(error)
+        if self.server != self.called:  # the user knows the executor's own address from nowhere
+            reason = reason.replace(f"server {self.server}", "its executor").replace(self.server, "its executor's address")
+        log.debug("the session is lost", server=self.server, reason=str(error))
         self.lost = (
-            f"the session with {self.server} is lost: {error}. Its tensors are gone; "
+            f"the session with {self.called} is lost: {reason}. Its tensors are gone; "
             "call djinn.init() to begin a new session, and make or load them again"
         )
         raise SessionLost(self.lost) from error
@@ -482,5 +491,5 @@ class Session:
                 self.send(Frame(encode(Goodbye())))
             except DjinnError as error:
                 log.debug("no goodbye", reason=str(error))
-            self.lost = f"the session with {self.server} was closed"
+            self.lost = f"the session with {self.called} was closed"
         self.connection.close()

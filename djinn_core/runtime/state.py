@@ -43,6 +43,7 @@ class State:
     earlier: EarlierPrograms = attrs.field(factory=EarlierPrograms)
     planner: Planner | None = None
     forked: bool = False
+    answered: bool = False  # a server has, since it was configured
 
 
 state = State()

@@ -158,8 +158,11 @@ def is_in_bad_fork() -> bool:
 
 
 def is_available() -> bool:
-    """Whether this process may use the device: it starts what it needs at first use."""
-    return not port.forked
+    """Whether the device can be used: a server that is configured lets this client in, or none is and an executor starts.
+
+    Says why not in a warning, and takes a few seconds at most. Raises nothing.
+    """
+    return not port.forked and port.is_available()
 
 
 def is_initialized() -> bool:

@@ -145,6 +145,12 @@ class Recorder:
             if storage.written is self:
                 storage.written_at = self.epoch
 
+    @without_modes
+    def prepare(self) -> None:
+        """Have an op fail that cannot be sent anywhere, and not the first wait for a result; a capture is not sent."""
+        if not self.captures:
+            port.prepare()
+
     def cut(self) -> None:
         """Send what was recorded so far, without waiting."""
         if self.entries:

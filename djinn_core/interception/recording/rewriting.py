@@ -53,6 +53,9 @@ class _Apart(GroupingRecorder):
 
     __slots__ = ()
 
+    def prepare(self) -> None:
+        """Nothing is needed for a plan."""
+
     def ask(self, ask: Ask) -> NoReturn:  # noqa: ARG002 - whatever is asked
         """Refused.
 

@@ -12,7 +12,7 @@ import torch
 
 from djinn_core.config import Settings, unknown_variables
 from djinn_core.errors import AccessRefused, DjinnError, PluginError, TransportError
-from djinn_core.launch.addresses import has_transport
+from djinn_core.launch.addresses import called, has_transport
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.securing import travels_bare
 from djinn_core.logs import get_logger
@@ -57,7 +57,7 @@ def open_connections(
         StartupError: the executor of this program's own does not start.
     """
     _warn_of_misspelt(os.environ)
-    servers = find_servers(settings)
+    servers = find_servers(settings, registry.transports)
     if settings.standby and servers is None:
         _log.warning("standby servers take over sessions with servers only, and none is configured")
     if servers is not None:
@@ -179,7 +179,7 @@ def _open_remote(
     """A session with each wanted device of one server, and the devices that cannot be had, each with the reason."""
     first, *others = settings.server_devices or (settings.device,)
     reached, welcome = _dial(settings, registry, urls, token, first)
-    opened = [_opened(reached, welcome.gateway)]
+    opened = [_opened(reached, welcome.gateway, urls)]
     failed: list[tuple[str, DjinnError]] = []
     try:
         for number in _others_wanted(welcome, (first, *others)):
@@ -188,7 +188,7 @@ def _open_remote(
             except (TransportError, AccessRefused) as error:
                 failed.append((f"device {number} of {urls[0]}", error))
             else:
-                opened.append(_opened(reached, welcome.gateway))
+                opened.append(_opened(reached, welcome.gateway, urls))
     except BaseException:
         for member in opened:
             member.connection.close()
@@ -229,8 +229,9 @@ def _dial_once(
     return attrs.evolve(reached, connection=talk), gateway.welcome
 
 
-def _opened(reached: Dialled, addresses: tuple[str, ...]) -> Opened:
-    return Opened(reached.connection, reached.attached, reached.url, reached.fallbacks, addresses=addresses)
+def _opened(reached: Dialled, addresses: tuple[str, ...], configured: tuple[str, ...]) -> Opened:
+    known = (reached.connection, reached.attached, reached.url, reached.fallbacks)
+    return Opened(*known, addresses=addresses, server=called(configured))
 
 
 def _compare_torch(opened: Opened) -> None:

@@ -6,6 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import SplitResult
 
@@ -21,7 +22,7 @@ from djinn_core.errors import (
     ServerBusy,
     TransportError,
 )
-from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
+from djinn_core.hookspecs.transports import Connection, Frame, Limits, SecurableTransport, TlsOptions, Transport
 from djinn_core.ir.operators import operators_digest
 from djinn_core.launch.addresses import (
     at_host,
@@ -54,6 +55,7 @@ from djinn_core.wire.messages import (
 DIRECT_SECONDS = 3.0
 # Nobody who has not answered the first question properly has this process set a gigabyte aside.
 _GREETING = Limits(head=4 << 20, body=0, buffers=0)
+_CLOSED = "the other end closed the connection"  # as transports say it
 _log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
@@ -100,8 +102,9 @@ def reach_gateway(
     for url in _fastest_first(urls, known):
         try:
             transport = transport_for(url, known)
-            connection = transport.connect(url, _GREETING, timeout)
-            welcome = ask(connection, hello, Welcome, timeout, url)
+            with _hinting_at_tls(transport, url):
+                connection = transport.connect(url, _GREETING, timeout)
+                welcome = ask(connection, hello, Welcome, timeout, url)
             connection.limits = Limits()
         except (AccessRefused, ServerBusy):
             raise
@@ -160,11 +163,28 @@ def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: f
         TransportError: nobody answers there.
         AccessRefused: the token is wrong.
     """
-    connection = transport_for(url, transports).connect(url, _GREETING, timeout)
+    transport = transport_for(url, transports)
+    with _hinting_at_tls(transport, url):
+        connection = transport.connect(url, _GREETING, timeout)
+        try:
+            return ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
+        finally:
+            connection.close()
+
+
+@contextmanager
+def _hinting_at_tls(transport: Transport, url: str) -> Iterator[None]:
+    """Where a server hangs up without a word it may be waiting for TLS: say how to write its address then."""
     try:
-        return ask(connection, StatusRequest(PROTOCOL_VERSION, token), Status, timeout, url)
-    finally:
-        connection.close()
+        yield
+    except TransportError as error:
+        if isinstance(error, ServerBusy) or not isinstance(transport, SecurableTransport) or _CLOSED not in str(error):
+            raise
+        scheme, _, rest = url.partition("://")
+        secured = dict(zip(transport.schemes, transport.secured(TlsOptions()).schemes, strict=False)).get(scheme)
+        if secured is None:
+            raise
+        raise TransportError(f"{error}. If that server speaks TLS, its address is {secured}://{rest}") from error
 
 
 def client_name() -> str:

@@ -17,7 +17,6 @@ from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.dialling import attach, client_name
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.restarting import outliving
-from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.torch_private import load_early
 
 _log = get_logger("djinn.runtime")
@@ -31,10 +30,9 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
     Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
 
     Raises:
-        ConfigurationError: as `open_connections`.
         StartupError: a process cannot be started.
     """
-    if settings.executor == "inline" or find_servers(settings) is not None:
+    if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
         return ()
     started: list[OwnExecutor] = []
     try:

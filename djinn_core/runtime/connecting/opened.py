@@ -21,6 +21,7 @@ class Opened:
         fallbacks: what was tried before, each with the reason why it was given up.
         executor: the process that was started for this session alone, to be closed after it; None where a server runs it.
         addresses: where its server listens, as far as that is known.
+        server: what messages call it: the address that is configured.
     """
 
     connection: Connection
@@ -29,6 +30,7 @@ class Opened:
     fallbacks: tuple[str, ...] = ()
     executor: OwnExecutor | None = None
     addresses: tuple[str, ...] = ()
+    server: str = "this program's own executor"
 
     @property
     def now(self) -> Attached:

@@ -6,7 +6,7 @@ import attrs
 
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
-from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.addresses import called, transport_for
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.resuming import ResumingConnection
@@ -115,4 +115,4 @@ def lasting(
     where = (urls, token, device, direct, attached.recovers, transports, timeout)
     redial = Redialling(*where, attached.session, attached.secret, attached.instance)
     patience = attached.lease + (STARTING_SECONDS if attached.recovers else 0.0)
-    return ResumingConnection(reached.connection, redial, patience, reached.url)
+    return ResumingConnection(reached.connection, redial, patience, called(urls))

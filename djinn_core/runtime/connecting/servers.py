@@ -10,6 +10,7 @@ import attrs
 from djinn_core.config import Settings
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions, Transport
+from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.securing import travels_bare, with_tls
 
@@ -47,17 +48,18 @@ class Servers:
         return tuple(url for urls in self.members for url in urls)
 
 
-def find_servers(settings: Settings) -> Servers | None:
+def find_servers(settings: Settings, transports: Iterable[Transport]) -> Servers | None:
     """The configured servers, from `servers` or from the connection file; None where there are none.
 
     Raises:
         ConfigurationError: the connection file cannot be read, or no token is configured.
+        PluginError: the same, and none of `transports` serves any of the addresses.
     """
     file = None
     if settings.connection_file is not None and not (settings.servers and settings.token):
         file = read_connection_file(settings.connection_file)
     if settings.servers:
-        token = settings.token or _token_for(settings.servers, file)
+        token = settings.token or _token_for(settings.servers, file, transports)
         return Servers(tuple((url,) for url in settings.servers), token, _tls(settings, file))
     if file is not None:
         return Servers((file.urls,), settings.token or file.token, _tls(settings, file))
@@ -72,10 +74,13 @@ def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
     return TlsOptions(settings.tls_certificate, settings.tls_key, settings.tls_authority, fingerprints)
 
 
-def _token_for(urls: tuple[str, ...], file: ConnectionFile | None) -> str:
+def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: Iterable[Transport]) -> str:
     """The file's token, but only for servers that the file is about: a token is not shown to strangers."""
     if file is not None and set(urls) <= set(file.urls):
         return file.token
+    known = with_tls(transports, TlsOptions())
+    if not any(has_transport(url, known) for url in urls):
+        transport_for(urls[0], known)  # says what is wrong with the address, which a token would not mend
     raise ConfigurationError(
         f"no token for {', '.join(urls)}: set DJINN_TOKEN, or copy the connection file that `djinn serve` wrote and set "
         "DJINN_CONNECTION_FILE to it instead of naming servers"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.errors import DjinnError
-from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.plugins.registry import Registry, Selection, load_registry
 from djinn_core.runtime.connecting.dialling import ask_status
-from djinn_core.runtime.connecting.servers import find_servers
+from djinn_core.runtime.connecting.servers import find_servers, standby_servers
 from djinn_core.wire.messages import Status
+
+AVAILABLE_SECONDS = 4.0  # that a program is made to wait for an answer to "is there a device?"
 
 
 def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
@@ -18,10 +22,10 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
         ConfigurationError: the connection file cannot be read, or there is no token.
         PluginError: a plugin that was asked for cannot be used.
     """
-    servers = find_servers(settings)
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
+    servers = find_servers(settings, registry.transports)
     if servers is None:
         return {}
-    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     transports = servers.transports(registry.transports)
     answers: dict[str, Status | DjinnError] = {}
     seen: set[tuple[int, ...]] = set()
@@ -36,3 +40,32 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
             answers[url] = status
         seen.add(processes)
     return answers
+
+
+def why_unavailable(settings: Settings, registry: Registry) -> str:
+    """Why no configured server would let this client in; empty where one does. Takes `AVAILABLE_SECONDS` at most."""
+    reasons: list[str] = []
+    asking = threading.Thread(target=_ask_any, args=(settings, registry, reasons), name="djinn-available", daemon=True)
+    asking.start()
+    asking.join(AVAILABLE_SECONDS)
+    if asking.is_alive():
+        reasons.append(f"no server has answered within {AVAILABLE_SECONDS:g} s")
+    return "; ".join(reasons)
+
+
+def _ask_any(settings: Settings, registry: Registry, reasons: list[str]) -> None:
+    """Fill `reasons` with why each server is of no use; nothing is left in it when one is."""
+    try:
+        first = find_servers(settings, registry.transports)
+        for servers in [first, *standby_servers(settings, first.tls)] if first is not None else []:
+            transports = servers.transports(registry.transports)
+            for url in servers.urls:
+                try:
+                    ask_status(url, servers.token, transports, min(settings.connect_timeout, AVAILABLE_SECONDS))
+                except DjinnError as error:
+                    reasons.append(str(error))
+                else:
+                    reasons.clear()
+                    return
+    except DjinnError as error:
+        reasons.append(str(error))

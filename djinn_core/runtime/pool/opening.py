@@ -55,6 +55,7 @@ def open_pool(
             one.attached.codings,
             number,
             failures,
+            one.server,
         )
         for number, one in enumerate(opened, 1)
     ]
