@@ -142,9 +142,10 @@ def plan(
     context = _beginning(graph, profile, costs, request)
     wanted = _wanted(plugins, request.exact)
     optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
-    if not known_plan and (rewritten := _rewritten(context, graph, optimized, plugins, request)) is not None:
+    rewritten = "" if known_plan else _rewritten(context, graph, optimized, plugins, request)
+    if not isinstance(rewritten, str):
         return attrs.evolve(rewritten, recorded=profile)  # planned in place of this program, and only once
-    result = attrs.evolve(result, plan=(optimized := _unsubstituted(optimized)))
+    result = attrs.evolve(result, plan=(optimized := _unsubstituted(optimized, rewritten)))
     if request.until == "optimize":
         return result
 
@@ -197,25 +198,26 @@ def _order(
 
 def _rewritten(
     context: OptimizationContext, graph: ProgramGraph, plan: OptimizationPlan, plugins: Plugins, request: Request
-) -> PipelineResult | None:
-    """The result for the program that comes of what the optimizations substitute; None where nothing does."""
+) -> PipelineResult | str:
+    """The result for the program that comes of what the optimizations substitute; why there is none, where there is none."""
     substituted = [o for o in plan.results if o.rewrite.substitutions]
     if not substituted:
-        return None
+        return ""
     rewritten = substitute(graph, context.profile, substituted)
-    return None if rewritten is None else _plan_rewritten(rewritten, substituted, plugins, request)
+    return rewritten if isinstance(rewritten, str) else _plan_rewritten(rewritten, substituted, plugins, request)
 
 
-def _unsubstituted(plan: OptimizationPlan) -> OptimizationPlan:
-    return attrs.evolve(plan, results=tuple(_without(r) for r in plan.results))
+def _unsubstituted(plan: OptimizationPlan, why: str) -> OptimizationPlan:
+    return attrs.evolve(plan, results=tuple(_without(r, why) for r in plan.results))
 
 
-def _without(result: OptimizationResult) -> OptimizationResult:
+def _without(result: OptimizationResult, why: str) -> OptimizationResult:
     """What is left of a result when its substitutions could not be recorded."""
     rewrite = attrs.evolve(result.rewrite, substitutions=())
     if rewrite == result.rewrite:
         return result
-    return attrs.evolve(result, applied=bool(rewrite), rewrite=rewrite, reason="its substitution cannot be used here")
+    reason = f"its substitution cannot be recorded: {why}" if why else "its substitution cannot be used here"
+    return attrs.evolve(result, applied=bool(rewrite), rewrite=rewrite, reason=reason)
 
 
 def _plan_rewritten(

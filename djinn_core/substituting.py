@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from djinn_core.errors import InvalidStage
 from djinn_core.interception.recording.rewriting import rewrite
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
@@ -24,14 +25,13 @@ def lasting_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[
     )
 
 
-def substitute(
-    graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]
-) -> Rewritten | None:
-    """The program with all substitutions in it; None, with a warning, where that does not work."""
+def substitute(graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult]) -> Rewritten | str:
+    """The program with all substitutions in it; where that does not work, a warning, and why not."""
     substitutions = [s for result in results for s in result.rewrite.substitutions]
     try:
         return rewrite(graph.program, substitutions, lasting_weights(graph, profile))
     except Exception as error:  # code of plugins runs in there
         names = ", ".join(result.optimization for result in results)
-        _log.warning("substitutions cannot be recorded; the program stays as it was", by=names, error=repr(error))
-        return None
+        why = str(error) if isinstance(error, InvalidStage) else f"its code raised {type(error).__name__}: {error}"
+        _log.warning("substitutions cannot be recorded; the program stays as it was", by=names, error=why)
+        return f"{names}: {why}" if len(results) > 1 else why

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.result import PipelineResult
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
+_SUMMARISED = 30  # programs of a script that get a line of their own before all are shown
 
 
 @click.command("explain", context_settings={"ignore_unknown_options": True})
@@ -142,11 +143,34 @@ def _print_json(results: Sequence[PipelineResult], *, unfold: bool) -> None:
 def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold: bool, depth: int | None) -> None:
     from djinn_core.showing.text import explain
 
+    if len(results) > 1:
+        _print_summary(results)
     for number, result in enumerate(results, 1):
         if len(results) > 1 or chosen is not None:
             click.secho(f"program {chosen or number}" + (f" of {len(results)}" if chosen is None else ""), bold=True)
         click.echo(str(explain(result, unfold=unfold, depth=depth)))
         click.echo()
+
+
+def _print_summary(results: Sequence[PipelineResult]) -> None:
+    """A line for each program, so that people see which one to look at before they see them all."""
+    from djinn_core.showing.units import duration
+
+    click.secho(f"{len(results)} programs; --program N shows one, --depth 1 shows less of each", bold=True)
+    every = sum(map(_seconds, results))
+    for number, result in enumerate(results[:_SUMMARISED], 1):
+        workload = result.profile.workload.value if result.profile else ""
+        share = f"{duration(_seconds(result))} {_seconds(result) / every:>4.0%}" if every else ""
+        model = next(iter(getattr(result.graph, "module_classes", ())), "")
+        click.echo(f"{number:>4}  {workload:<16} {len(result.graph.nodes):>6,} ops  {share:>14}  {model}".rstrip())
+    if len(results) > _SUMMARISED:
+        click.echo(f"      and {len(results) - _SUMMARISED} more")
+    click.echo()
+
+
+def _seconds(result: PipelineResult) -> float:
+    """What was predicted of all its ops; 0 where nothing was."""
+    return sum(result.costs.seconds(device) for device in result.costs.by_device) if result.costs else 0.0
 
 
 def _draw(results: Sequence[PipelineResult], picture: Path) -> None:
@@ -155,9 +179,7 @@ def _draw(results: Sequence[PipelineResult], picture: Path) -> None:
 
     if not results:
         raise click.ClickException("there is nothing to draw")
-    seconds = [
-        sum(result.costs.seconds(d) for d in result.costs.by_device) if result.costs else 0.0 for result in results
-    ]
+    seconds = [_seconds(result) for result in results]
     longest = seconds.index(max(seconds))
     write_picture(results[longest], picture)
     which = f"program {longest + 1} of {len(results)}, the longest" if len(results) > 1 else "the program"

@@ -43,19 +43,19 @@ def captured_model(target: str, step: Step, until: str) -> PipelineResult:
     """What the stages say about the model that `target` names: a configuration, or `module:function`.
 
     Raises:
-        ConfigurationError: it cannot be built, or nobody knows what inputs it takes.
+        ConfigurationError: it cannot be built, or it is not known what inputs it takes.
     """
     importlib.import_module("djinn")  # as the user's program would: that registers the device
-    model, inputs = _built(target, step)
+    model, inputs, mend = _built(target, step)
     model.to("meta").train(step.kind == "train")  # some make tensors on the CPU, wherever they are told to
     parameters = sum(p.numel() for p in model.parameters())
     click.echo(f"{type(model).__name__}, {parameters:,} parameters, without weights", err=True)
     try:
-        return _called_model(target, lambda: _planned(model, step, inputs, until))
+        return _called_model(target, mend, lambda: _planned(model, step, inputs, until))
     except UnsupportedOperation:  # it looks at its inputs: they get values, and the executor computes what it asks
         click.echo(f"{type(model).__name__} looks at the values of its inputs: zeros are taken for them", err=True)
     try:
-        return _called_model(target, lambda: _planned(model, step, inputs, until, zeros=True))
+        return _called_model(target, mend, lambda: _planned(model, step, inputs, until, zeros=True))
     except UnsupportedOperation as error:
         raise ConfigurationError(
             f"{target}: the model goes on by numbers that it has computed, {_place(error)}; without weights there are none. "
@@ -63,14 +63,14 @@ def captured_model(target: str, step: Step, until: str) -> PipelineResult:
         ) from None
 
 
-def _called_model(target: str, call: Callable[[], PipelineResult]) -> PipelineResult:
+def _called_model(target: str, mend: str, call: Callable[[], PipelineResult]) -> PipelineResult:
     try:
         return call()
     except DjinnError:
         raise
     except Exception as error:
         _show(error)
-        raise ConfigurationError(f"{target}: calling the model failed, as shown above. {_OWN_INPUTS}") from None
+        raise ConfigurationError(f"{target}: calling the model failed, as shown above. {mend}") from None
 
 
 def _place(error: Exception) -> str:
@@ -126,19 +126,34 @@ def _after_prefill(model: torch.nn.Module, inputs: Inputs) -> Inputs:
     return (), {"input_ids": torch.zeros_like(tokens[:, :1]), "past_key_values": cache, "use_cache": True}
 
 
-def _built(target: str, step: Step) -> tuple[torch.nn.Module, Inputs]:
-    """The model and its inputs, on the meta device."""
+def _built(target: str, step: Step) -> tuple[torch.nn.Module, Inputs, str]:
+    """The model and its inputs, on the meta device, and what to do where it cannot be called with them."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json":
         model = _from_configuration(path / "config.json" if path.is_dir() else path)
-        return model, ((), _inputs_for(model, step))
+        return model, ((), _inputs_for(model, step, _OWN_INPUTS)), _OWN_INPUTS
     made = _called(_function(target), target)
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(
             f"{target} returned {type(model).__name__}; it should return a torch.nn.Module, or one and its inputs"
         )
-    return model, _as_inputs(given) if given is not None else ((), _inputs_for(model, step))
+    if given is None:
+        mend = f"Let {target} return the inputs, too: (model, {{'name': tensor}})"
+        return model, ((), _inputs_for(model, step, mend)), f"Its inputs were guessed. {mend}"
+    inputs = _as_inputs(given)
+    shown = [f"{name}={_look(value)}" for name, value in (*enumerate(inputs[0]), *inputs[1].items())]
+    return (
+        model,
+        inputs,
+        f"Correct the model, or the inputs that {target} returns with it: {', '.join(shown) or 'none'}",
+    )
+
+
+def _look(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
 
 
 def _as_inputs(given: Any) -> Inputs:
@@ -217,11 +232,11 @@ def _model_class(transformers: Any, config: Any) -> Any:
     return transformers.AutoModel._model_mapping[type(config)]  # noqa: SLF001 - what `AutoModel.from_config` looks in
 
 
-def _inputs_for(model: torch.nn.Module, step: Step) -> dict[str, Any]:
+def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]:
     """Inputs for a model of transformers, by what its `forward` and its configuration say.
 
     Raises:
-        ConfigurationError: nobody knows what it takes.
+        ConfigurationError: it is not known what it takes; `mend` says what to do.
     """
     config, takes = getattr(model, "config", None), inspect.signature(model.forward).parameters
     main = str(getattr(model, "main_input_name", ""))
@@ -232,7 +247,7 @@ def _inputs_for(model: torch.nn.Module, step: Step) -> dict[str, Any]:
         if inputs and getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
             inputs["decoder_input_ids"] = torch.zeros(step.batch, min(step.tokens, 64), dtype=torch.long)
     if not inputs:
-        raise ConfigurationError(f"nobody knows what inputs {type(model).__name__} takes. {_OWN_INPUTS}")
+        raise ConfigurationError(f"it is not known what inputs {type(model).__name__} takes. {mend}")
     if step.kind == "train" and "labels" in takes and "LM" in type(model).__name__ and "input_ids" in inputs:
         inputs["labels"] = inputs.get("decoder_input_ids", inputs["input_ids"])
     return inputs

@@ -190,6 +190,7 @@ def _serve(options: GatewayOptions) -> None:
     settings = config.resolve().settings
     logs.show(options.log_level)
     logs.set_debug_level(settings.debug)
+    click.echo("Starting executors, which takes some seconds", err=True)
     serve(options.with_settings(settings), _announce)
 
 

@@ -136,7 +136,12 @@ def limit(
     quota = msgspec.structs.replace(
         quota, connections_a_minute=connections_a_minute, requests_a_second=requests_a_second
     )
-    with change_table(_path(file)) as box:
+    path = _path(file)
+    with change_table(path) as box:
+        if tenant not in {*box[0].quotas, *(row.tenant for row in box[0].tokens)}:
+            raise ConfigurationError(
+                f"{path} has no tenant {tenant!r}: `djinn token list` shows those it has, `djinn token create {tenant}` adds it"
+            )
         others = {name: known for name, known in box[0].quotas.items() if name != tenant}
         mine = {check_tenant(tenant): quota} if quota != Quota() else {}
         box[0] = msgspec.structs.replace(box[0], quotas=others | mine)

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from djinn_core.hookspecs import hookspec
+from djinn_core.ir.brief import Brief
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
@@ -16,8 +17,8 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.stream import ALONE, Stream
 
 
-@attrs.frozen
-class PlacementContext:
+@attrs.frozen(repr=False)
+class PlacementContext(Brief):
     """Everything that a placement policy may look at.
 
     Attributes:

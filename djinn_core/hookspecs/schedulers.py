@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from djinn_core.hookspecs import hookspec
+from djinn_core.ir.brief import Brief
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
@@ -16,8 +17,8 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
 
 
-@attrs.frozen
-class SchedulingContext:
+@attrs.frozen(repr=False)
+class SchedulingContext(Brief):
     """Everything that a scheduler may look at.
 
     Attributes:

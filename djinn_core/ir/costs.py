@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import attrs
 
+from djinn_core.ir.brief import Brief
 from djinn_core.ir.shown import ShownInNotebooks
 
 CLIENT: Final = "client"  # where programs come from, in links
@@ -97,8 +98,8 @@ class Link:
         return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
-@attrs.frozen(slots=False)
-class NetworkTopology:
+@attrs.frozen(slots=False, repr=False)
+class NetworkTopology(Brief):
     """Devices and the links between them.
 
     A link may name groups instead of devices: one from `rack0` to `rack0` is between any two devices in that group, one from
@@ -148,7 +149,7 @@ class NetworkTopology:
         return {device.id: device for device in self.devices}
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Costs(ShownInNotebooks):
     """Result of `estimate`: by device id one estimate per node."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Literal, Protocol, runtime_checkable
@@ -20,6 +20,9 @@ from djinn_core.ir.shown import DrawnInNotebooks
 from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, TensorMeta, storage_of
 
 EdgeKind = Literal["data", "order"]
+
+
+_NAMED = 8  # kinds of ops that a graph shows of itself
 
 
 @attrs.frozen
@@ -114,12 +117,17 @@ class Graph(Protocol):
         """Hash of the metadata of all values, in order of appearance; the same in every process."""
 
 
-@attrs.define(eq=False, slots=False)
+@attrs.define(eq=False, slots=False, repr=False)
 class ProgramGraph(DrawnInNotebooks):
     """The graph of a program."""
 
     program: Program
     modules: Mapping[int, str] = attrs.field(factory=dict)
+
+    def __repr__(self) -> str:
+        counts = Counter(call.signature.form.op.partition("::")[2].partition(".")[0] for call in self.program.calls)
+        named = ", ".join(f"{op} {count:,}" for op, count in counts.most_common(_NAMED))
+        return f"ProgramGraph({len(self.program):,} ops{': ' + named if named else ''}{', ...' if len(counts) > _NAMED else ''})"
 
     @cached_property
     def _names(self) -> ModuleNames:

@@ -18,7 +18,7 @@ class PlacementDecision:
     reason: str
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Placement(ShownInNotebooks):
     """Result of `place`.
 

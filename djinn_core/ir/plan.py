@@ -54,7 +54,7 @@ class OptimizationResult:
     seconds_after: float = 0.0
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class OptimizationPlan(ShownInNotebooks):
     """Result of `optimize`.
 

@@ -157,7 +157,7 @@ class SemanticMetadata:
     lineage: Lineage = Lineage.NOTHING
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class WorkloadProfile(ShownInNotebooks):
     """Result of `annotate`: what the program is, as a whole and node by node.
 

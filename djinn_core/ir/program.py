@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 import torch
 
+from djinn_core.ir.brief import Brief
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, module_path
 from djinn_core.ir.values import TensorMeta
@@ -41,8 +42,8 @@ class Signature:
     id: int = attrs.field(init=False, factory=lambda: next(_signature_ids))
 
 
-@attrs.frozen(eq=False)
-class Call:
+@attrs.frozen(eq=False, repr=False)
+class Call(Brief):
     """What is known of an instruction once its op, the metadata of its operands and its scalars are known.
 
     Attributes:
@@ -156,8 +157,8 @@ def describe_site(site: Site) -> str:
     return f"{code.co_filename}:{line} in {code.co_name}"
 
 
-@attrs.frozen(eq=False)
-class Program:
+@attrs.frozen(eq=False, repr=False)
+class Program(Brief):
     """Instructions in program order.
 
     Attributes:

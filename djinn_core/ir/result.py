@@ -19,7 +19,7 @@ Stage = Literal["annotate", "estimate", "optimize", "place", "schedule"]
 STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "schedule")
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class PipelineResult(ShownInNotebooks):
     """The results of the stages, in their order; None for those after the last that ran.
 

@@ -88,7 +88,7 @@ class SchedulingGroup:
     priority: int = 0
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class ExecutionSchedule(ShownInNotebooks):
     """Result of `schedule`.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import Any
 
+from djinn_core.ir.brief import Brief
+
 
 @singledispatch
 def html_of(shown: Any) -> str | None:
@@ -20,7 +22,7 @@ def svg_of(shown: Any) -> str | None:
     return None
 
 
-class ShownInNotebooks:
+class ShownInNotebooks(Brief):
     """What notebooks ask a value for."""
 
     __slots__ = ()
@@ -29,7 +31,7 @@ class ShownInNotebooks:
         return html_of(self)
 
 
-class DrawnInNotebooks:
+class DrawnInNotebooks(Brief):
     """What notebooks ask a value for that is drawn."""
 
     __slots__ = ()

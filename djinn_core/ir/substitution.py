@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 import attrs
 import torch
 
+from djinn_core.ir.brief import Brief
 from djinn_core.ir.program import Call, Program
 
 Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -35,8 +36,8 @@ class Substitution:
     relies: frozenset[int] = frozenset()
 
 
-@attrs.frozen(eq=False)
-class Recipe:
+@attrs.frozen(eq=False, repr=False)
+class Recipe(Brief):
     """What is computed once from weights, for as long as they stay as they are.
 
     Attributes:
@@ -56,8 +57,8 @@ class Recipe:
         return self.program.calls, flow, self.program.slots
 
 
-@attrs.frozen(eq=False)
-class Rewritten:
+@attrs.frozen(eq=False, repr=False)
+class Rewritten(Brief):
     """A program that does the work of another one in another way.
 
     Attributes:

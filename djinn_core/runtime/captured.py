@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.interception.dispatch import forget_calls
+from djinn_core.interception.port import port
 from djinn_core.interception.recording.capture import Capturing, capturing
 from djinn_core.interception.recording.reissue import reissue
 from djinn_core.ir.graph import ProgramGraph
@@ -95,6 +97,8 @@ def capture() -> Iterator[Captured]:
     with capturing() as under_way:
         captured = _latest.captured = Captured(under_way)
         yield captured
+    if port.counts_when_open():  # there is a server: the first op that is meant for it finds out whether it can be used
+        forget_calls()
     _ = captured.graph.module_names  # while the modules are there
 
 

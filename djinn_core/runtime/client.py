@@ -113,7 +113,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
     port.checkpoint_instructions = settings.checkpoint_instructions
     limit_waits(settings.wait_timeout)
     port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
-    if settings.client_fallback:
+    if settings.client_fallback or _state.session is None:
         forget_calls()
     if settings.debug:
         set_debug_level(settings.debug)

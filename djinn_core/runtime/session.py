@@ -475,7 +475,9 @@ class Session:
     def _lose(self, error: Exception) -> NoReturn:
         reason = str(error)
         if self.server != self.called:  # the user knows the executor's own address from nowhere
-            reason = reason.replace(f"server {self.server}", "its executor").replace(self.server, "its executor's address")
+            reason = reason.replace(f"server {self.server}", "its executor").replace(
+                self.server, "its executor's address"
+            )
         log.debug("the session is lost", server=self.server, reason=str(error))
         self.lost = (
             f"the session with {self.called} is lost: {reason}. Its tensors are gone; "

@@ -51,3 +51,24 @@ def test_the_scripts_ending_is_ours(explain, ending, status):
     assert "ran nothing on remote_accelerator" in done.stdout
     said = {"1 / 0": "ZeroDivisionError", "sys.exit('bye')": "bye\n"}
     assert said.get(ending, "") in done.stderr
+
+
+def test_many_programs_are_summarised_before_each_is_shown(explain):
+    source = """
+        import torch, djinn
+        layer = torch.nn.Linear(4, 4).to("remote_accelerator:0")
+        x = torch.rand(2, 4).to("remote_accelerator:0")
+        for times in (1, 2, 3):
+            for _ in range(times):
+                x = layer(x)
+            print(x.sum().item())
+    """
+    done = explain(source=source)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "3 programs; --program N shows one, --depth 1 shows less of each"
+    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
+    assert all(line.split()[-1] == "Linear" and " ops " in line and "%" in line for line in lines[1:4])
+    assert lines[5] == "program 1 of 3"
+    alone = explain("--program", "2", source=source).stdout
+    assert alone.splitlines()[0] == "program 2"

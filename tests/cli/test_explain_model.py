@@ -118,10 +118,13 @@ def test_a_model_that_looks_at_its_inputs_gets_zeros() -> None:
     ("arguments", "said"),
     [
         (["shop_of_models:nothing"], "returned int; it should return a torch.nn.Module"),
-        (["shop_of_models:alone"], "nobody knows what inputs Linear takes"),
+        (["shop_of_models:alone"], "it is not known what inputs Linear takes. Let shop_of_models:alone return"),
         (["shop_of_models:fails"], "raised KeyError"),
         (["shop_of_models:computes"], "(`return x if super().forward(x).sum() > 0 else -x`)"),
-        (["shop_of_models:wrong"], "calling the model failed"),
+        (
+            ["shop_of_models:wrong"],
+            "failed, as shown above. Correct the model, or the inputs that shop_of_models:wrong returns with it: 0=float32[3, 8]",
+        ),
         (["shop_of_models:towr"], "it has alone, computes, fails, looks, named, nothing, tower, wrong"),
         (["shop_of_modls:tower"], "there is no module 'shop_of_modls'"),
         (["shop_of_models:tower", "an-argument"], "takes no arguments"),

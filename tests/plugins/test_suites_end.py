@@ -150,7 +150,11 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("TestDeadlock::test_both_ends_send_at_once", True, "wait for each other while both ends send"),
         ("TestForgetful::test_counters_are_what_a_relay_sees", True, "the fixture `uncounted_bytes`"),
-        ("TestTooMuch::test_counters_are_what_a_relay_sees", True, "leave out (300, 300, 300, 300), and may leave out 299"),
+        (
+            "TestTooMuch::test_counters_are_what_a_relay_sees",
+            True,
+            "leave out (300, 300, 300, 300), and may leave out 299",
+        ),
         ("TestAllowed::test_counters_are_what_a_relay_sees", False, "1 passed"),
         ("TestDeaf::test_a_timeout_loses_nothing[up-0.05]", True, "after 2 s the test has not ended"),
         ("TestWaiting::test_it_is_quick", True, "after 2 s the test has not ended"),

@@ -7,11 +7,12 @@ import json
 import attrs
 import pytest
 
-from djinn.testing import random_graph, topology
+from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import ConfigurationError
 from djinn_core.ir.plan import OptimizationResult, Rewrite
 from djinn_core.ir.result import STAGES, shown_until
+from djinn_core.ir.substitution import Substitution
 from djinn_core.pipeline import Request, plan
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.scheduler import Scheduler
@@ -137,3 +138,31 @@ def test_the_scheduler_takes_a_plan_that_was_made_elsewhere(registry):
     made = Scheduler(topology(), registry).create_schedule(graph, result.plan)
     assert sorted(n for g in made.groups for n in g.nodes) == list(result.plan.nodes)
     assert made.replace == result.plan.replace
+
+
+@pytest.mark.parametrize(
+    ("compute", "why"),
+    [
+        (lambda given: [given[0].double()], "makes a torch.float64 of (4, 4) for a torch.float32"),
+        (lambda given: [given[0] / 0 if given[0].sum() > 0 else given[0]], "needs data"),
+        (lambda given: [given[1]], "its code raised IndexError: list index out of range"),
+    ],
+)
+def test_a_substitution_that_fails_says_why(registry, compute, why):
+    builder = ProgramBuilder()
+    builder.op("aten::relu", builder.input(4, 4), shape=(4, 4))
+    graph = builder.graph()
+
+    class Substituting:
+        name, before, after, after_placement = "substituting", frozenset(), frozenset(), False
+
+        def optimize(self, context):
+            (node,) = context.graph.nodes
+            change = Rewrite(substitutions=(Substitution(frozenset({0}), node.inputs, node.outputs, compute),))
+            return OptimizationResult(self.name, True, "so", change)
+
+    plugins = attrs.evolve(registry, optimizations=(Substituting(),))
+    (result,) = plan(graph, plugins, Request(topology(), until="optimize")).plan.results
+    assert not result.applied
+    assert result.reason.startswith("its substitution cannot be recorded: ")
+    assert why in result.reason

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import attrs
 from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.config import Settings, bytes_of
-from djinn_core.errors import PluginError, StartupError
+from djinn_core.errors import PluginError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.command import EXECUTOR_MODULE
@@ -279,6 +280,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     )
     if options.tls is not None:
         server_context(options.tls)  # what is wrong with the certificate is said before anything starts
+    _check_free(options)
     become_server("gateway")
     keep_few_arenas()
     _allow_many_files()
@@ -297,6 +299,19 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
         gateway.close(0.0)
         raise
     _log.info("ended", process=os.getpid())
+
+
+def _check_free(options: GatewayOptions) -> None:
+    """Say that an address is taken before executors start, which takes seconds; who takes it meanwhile is told of later."""
+    for port in sorted({*options.ports.values(), options.operations_port or 0} - {0}):
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        try:
+            socket.create_server((options.host, port), family=family).close()
+        except OSError as error:
+            raise TransportError(
+                f"cannot listen at {options.host}:{port}: {error.strerror or error}. Is another server running there? Choose "
+                "another port, or stop it"
+            ) from error
 
 
 def _allow_many_files() -> None:

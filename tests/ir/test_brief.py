@@ -1,0 +1,44 @@
+"""Plans, graphs and what is known of them show themselves in a screenful."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+from djinn.testing import optimization_context, placement_context, scheduling_context, topology
+
+
+@pytest.fixture(scope="module")
+def captured():
+    with torch.device("meta"):
+        layers = [torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True) for _ in range(30)]
+        model, x = torch.nn.Sequential(*layers).eval(), torch.zeros(1, 4, 16)
+    with djinn.capture() as captured, torch.no_grad():
+        y = model(x)
+    del y
+    return captured
+
+
+def test_they_fit_a_screen(captured):
+    result = djinn.plan(captured)
+    graph = captured.graph
+    contexts = [optimization_context(graph), placement_context(graph, 2), scheduling_context(graph, 2)]
+    parts = [result.profile, result.costs, result.plan, result.placement, result.schedule, topology(500)]
+    for shown in (captured, graph, captured.program, result, *parts, *contexts, captured.program.calls[0]):
+        text = repr(shown)
+        assert text.startswith(type(shown).__name__) or shown is captured
+        assert len(text) < 3000, text[:500]
+        assert text.count("\n") < 50
+        for way in ("_repr_html_", "_repr_svg_"):
+            drawn = getattr(shown, way, lambda: None)()
+            assert len(drawn or "") < 100_000
+
+
+def test_they_say_what_they_hold(captured):
+    graph, result = captured.graph, djinn.plan(captured, until="annotate")
+    assert repr(graph).startswith(f"ProgramGraph({len(graph.nodes):,} ops: ")
+    assert "linear 120" in repr(graph)
+    assert f"phases=<{len(graph.nodes):,} of them>" in repr(result)
+    assert "placement=None" in repr(result)
+    assert repr(graph.nodes[0]).startswith("Node(id=0, op=")

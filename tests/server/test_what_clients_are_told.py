@@ -1,0 +1,165 @@
+"""A client that cannot use its server is told so early, and in terms of what it configured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+import torch
+from configured import configured
+from servers import start_server
+
+import djinn
+from djinn_core.config import Settings
+from djinn_core.runtime import client
+from djinn_core.runtime.connecting.status import AVAILABLE_SECONDS, ask_servers
+
+DEVICE = "remote_accelerator:0"
+TOKEN = "a token of more than sixteen characters"
+
+
+@pytest.fixture
+def closed():
+    """An address at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def mute():
+    """An address at which connections are accepted and nothing is said."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def plain(python, plain_environment, tmp_path_factory):
+    """A server that neither waits for clients nor keeps what sessions do."""
+    options = [
+        "--threads",
+        "1",
+        "--lease-seconds",
+        "0",
+        "--journal-gib",
+        "0",
+        "--store-gib",
+        "0",
+        "--drain-seconds",
+        "0",
+    ]
+    server = start_server(python.start, tmp_path_factory.mktemp("plain"), *options, env=plain_environment)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def under_tls(python, plain_environment, tmp_path_factory):
+    options = ["--threads", "1", "--tls-self-signed", "--store-gib", "0", "--drain-seconds", "0"]
+    server = start_server(python.start, tmp_path_factory.mktemp("tls"), *options, env=plain_environment)
+    yield server
+    server.stop()
+
+
+def test_a_server_that_is_not_there_shows_before_anything_is_computed(closed, caplog):
+    with configured(servers=[closed], token=TOKEN):
+        assert not torch.accelerator.is_available()
+        assert not torch.remote_accelerator.is_available()
+        assert f"no server answers at {closed}" in caplog.text
+        for _ in range(2):
+            with pytest.raises(djinn.TransportError, match=closed):
+                torch.ones(2, device=DEVICE)
+        with djinn.capture() as captured:  # needs none
+            torch.ones(2) + 1
+        assert captured.graph.by_op["add"]
+        with pytest.raises(djinn.TransportError, match=closed):
+            torch.ones(2, device=DEVICE)
+
+
+def test_a_token_that_is_missing_or_wrong_shows_at_once(closed, plain, caplog):
+    with configured(servers=[closed]):
+        assert not torch.accelerator.is_available()
+        assert f"no token for {closed}" in caplog.text
+        with pytest.raises(djinn.ConfigurationError, match="no token for"):
+            torch.ones(2, device=DEVICE)
+    with configured(servers=[plain.url("tcp")], token=TOKEN):
+        assert not torch.accelerator.is_available()
+        assert "token" in caplog.text
+        with pytest.raises(djinn.AccessRefused):
+            torch.zeros(3, device=DEVICE)
+
+
+def test_an_answer_is_not_waited_for_long(mute, caplog):
+    with configured(servers=[mute], token=TOKEN, connect_timeout=3600):
+        found = []
+        asking = threading.Thread(target=lambda: found.append(torch.accelerator.is_available()))
+        asking.start()
+        asking.join(AVAILABLE_SECONDS + 60)
+        assert found == [False]
+        assert f"within {AVAILABLE_SECONDS:g} s" in caplog.text
+
+
+def test_a_server_that_answers_is_available_without_a_session(plain):
+    with configured(servers=[plain.url("tcp")], token=plain.token):
+        assert torch.accelerator.is_available()
+        assert not djinn.is_initialized()
+        assert torch.ones(2, device=DEVICE).sum().item() == 2
+    assert torch.accelerator.is_available(), "an executor of the program's own needs no server"
+    assert not djinn.is_initialized()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "http"])
+def test_a_server_under_tls_is_found_by_its_address(under_tls, scheme):
+    right = under_tls.url(f"{scheme}s")
+    wrong = f"{scheme}{right.removeprefix(f'{scheme}s')}"
+    with configured(servers=[wrong], token=under_tls.token, connect_timeout=10):
+        with pytest.raises(djinn.TransportError, match=f"its address is {right}"):
+            djinn.init()
+        (answer,) = ask_servers(Settings(servers=(wrong,), token=under_tls.token)).values()
+        assert f"If that server speaks TLS, its address is {right}" in str(answer)
+
+
+def test_an_address_that_no_transport_serves_is_told_before_the_token():
+    with configured(servers=["foo://x"]), pytest.raises(djinn.PluginError, match="no transport for foo://"):
+        djinn.init()
+    with pytest.raises(djinn.PluginError, match="no transport for foo://"):
+        ask_servers(Settings(servers=("foo://x",)))
+
+
+def test_errors_name_the_address_that_was_configured(plain):
+    url = plain.url("tcp")
+    with configured(servers=[url], token=plain.token):
+        matrix = torch.ones(700, 700, device=DEVICE)
+        assert matrix.sum().item() == 490_000
+        reached = client._state.opened[0].url
+        assert reached.startswith("unix://"), "the fastest way on one machine"
+        with pytest.raises(djinn.DeadlineExceeded, match=f"^{url} did not answer"), djinn.deadline(0.2):
+            long = matrix
+            for _ in range(300):
+                long = long @ matrix
+            long.sum().item()
+        del long
+        os.kill(client.executor_process(), signal.SIGKILL)
+        with pytest.raises(djinn.SessionLost, match=f"the session with {url} is lost") as caught:
+            (matrix + 1).sum().item()
+        assert "unix://" not in str(caught.value)
+
+
+def test_an_executor_of_ones_own_has_no_address():
+    with configured(threads=1):
+        djinn.init()
+        assert client._state.session.called == "this program's own executor"
+
+
+def test_a_port_that_is_taken_is_told_before_executors_start(python, plain_environment, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file = tmp_path / "connection.json"
+        serve = ["-m", "djinn_core.cli", "serve", "--device", "cpu", "--port", port, "--connection-file", file]
+        done = python.run(*serve, env=plain_environment)
+    assert done.returncode == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert "Choose another port" in done.stderr.replace("\n", " ")
+    assert "executor is ready" not in done.stderr
