@@ -102,15 +102,14 @@ def _to_record(logger: object, method: str, event: Event) -> tuple[tuple[str], d
     """Arguments for the standard library: a readable line for foreign handlers, the event itself for ours."""
     del logger, method
     exc_info = event.pop("exc_info", None)
-    message = str(event.get("event", ""))
-    facts = " ".join(f"{key}={value!r}" for key, value in event.items() if key != "event")
-    return (f"{message} {facts}".rstrip(),), {"extra": {"djinn": dict(event)}, "exc_info": exc_info}
+    return (_line(event),), {"extra": {"djinn": dict(event)}, "exc_info": exc_info}
 
 
 def show(level: str = "info", stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
     """Show Djinn's log on `stream` (standard error) from `level` on; a second call replaces the first.
 
-    Human-readable, in colour on a terminal; one JSON object a line where `DJINN_LOG_FORMAT=json` is set.
+    Human-readable, in colour on a terminal; one JSON object a line where `DJINN_LOG_FORMAT=json` is set. Warnings alone look as
+    they do where nothing is set up.
 
     Raises:
         ConfigurationError: `level` or the format is unknown.
@@ -148,8 +147,11 @@ def set_debug_level(parts: str) -> None:
         hide()
     else:
         _reset_levels(shown_level)
-    if loggers and _own_handler() is None:
-        _install(sys.stderr, os.environ, None)
+    if shown is None:
+        if loggers:
+            _install(sys.stderr, os.environ, None)
+    else:
+        shown.setFormatter(_formatter_of(shown.stream, os.environ, None if loggers else shown_level))
     for logger in loggers:
         logger.setLevel(logging.DEBUG)
 
@@ -191,21 +193,48 @@ def _own_handler() -> _Handler | None:
 
 
 def _install(stream: TextIO, environ: Mapping[str, str], shown_level: int | None) -> None:
-    style = environ.get(FORMAT_VARIABLE, "") or "console"
-    if style not in {"json", "console"}:
-        raise ConfigurationError(f"{FORMAT_VARIABLE}={style!r} is unknown: use json or console.")
+    formatter = _formatter_of(stream, environ, shown_level)
     hide()
     handler = _Handler(stream, shown_level)
-    handler.setFormatter(_formatter(style, colours=stream.isatty() and "NO_COLOR" not in environ))
+    handler.setFormatter(formatter)
     root = logging.getLogger(ROOT)
     root.addHandler(handler)
     # Our handler has shown it; the user's root handlers would show it a second time.
     root.propagate = False
 
 
+def _formatter_of(
+    stream: TextIO, environ: Mapping[str, str], shown_level: int | None
+) -> structlog.stdlib.ProcessorFormatter:
+    style = environ.get(FORMAT_VARIABLE, "") or "console"
+    if style not in {"json", "console"}:
+        raise ConfigurationError(f"{FORMAT_VARIABLE}={style!r} is unknown: use json or console.")
+    if style == "console" and shown_level is not None and shown_level >= logging.WARNING:
+        style = "plain"
+    return _formatter(style, colours=stream.isatty() and "NO_COLOR" not in environ)
+
+
+def _plain(logger: object, method: str, event: Event) -> str:
+    """A warning as the standard library shows it where nothing is set up."""
+    del logger, method
+    exception = event.pop("exception", "")
+    text = _line({key: value for key, value in event.items() if key not in {"timestamp", "level", "logger"}})
+    return f"{text}\n{exception}" if exception else text
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    facts = " ".join(f"{key}={value!r}" for key, value in event.items() if key != "event")
+    return f"{event.get('event', '')} {facts}".rstrip()
+
+
 def _formatter(style: str, colours: bool) -> structlog.stdlib.ProcessorFormatter:
     people = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
-    renderer = structlog.processors.JSONRenderer(default=str) if style == "json" else people
+    renderers: dict[str, Any] = {
+        "json": structlog.processors.JSONRenderer(default=str),
+        "console": people,
+        "plain": _plain,
+    }
+    renderer = renderers[style]
     clean = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[_from_record, structlog.stdlib.add_logger_name, structlog.stdlib.add_log_level, _add_time],

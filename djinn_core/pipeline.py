@@ -142,8 +142,7 @@ def plan(
     context = _beginning(graph, profile, costs, request)
     wanted = _wanted(plugins, request.exact)
     optimized = known_plan or clock.time("optimize", lambda: optimize(context, wanted))
-    rewritten = "" if known_plan else _rewritten(context, graph, optimized, plugins, request)
-    if not isinstance(rewritten, str):
+    if not isinstance(rewritten := "" if known_plan else _rewritten(context, graph, optimized, plugins, request), str):
         return attrs.evolve(rewritten, recorded=profile)  # planned in place of this program, and only once
     result = attrs.evolve(result, plan=(optimized := _unsubstituted(optimized, rewritten)))
     if request.until == "optimize":

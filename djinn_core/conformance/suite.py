@@ -52,7 +52,7 @@ def outcome(future: Future[R], mend: str) -> R:
     except TimeoutError:
         if future.done():  # the call's own
             raise
-        return pytest.fail(f"after {SECONDS:g} s a call has not ended: {mend}")  # type: ignore[no-any-return]
+        return pytest.fail(f"after {SECONDS:g} s a call has not ended: {mend}")
 
 
 class Ending:

@@ -59,7 +59,7 @@ class Connection(Protocol):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes put on the wire."""
+        """Bytes put on the wire; what a library adds that does not say how much may be left out."""
 
     @property
     def bytes_received(self) -> int:

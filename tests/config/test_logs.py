@@ -141,3 +141,18 @@ def test_tokens_are_hidden_wherever_they_stand():
     shown = str(logs.redact(None, "", {"event": f"somebody came with {token}", "key": row.id}))
     assert token not in shown
     assert row.id in shown
+
+
+def test_warnings_alone_look_as_they_do_without_any_set_up(log):
+    stream = shown("warning")
+    log.info("quiet")
+    log.warning("loud", pct="5%", token="hunter2")
+    assert stream.getvalue() == f"loud pct='5%' token={logs.HIDDEN!r}\n"
+    logs.set_debug_level("wire")
+    log.debug("in detail")
+    assert "[debug" in stream.getvalue().splitlines()[-1], (
+        "a log with levels and times, where more than warnings is shown"
+    )
+    logs.set_debug_level("off")
+    log.warning("loud again")
+    assert stream.getvalue().splitlines()[-1] == "loud again"

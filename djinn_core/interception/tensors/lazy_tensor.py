@@ -66,7 +66,7 @@ class LazyTensor(torch.Tensor):
             shorten(error)
             raise
 
-    @for_users
+    @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         return printer[-1](self, tensor_contents)
 
