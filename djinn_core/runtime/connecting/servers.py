@@ -48,12 +48,12 @@ class Servers:
         return tuple(url for urls in self.members for url in urls)
 
 
-def find_servers(settings: Settings, transports: Iterable[Transport]) -> Servers | None:
+def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Servers | None:
     """The configured servers, from `servers` or from the connection file; None where there are none.
 
     Raises:
         ConfigurationError: the connection file cannot be read, or no token is configured.
-        PluginError: the same, and none of `transports` serves any of the addresses.
+        PluginError: there is no token, and none of `transports`, where they are known, serves any of the addresses.
     """
     file = None
     if settings.connection_file is not None and not (settings.servers and settings.token):
@@ -79,7 +79,7 @@ def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: I
     if file is not None and set(urls) <= set(file.urls):
         return file.token
     known = with_tls(transports, TlsOptions())
-    if not any(has_transport(url, known) for url in urls):
+    if known and not any(has_transport(url, known) for url in urls):
         transport_for(urls[0], known)  # says what is wrong with the address, which a token would not mend
     raise ConfigurationError(
         f"no token for {', '.join(urls)}: set DJINN_TOKEN, or copy the connection file that `djinn serve` wrote and set "
