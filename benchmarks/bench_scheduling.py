@@ -41,11 +41,13 @@ Run = Callable[[], object]
 @contextmanager
 def executors(count: int, policy: str, threads: int = 1, **settings: object) -> Iterator[None]:
     """So many executors on this machine work as one, placed by a policy."""
+    djinn.shut_down()
     djinn.configure(executors=count, threads=threads, placement_policy=policy, **settings)
     try:
         djinn.init()
         yield
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 
@@ -60,6 +62,7 @@ def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Ite
         inside = stack.enter_context(namespace(conditions))
         near = stack.enter_context(server(*network, CLIENT, threads=threads, environment=token | hidden_from(inside)))
         far = stack.enter_context(server(*network, FAR, threads=threads, environment=token, prefix=inside))
+        djinn.shut_down()
         djinn.configure(
             servers=[url_of(near), url_of(far)], token=near.token, disable=("local",), placement_policy=policy
         )
@@ -67,6 +70,7 @@ def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Ite
             djinn.init()
             yield
         finally:
+            djinn.shut_down()
             djinn.configure()
 
 

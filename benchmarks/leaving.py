@@ -71,6 +71,7 @@ def fetch():
 
 def close():
     assert torch.ones(5).to("remote_accelerator:0").sum().item() == 5.0
+    djinn.shut_down()
     djinn.configure()
     print("begun", flush=True)
     sys.stdout.flush()

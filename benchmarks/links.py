@@ -98,10 +98,12 @@ def connected_over(conditions: Conditions, *arguments: str, threads: int = 1) ->
             link = Link("a relay", stack.enter_context(measured([], "127.0.0.1", through)))
             host, port = through(int(url_of(serving).rpartition(":")[2]))
             url = f"tcp://{host}:{port}"
+        djinn.shut_down()
         djinn.configure(servers=[url], token=serving.token, disable=("local",))
         try:
             yield link
         finally:
+            djinn.shut_down()
             djinn.configure()
 
 

@@ -80,6 +80,7 @@ def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: An
     torch.set_num_threads(1)
     seen: dict[str, Any] = {"client": number, "requests": 0, "wrong": 0, "seconds": [], "failure": ""}
     try:
+        djinn.shut_down()
         djinn.configure(servers=[url], token=token, disable=("local",), connect_timeout=START_SECONDS)
         there, here = Work("remote_accelerator:0", number), Work("cpu", number)
         inputs = torch.Generator().manual_seed(1000 + number)
@@ -95,6 +96,7 @@ def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: An
             seen["seconds"].append(time.perf_counter() - began)
             seen["wrong"] += not torch.equal(found, here.request(given))
             seen["requests"] += 1
+        djinn.shut_down()
         djinn.configure()
     except BaseException as error:
         seen["failure"] = repr(error)

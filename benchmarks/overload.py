@@ -36,6 +36,7 @@ def at_work(url: str, token: str, count: Any, over: Any) -> None:
     import djinn
 
     torch.set_num_threads(1)
+    djinn.shut_down()
     djinn.configure(servers=[url], token=token, disable=("local",), connect_timeout=START_SECONDS)
     work = Work("remote_accelerator:0", 1)
     given = torch.ones(8, 64)
@@ -43,6 +44,7 @@ def at_work(url: str, token: str, count: Any, over: Any) -> None:
         work.request(given)
         with count.get_lock():
             count.value += 1
+    djinn.shut_down()
     djinn.configure()
 
 
@@ -144,12 +146,14 @@ def comes_in(url: str, token: str, over: Any) -> float:
 
     import djinn
 
+    djinn.shut_down()
     djinn.configure(servers=[url], token=token, disable=("local",), connect_timeout=60.0)
     leaving = threading.Timer(1.0, over.set)
     leaving.start()
     began = time.monotonic()
     assert torch.ones(3).to("remote_accelerator:0").sum().item() == 3.0
     waited = time.monotonic() - began
+    djinn.shut_down()
     djinn.configure()
     return round(waited, 2)
 

@@ -44,11 +44,13 @@ def placed(way: str, model: torch.nn.Module, threads: int, **settings: Any) -> I
     """The model on executors of this machine."""
     count, policy = WAYS[way]
     pins = in_halves(model) if policy == "pinned" else {}
+    djinn.shut_down()
     djinn.configure(executors=count, threads=threads, placement_policy=policy, pins=pins, **settings)
     try:
         yield model.to(REMOTE)
         model.to("cpu")
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 

@@ -23,11 +23,13 @@ Run = Callable[[torch.nn.Module], torch.Tensor]
 @contextmanager
 def placed(model: torch.nn.Module, threads: int, exact: bool) -> Iterator[torch.nn.Module]:
     """The model on one executor; what does not pay is left in, so that it is seen."""
+    djinn.shut_down()
     djinn.configure(executors=1, threads=threads, exact=exact, disable=("adaptive",))
     try:
         yield model.to(REMOTE)
         model.to("cpu")
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 

@@ -64,6 +64,7 @@ def processor_time(process: int) -> float:
 @contextmanager
 def executor(limit: int, threads: int) -> Iterator[int]:
     """An executor with a limit in bytes (0: none) that has loaded what ops need; its process."""
+    djinn.shut_down()
     djinn.configure(threads=threads, memory_gib=limit / 2**30 if limit else None)
     try:
         djinn.init()
@@ -72,6 +73,7 @@ def executor(limit: int, threads: int) -> Iterator[int]:
         djinn.synchronize()
         yield executor_process()
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 

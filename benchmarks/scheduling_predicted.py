@@ -264,6 +264,7 @@ def begun(program: Program, watch: Watch) -> Compared:
 
 def compared(way: Way, effort: Effort) -> list[Compared]:
     """Run the programs of one way in turns, and take off what a program without ops takes."""
+    djinn.shut_down()
     djinn.configure(executors=2, threads=effort.threads, **way.settings)
     djinn.init()
     watch = Watch()
@@ -287,6 +288,7 @@ def predicted(effort: Effort) -> Outcome:
                 print(f"    {one.name:40} predicted {one.predicted() * 1e3:8.2f} ms, measured {one.seconds * 1e3:8.2f}")
             errors = sorted(one.error for one in found)
     finally:
+        djinn.shut_down()
         djinn.configure()
     median = statistics.median(errors)
     figures = {"predicted_median_error": median, "programs": len(errors), "largest error": errors[-1]}

@@ -43,11 +43,13 @@ def llama(effort: Effort) -> torch.nn.Module:
 def placed(way: str, model: torch.nn.Module, threads: int) -> Iterator[torch.nn.Module]:
     """The model on executors of this machine, which may round otherwise than local PyTorch."""
     count, policy = WAYS[way]
+    djinn.shut_down()
     djinn.configure(executors=count, threads=threads, placement_policy=policy, exact=False)
     try:
         yield model.to(REMOTE)
         model.to("cpu")
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 

@@ -88,6 +88,7 @@ class Servers:
     @contextmanager
     def pooled(self, way: str) -> Iterator[None]:
         """A session over both, in which values are sent or computed again."""
+        djinn.shut_down()
         djinn.configure(
             plugins=[*PLUGINS, *WAYS[way]],
             servers=self.urls,
@@ -100,6 +101,7 @@ class Servers:
             djinn.init()
             yield
         finally:
+            djinn.shut_down()
             djinn.configure()
 
 

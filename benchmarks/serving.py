@@ -56,10 +56,12 @@ def connected(
     """
     options = ("--store-gib", "0", *arguments)
     with server(*options, threads=threads, environment=environment) as serving, by(url_of(serving)) as url:
+        djinn.shut_down()
         djinn.configure(servers=[url], token=serving.token, disable=("local",), **settings)
         try:
             yield
         finally:
+            djinn.shut_down()
             djinn.configure()
 
 

@@ -98,11 +98,13 @@ def over_tcp(connect, url_of):
 @pytest.fixture
 def embedded():
     """The device, on the executor that this process starts for itself; most tests share one. Gives its name."""
+    from configured import configure_anew
+
     import djinn
     from djinn_core.runtime import client
 
     if client._state.overrides != _EMBEDDED:
-        djinn.configure(**_EMBEDDED)
+        configure_anew(**_EMBEDDED)
     djinn.init()
     return "remote_accelerator:0"
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from djinn_core.config import Settings, resolve
-from djinn_core.errors import DjinnError, ForkedProcess, SessionLost
+from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.interception import ending, sync
@@ -23,6 +23,7 @@ from djinn_core.interception.port import Runtime, port
 from djinn_core.interception.recording import recorder
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.values import new_storage
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
@@ -32,11 +33,25 @@ from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.counting import reset_stats, stats
 from djinn_core.runtime.deadlines import limit_waits
-from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planning import load_plugins
-from djinn_core.runtime.planning.session_plans import last_profile, new_planner, plan_whole, record_plans, switched_off
+from djinn_core.runtime.planning.session_plans import (
+    last_profile,
+    new_planner,
+    plan_anew,
+    plan_whole,
+    record_plans,
+    switched_off,
+)
 from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.reconfiguring import (
+    PLANNING,
+    PLUGINS,
+    beginning_anew,
+    changed,
+    compilers_differ,
+    live_tensors,
+)
 from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.state import InitHook
@@ -84,32 +99,76 @@ def configure(
     """Set what differs from the environment and the configuration file.
 
     Args:
-        plugins: names, modules or objects: the built-ins plus exactly these. None: everything that is installed.
-        servers: URLs of servers, such as `["tcp://gpu-box:5556"]`. None: an executor on this machine.
+        plugins: names, modules or objects: the built-ins plus exactly these. None: as before.
+        servers: URLs of servers, such as `["tcp://gpu-box:5556"]`.
         token: what the servers ask for.
         connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
         **settings: any other field of `Settings`.
 
-    Configuring ends a session that is open: its tensors are lost.
+    What was set before stays as it was set; without arguments, nothing is set any more. While a session is open, settings
+    that it can take over hold at once. Others need a new session: where this one holds tensors, nothing is changed and
+    `ConfigurationError` is raised; where it holds none, it ends, with a warning, and the next use begins another.
 
     Raises:
-        ConfigurationError: a setting is unknown or malformed.
+        ConfigurationError: a setting is unknown or malformed, or needs a new session while this one holds tensors.
         PluginError: a plugin that is named cannot be used.
     """
     named = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
-    overrides = {**{k: v for k, v in named.items() if v is not None}, **settings}
-    resolved = resolve(overrides).settings
-    registry = load_plugins(resolved)
+    given = {**{k: v for k, v in named.items() if v is not None}, **settings}
     with _lock:
-        shut_down()
+        overrides = {**_state.overrides, **given} if given else {}
+        resolved = resolve(overrides).settings
+        registry = load_plugins(resolved)
+        if is_initialized():
+            _reconfigure(resolved, registry)
+        else:
+            shut_down()  # one that was lost
+            _apply(resolved, registry)
         _state.overrides = overrides
-        _apply(resolved, registry)
+
+
+def _reconfigure(resolved: Settings, registry: Registry) -> None:
+    """Change what the open session can take over, or end it where it holds no tensors and cannot take over all."""
+    assert _state.settings is not None, "a session is open"
+    assert _state.registry is not None, "a session is open"
+    names = changed(_state.settings, resolved)
+    anew = beginning_anew(names, _state.settings, compilers_differ(_state.registry, registry))
+    if anew:
+        _end_unless_held(", ".join(sorted(anew)))
+    elif not names & PLUGINS:
+        registry = _state.registry  # its observers and interceptors may have state
+    _apply(resolved, registry)
+    if not anew and names & (PLANNING | PLUGINS):
+        plan_anew()
+    if names and not anew:
+        log.info("the open session goes on with other settings", settings=sorted(names))
+
+
+def _end_unless_held(names: str) -> None:
+    """End the session for the settings `names`.
+
+    Raises:
+        ConfigurationError: it holds tensors, which would be lost.
+    """
+    held = live_tensors(_state.first_storage)
+    if held:
+        raise ConfigurationError(
+            f"djinn.configure() has changed nothing: {names} cannot change in an open session, and this one holds "
+            f"{held} tensor{'s' if held > 1 else ''}, which would be lost. Configure before the first use of the device, or "
+            "call djinn.shut_down() first, which ends the session; djinn.init() or the next use of the device begins another"
+        )
+    shut_down()
+    log.warning(
+        "djinn.configure() has ended the session, which held no tensors: the next use of the device begins another, whose "
+        "random state begins anew",
+        changed=names,
+    )
 
 
 def _apply(settings: Settings, registry: Registry) -> None:
     _state.settings, _state.registry = settings, registry
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors})
-    _state.observers = Observers([*registry.observers, *progress_observers(settings.progress)])
+    _state.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     limit_waits(settings.wait_timeout)
     port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
@@ -279,6 +338,7 @@ def _end_session() -> None:
     session.close()
     recorder.drop_everything()
     forget_what_was_learnt()
+    _state.first_storage = new_storage()
     _state.observers.tell("disconnected", server=session.server)
     _state.closed = (
         _state.closed[0] + sum(one.connection.bytes_sent for one in opened),

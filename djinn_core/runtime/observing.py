@@ -18,15 +18,22 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
+        self._joined: list[Observer] = []
+
+    def become(self, observers: Iterable[Observer]) -> None:
+        """Others from now on, beside those that have joined for a block."""
+        self._observers = [*observers, *self._joined]
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
         """`observer` is told as well inside the block."""
         self._observers.append(observer)
+        self._joined.append(observer)
         try:
             yield
         finally:
             self._observers = [o for o in self._observers if o is not observer]
+            self._joined = [o for o in self._joined if o is not observer]
 
     def tell(self, name: str, **fields: Any) -> None:
         """Tell every observer that `name` happened; costs nothing without observers."""

@@ -111,6 +111,10 @@ class Session:
         self.passing = Passing()
         self.lost: str = ""
 
+    def plan_by(self, planner: Planner) -> None:
+        """Plan with another planner from now on, which knows none of the plans of the one before. Whoever calls holds the recorders' lock."""
+        self._planner = planner
+
     # --- out ---------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> int:

@@ -33,6 +33,7 @@ class State:
     opened: tuple[Opened, ...] = ()
     session: Session | PoolSession | None = None
     stats: Stats = attrs.field(factory=Stats)
+    first_storage: int = 0  # storages of the open session have numbers above those of former ones
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
     hooks: list[InitHook] = attrs.field(factory=list)

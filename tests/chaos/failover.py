@@ -87,12 +87,14 @@ def pair(folder: Path) -> Iterator[Pair]:
         for server in servers:
             server.run()
         urls = [server.url for server in servers]
+        djinn.shut_down()
         djinn.configure(
             servers=urls[:1], standby=urls[1:], standby_seconds=1, token=TOKEN, disable=("local",), threads=1
         )
         djinn.init()
         yield Pair(servers)
     finally:
+        djinn.shut_down()
         djinn.configure()
         for server in servers:
             server.end()
@@ -101,11 +103,13 @@ def pair(folder: Path) -> Iterator[Pair]:
 @contextlib.contextmanager
 def own() -> Iterator[None]:
     """`remote_accelerator` is an executor that this program starts for itself."""
+    djinn.shut_down()
     djinn.configure(threads=1)
     try:
         djinn.init()
         yield
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 

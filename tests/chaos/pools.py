@@ -65,12 +65,14 @@ def pool(kind: str, folder: Path, *options: str) -> Iterator[None]:
             one = ("--device", "cpu", *options)
             urls = [stack.enter_context(serving(folder / name, *one))[0] for name in ("first", "second")]
         settings = {"placement_policy": "round_robin", "disable": ("local", "recomputation"), "threads": 1}
+        djinn.shut_down()
         djinn.configure(servers=urls, token=token, **settings)
         try:
             djinn.init()
             assert len(client._state.opened) == 2
             yield
         finally:
+            djinn.shut_down()
             djinn.configure()
 
 

@@ -69,11 +69,13 @@ def serving() -> Iterator[tuple[str, str]]:
 @contextlib.contextmanager
 def using(url: str, token: str) -> Iterator[None]:
     """`remote_accelerator` is at that address."""
+    djinn.shut_down()
     djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
     djinn.init()
     try:
         yield
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 

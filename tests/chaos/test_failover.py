@@ -35,6 +35,7 @@ def remote(doomed, serving, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     urls = [url for url in doomed[1].urls if url.startswith("tcp")]
+    djinn.shut_down()
     djinn.configure(
         servers=urls,
         token=doomed[1].token,
@@ -45,6 +46,7 @@ def remote(doomed, serving, tmp_path):
     )
     begin()
     yield REMOTE
+    djinn.shut_down()
     djinn.configure()
     torch.set_num_threads(threads)
 

@@ -40,9 +40,11 @@ def server(request, python, plain_environment, journals):
 def remote(server):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    djinn.shut_down()
     djinn.configure(servers=[u for u in server.urls if u.startswith("tcp")], token=server.token, disable=("local",))
     djinn.init()
     yield REMOTE
+    djinn.shut_down()
     djinn.configure()
     torch.set_num_threads(threads)
 

@@ -47,6 +47,7 @@ def command(tmp_path, monkeypatch, cache, plain_environment):
 
     yield run
     monkeypatch.undo()  # what is configured reads the environment
+    djinn.shut_down()
     djinn.configure()
 
 

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import torch
+from configured import configure_anew
 
 import djinn
 from djinn_core.runtime import client
@@ -15,8 +16,8 @@ REMOTE = "remote_accelerator:0"
 
 @pytest.fixture
 def configure(serving):
-    yield lambda *servers, **settings: djinn.configure(servers=servers, token=serving.token, **settings)
-    djinn.configure()
+    yield lambda *servers, **settings: configure_anew(servers=servers, token=serving.token, **settings)
+    configure_anew()
 
 
 @pytest.fixture

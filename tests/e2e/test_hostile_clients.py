@@ -94,9 +94,11 @@ def ask(connection, message, body=()):
 def test_a_wrong_token_gets_nothing_but_a_refusal(healthy, url_of, serving, scheme, token):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJINN_CONFIG", "")
+        djinn.shut_down()
         djinn.configure(servers=[url_of(scheme)], token=token, disable=("local",))
         with pytest.raises(AccessRefused, match="token is not the one") as refused:
             torch.ones(2).to(REMOTE).cpu()
+        djinn.shut_down()
         djinn.configure()
     assert serving.token not in str(refused.value)
     healthy()

@@ -105,7 +105,9 @@ def test_answers_that_are_waited_for(connect, slow, small, interceptor):
 
 
 def test_it_can_be_configured_away():
+    djinn.shut_down()
     djinn.configure(disable=("late_stop",))
     assert not installed.now
+    djinn.shut_down()
     djinn.configure()
     assert installed.now

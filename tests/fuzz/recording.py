@@ -19,6 +19,7 @@ Program = Callable[[], object]
 @contextmanager
 def recorded(url: str, token: str) -> Iterator[list[Frame]]:
     """A session of its own in the block, and in the list what it sends."""
+    djinn.shut_down()
     djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
     djinn.init()
     frames: list[Frame] = []
@@ -36,6 +37,7 @@ def recorded(url: str, token: str) -> Iterator[list[Frame]]:
     finally:
         djinn.synchronize()
         connection.send = send
+        djinn.shut_down()
         djinn.configure()
 
 

@@ -191,6 +191,7 @@ def test_a_generator_is_freed_with_its_last_reference():
 def test_a_generator_outlives_the_session_until_it_is_used(embedded):
     unused, used = remote(6), remote(6)
     wanted = draw(used)
+    djinn.shut_down()
     djinn.configure(threads=1)
     assert draw(unused) == wanted
     with pytest.raises(djinn.SessionLost):

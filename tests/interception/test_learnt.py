@@ -67,6 +67,7 @@ def another_session(embedded):
     """Ends the session and begins another, as with a server of another kind."""
 
     def begin():
+        djinn.shut_down()
         djinn.configure(threads=1)
         djinn.init()
 

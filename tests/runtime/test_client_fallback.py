@@ -32,6 +32,7 @@ soft_sign.register_autograd(
 @pytest.fixture
 def lenient(on_wrong_executor, wrong):
     """The device with the fallback, on an executor that lacks kernels."""
+    djinn.shut_down()
     djinn.configure(connection_file=wrong, client_fallback=True)
     djinn.reset_stats()
     return on_wrong_executor

@@ -22,6 +22,7 @@ def test_a_forgotten_template_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
         return forget(self, connection)
 
     monkeypatch.setattr(session.ExecutorSession, "_await_definition", counted)
+    djinn.shut_down()
     djinn.configure(executor="inline", threads=1)
     try:
         x = torch.arange(4.0).to(DEVICE)
@@ -29,5 +30,6 @@ def test_a_forgotten_template_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
             assert (x * factor).sum().item() == 6.0 * factor
             assert (x + factor).relu().tolist() == [factor, factor + 1, factor + 2, factor + 3]
     finally:
+        djinn.shut_down()
         djinn.configure()
     assert len(asked) >= 3

@@ -17,10 +17,12 @@ DEVICE = "remote_accelerator:0"
 @pytest.fixture
 def own():
     """The executor that this program starts for itself, once it has been asked for."""
+    djinn.shut_down()
     djinn.configure(threads=1)
     djinn.init()
     executor = client._state.opened[0].executor
     yield executor
+    djinn.shut_down()
     djinn.configure()
     assert not executor.alive
 

@@ -84,11 +84,13 @@ def session(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def begin(*plugins):
+        djinn.shut_down()
         djinn.configure(plugins=plugins, executor="inline")
         djinn.init()
         djinn.reset_stats()
 
     yield begin
+    djinn.shut_down()
     djinn.configure()
 
 

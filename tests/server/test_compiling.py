@@ -60,10 +60,12 @@ def compiling_with(monkeypatch):
     def begin(compiler, thresholds=QUICK):
         monkeypatch.setattr(compiling, "Thresholds", lambda: thresholds)
         _earlier.update(shared_device._devices)
+        djinn.shut_down()
         djinn.configure(executor="inline", plugins=[Plugin(compiler)], compilers=["counting"], threads=1)
         return compiler
 
     yield begin
+    djinn.shut_down()
     djinn.configure()
 
 
@@ -284,11 +286,13 @@ def test_random_ops_are_not_compiled(compiling_with, operands):
 
 
 def test_an_unknown_compiler_is_named():
+    djinn.shut_down()
     djinn.configure(executor="inline", plugins=[], compilers=["nothing"])
     try:
         with pytest.raises(djinn.StartupError, match=r"no compiler 'nothing' here .*djinn-inductor"):
             djinn.init()
     finally:
+        djinn.shut_down()
         djinn.configure()
 
 

@@ -101,10 +101,12 @@ def test_the_earliest_of_deadlines_counts():
 
 def test_each_wait_may_have_a_limit(monkeypatch):
     monkeypatch.setattr(deadlines._Deadlines, "limit", 0.0)
+    djinn.shut_down()
     djinn.configure(wait_timeout=5)
     assert 4.0 < due() - time.monotonic() <= 5.0
     with djinn.deadline(1.0):
         assert due() - time.monotonic() <= 1.0
+    djinn.shut_down()
     djinn.configure()
     assert due() is None
 

@@ -9,14 +9,21 @@ import torch
 import djinn
 
 
+def configure_anew(**settings):
+    """The next session has these settings and no others; one that is open ends, whatever it holds."""
+    djinn.shut_down()
+    djinn.configure()
+    djinn.configure(**settings)
+
+
 @contextlib.contextmanager
 def configured(**settings):
     """`remote_accelerator` has these settings and one thread here, as it has there; afterwards none, and as many as before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        djinn.configure(**settings)
+        configure_anew(**settings)
         yield
     finally:
-        djinn.configure()
+        configure_anew()
         torch.set_num_threads(threads)

@@ -35,6 +35,7 @@ def serving() -> Iterator[None]:
             connection = read_connection_file(file)
             url = next(url for url in connection.urls if url.startswith("tcp://"))
             # On one machine the built-in transport `local` would be faster, and taken.
+            djinn.shut_down()
             djinn.configure(servers=[url], token=connection.token, disable=("local",))
             djinn.init()
             yield

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from djinn_core.config import Settings
 from djinn_core.interception.port import port
+from djinn_core.interception.recording import recorder
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
@@ -53,6 +54,14 @@ def new_planner() -> Planner:
     state.planner = Planner(plan, state.stats, _planned, factor, judge_among(registry.optimizations), unsure)
     state.earlier = EarlierPrograms(state.planner.recent)
     return state.planner
+
+
+def plan_anew() -> None:
+    """Forget the plans of the open session: settings or plugins have changed that they depend on."""
+    with recorder.sending:
+        planner = new_planner()
+        if state.session is not None:
+            state.session.plan_by(planner)
 
 
 def _planned(prepared: Prepared, program: Program) -> None:

@@ -67,6 +67,10 @@ class PoolPlanner:
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
 
+    def forget_plans(self, exact: bool) -> None:
+        """Make all plans anew, since what they depend on has changed. `exact`: as in `PlansByStructure`."""
+        self._plans = PlansByStructure(exact)
+
     def find(self, program: Program) -> tuple[Alike, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""
         alike, values = self._plans.find(program)

@@ -16,6 +16,7 @@ from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
+from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
@@ -128,6 +129,10 @@ class PoolSession:
         self._asked: dict[int, _Asked] = {}
         self._turns = Turns(self.members)
         planner.derive_by(self._carry_out)
+
+    def plan_by(self, planner: Planner) -> None:
+        """Plan anew from now on; `planner` says whether sizes count exactly."""
+        self._planner.forget_plans(planner.exact)
 
     @property
     def topology(self) -> NetworkTopology:

@@ -131,6 +131,7 @@ def test_memory_is_that_of_the_described_device(runtime):
 def test_a_program_says_what_it_would_take(described, monkeypatch, caplog):
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
+    djinn.shut_down()
     djinn.configure(executor="inline", device="simulated:1", placement_policy="single")
     try:
         model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU()).to("remote_accelerator:0")
@@ -141,6 +142,7 @@ def test_a_program_says_what_it_would_take(described, monkeypatch, caplog):
         took = djinn.stats()["server_execute_us"] / 1e6
         (device,) = djinn.topology().devices
     finally:
+        djinn.shut_down()
         djinn.configure()
     assert result.shape == (512, 1024)
     assert not result.any()

@@ -18,8 +18,10 @@ REMOTE = "remote_accelerator:0"
 
 @pytest.fixture(scope="module", autouse=True)
 def executor():
+    djinn.shut_down()
     djinn.configure(threads=1)
     yield
+    djinn.shut_down()
     djinn.configure()
 
 
@@ -154,6 +156,7 @@ def test_constants_are_uploaded_once():
     before = djinn.stats()["bytes_uploaded"]
     assert run(x).tolist() == [2.0, 3.0]
     assert djinn.stats()["bytes_uploaded"] == before
+    djinn.shut_down()
     djinn.configure(threads=1)  # another session, which has none of the values
     for _ in range(2):
         assert run(torch.ones(2, device=REMOTE)).tolist() == [2.0, 3.0]

@@ -61,9 +61,11 @@ def make(name):
 
 @pytest.fixture(scope="module", autouse=True)
 def executor():
+    djinn.shut_down()
     djinn.configure(threads=1)
     djinn.init()
     yield
+    djinn.shut_down()
     djinn.configure()
 
 

@@ -22,8 +22,10 @@ TOKENS = 6
 
 @pytest.fixture(scope="module", autouse=True)
 def executor():
+    djinn.shut_down()
     djinn.configure(threads=1)
     yield
+    djinn.shut_down()
     djinn.configure()
 
 

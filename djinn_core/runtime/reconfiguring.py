@@ -1,0 +1,91 @@
+"""Which settings may change while a session is open, and what the session would lose if it ended for the others."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import attrs
+
+from djinn_core.config import Settings
+from djinn_core.interception.recording.absent import absent
+from djinn_core.interception.tensors.storage import Value, still_to_free
+from djinn_core.ir.values import storage_of
+from djinn_core.plugins.registry import Registry
+
+# Looked at anew whenever they matter: for the next wait, program, upload or connection.
+AT_ONCE = frozenset(
+    {
+        "checkpoint_instructions",
+        "client_fallback",
+        "connect_timeout",
+        "debug",
+        "progress",
+        "start_timeout",
+        "strict",
+        "trace_plugins",
+        "wait_timeout",
+    }
+)
+# What plans depend on: those that were made before are made anew.
+PLANNING = frozenset({"exact", "latency_target", "pins", "placement_policy", "scheduler"})
+# What the registry depends on.
+PLUGINS = frozenset({"disable", "plugins", "strict", "trace_plugins"})
+# Of executors that are started on this machine, and of connections to servers: a session has one or the other.
+_OWN_EXECUTORS = frozenset({"compilers", "executor", "executors", "memory_gib", "recover", "threads"})
+_SERVERS = frozenset(
+    {
+        "server_devices",
+        "standby",
+        "standby_gib",
+        "standby_seconds",
+        "tls_authority",
+        "tls_certificate",
+        "tls_fingerprints",
+        "tls_key",
+        "token",
+    }
+)
+
+
+def changed(before: Settings, after: Settings) -> frozenset[str]:
+    """Names of the settings that differ."""
+    names = attrs.fields_dict(Settings)
+    return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
+
+
+def beginning_anew(names: frozenset[str], before: Settings, compilers_differ: bool = False) -> frozenset[str]:
+    """Those of the changed settings `names` that an open session cannot take over.
+
+    Of plugins it uses the client's, which may change, and the compilers of its executors, which have loaded them. It was
+    given its transports when it began.
+
+    Args:
+        names: what differs.
+        before: the settings that the session began with.
+        compilers_differ: whether plugins with compilers are in use now that were not before, or the other way round.
+    """
+    remote = bool(before.servers or before.connection_file)
+    kept = AT_ONCE | PLANNING | (_OWN_EXECUTORS if remote else _SERVERS)
+    return names - (kept if compilers_differ and before.compilers and not remote else kept | PLUGINS)
+
+
+def compilers_differ(before: Registry, after: Registry) -> bool:
+    """Whether other plugins with compilers are in use."""
+    rows = [{row for row in one.rows if row.status == "active"} for one in (before, after)]
+    return any("compilers" in row.kind.split(",") for row in rows[0] ^ rows[1])
+
+
+def live_tensors(since: int) -> int:
+    """How many tensors this process holds whose storage has a number of at least `since`.
+
+    All objects of the process are looked at, so this is for rare moments. Cycles that nobody can reach do not count.
+    """
+    gc.collect()
+    gone = frozenset(still_to_free())
+    found = [value for value in _values(gc.get_objects()) if value.handle not in gone]
+    return sum(1 for value in found if storage_of(value.handle) >= since and not absent.has(value.handle, ()))
+
+
+def _values(objects: Iterable[object]) -> Iterable[Value]:
+    return (item for item in objects if type(item) is Value)

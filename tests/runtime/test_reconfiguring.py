@@ -1,0 +1,181 @@
+"""`djinn.configure()` in the middle of a program: what the open session takes over, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn_core.config import Settings
+from djinn_core.runtime import client
+from djinn_core.runtime.reconfiguring import beginning_anew, changed
+
+
+@pytest.fixture
+def alone():
+    """The device on an executor of this test's own; gives its name."""
+    with configured(threads=1):
+        yield "remote_accelerator:0"
+
+
+def test_a_session_that_holds_tensors_is_not_ended(alone):
+    held = torch.arange(3.0, device=alone) + 1
+    name = djinn.init() or client.session_name()
+    with pytest.raises(djinn.ConfigurationError, match=r"threads cannot change .* holds \d+ tensors?.*shut_down"):
+        djinn.configure(threads=2)
+    assert client.session_name() == name
+    assert client.settings().threads == 1
+    assert held.tolist() == [1, 2, 3]
+    djinn.configure(progress=False)  # what was refused is not remembered
+    assert held.tolist() == [1, 2, 3]
+
+
+def test_what_a_session_can_take_over_holds_at_once(alone):
+    held = torch.arange(3.0, device=alone) + 1
+    djinn.init()
+    name = client.session_name()
+    djinn.configure(wait_timeout=0.000001)
+    with pytest.raises(djinn.DeadlineExceeded):
+        torch.rand(600, 600, device=alone).mm(torch.rand(600, 600, device=alone)).tolist()
+    djinn.configure(wait_timeout=0, checkpoint_instructions=64)
+    assert client.settings().checkpoint_instructions == 64
+    assert client.session_name() == name
+    assert held.tolist() == [1, 2, 3]
+
+
+def test_what_was_configured_before_stays(alone):
+    djinn.configure(progress=False)
+    djinn.configure(connect_timeout=7)
+    assert (client.settings().progress, client.settings().connect_timeout, client.settings().threads) == (False, 7, 1)
+    djinn.configure()
+    assert (client.settings().progress, client.settings().threads) == (True, None)
+
+
+def test_an_empty_session_ends_with_a_warning(alone, caplog):
+    djinn.init()
+    name = client.session_name()
+    (torch.ones(2, device=alone) + 1).tolist()  # held by nobody any more
+    djinn.configure(threads=2)
+    assert "has ended the session" in caplog.text
+    assert not djinn.is_initialized()
+    assert (torch.ones(2, device=alone) + 1).tolist() == [2, 2]
+    assert client.session_name() != name
+
+
+def test_values_of_a_former_session_do_not_count(alone):
+    lost = torch.ones(2, device=alone)
+    djinn.synchronize()
+    djinn.shut_down()
+    djinn.init()
+    djinn.configure(threads=2)
+    assert not djinn.is_initialized()
+    with pytest.raises(djinn.SessionLost):
+        lost.tolist()
+
+
+class Remembering:
+    """An optimization that rounds otherwise, and notes how often it was asked."""
+
+    name = "remembering"
+    before = after = frozenset()
+    after_placement = False
+    exact = False
+
+    def __init__(self):
+        self.asked = 0
+
+    def optimize(self, context):
+        from djinn.hooks import OptimizationResult
+
+        self.asked += 1
+        return OptimizationResult(self.name, applied=False, reason="it only counts")
+
+
+class Plugin:
+    """Registers it, always the same one."""
+
+    name = "remembering_plugin"
+    djinn_api_version = 1
+
+    def __init__(self):
+        self.optimization = Remembering()
+
+    @djinn.hookimpl
+    def djinn_register_optimizations(self):
+        return [self.optimization]
+
+
+def test_plans_are_made_anew_with_other_plugins_and_settings(alone):
+    held = torch.ones(3, device=alone)
+    (held * 2).tolist()
+    plugin = Plugin()
+    session = client.session_name()
+    djinn.configure(plugins=[plugin], disable=("local",))
+    (held * 2).tolist()
+    assert plugin.optimization.asked == 0
+    djinn.configure(exact=False)
+    (held * 2).tolist()
+    assert plugin.optimization.asked > 0
+    assert client.session_name() == session
+
+
+def test_in_a_pool_plans_are_made_anew(alone):
+    djinn.shut_down()
+    djinn.configure(executors=2)
+    held = torch.ones(3, device=alone)
+    for _ in range(4):
+        (held * 2).tolist()
+    before = djinn.stats()["plans_made"]
+    (held * 2).tolist()
+    assert djinn.stats()["plans_made"] == before
+    djinn.configure(placement_policy="round_robin")
+    assert (held * 2).tolist() == [2, 2, 2]
+    assert djinn.stats()["plans_made"] > before
+
+
+def test_observers_of_the_open_session_change(alone):
+    seen = []
+
+    class Watching:
+        name = "watching"
+
+        def observe(self, event):
+            seen.append(event.name)
+
+    class Given:
+        name = "watching_plugin"
+        djinn_api_version = 1
+
+        @djinn.hookimpl
+        def djinn_register_observers(self):
+            return [Watching()]
+
+    held = torch.ones(3, device=alone)
+    held.tolist()
+    djinn.configure(plugins=[Given()], disable=("local",))
+    (held + 3).tolist()
+    assert "submitted" in seen
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "anew"),
+    [
+        (Settings(), Settings(threads=2), {"threads"}),
+        (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", threads=2), set()),
+        (Settings(servers="tcp://a:1"), Settings(servers="tcp://b:1"), {"servers"}),
+        (Settings(), Settings(token="t" * 16), set()),
+        (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", token="t" * 16), {"token"}),
+        (Settings(), Settings(exact=False, scheduler="priority", pins="a=1", progress=False), set()),
+        (Settings(), Settings(memory_limits="1 GiB"), {"memory_limits"}),
+    ],
+)
+def test_settings_that_concern_the_session(before, after, anew):
+    assert beginning_anew(changed(before, after), before) == anew
+
+
+def test_compilers_of_executors_concern_the_session():
+    names = frozenset({"plugins"})
+    assert beginning_anew(names, Settings(compilers="inductor")) == set()
+    assert beginning_anew(names, Settings(), compilers_differ=True) == set()
+    assert beginning_anew(names, Settings(compilers="inductor"), compilers_differ=True) == names
