@@ -345,7 +345,9 @@ def take_in_lists(cls: type[torch.Tensor]) -> None:
 
     They look at the device, too, and for this one they choose as for CUDA.
     """
-    of_optimizers = importlib.import_module("torch.optim.optimizer")._foreach_supported_types  # no attribute of torch.optim
+    of_optimizers = importlib.import_module(
+        "torch.optim.optimizer"
+    )._foreach_supported_types  # no attribute of torch.optim
     for types in (of_optimizers, torch.utils._foreach_utils._foreach_supported_types):
         if cls not in types:
             types.append(cls)

@@ -28,8 +28,8 @@ class TlsChoice:
     self_signed: bool
     client_authority: Path | None
 
-    def options(self, host: str) -> TlsOptions | None:
-        """The files to use; None where there is to be no TLS. A certificate for `host` is made where one was asked for.
+    def options(self, names: tuple[str, ...]) -> TlsOptions | None:
+        """The files to use; None where there is to be no TLS. A certificate that is made is good for `names`, too.
 
         Raises:
             ConfigurationError: the options contradict each other, or a certificate cannot be made.
@@ -39,7 +39,7 @@ class TlsChoice:
         if self.key and not self.certificate:
             raise ConfigurationError("--tls-key needs the certificate that it belongs to: --tls-cert FILE")
         if self.self_signed:
-            made = self_signed(state_directory() / "tls", () if is_loopback(host) else (host,))
+            made = self_signed(state_directory() / "tls", tuple(name for name in names if not is_loopback(name)))
             return TlsOptions(made.certificate, made.key, self.client_authority)
         if self.certificate is not None:
             return TlsOptions(self.certificate.resolve(), self.key and self.key.resolve(), self.client_authority)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 from djinn_core.cli.access_options import TlsChoice, access_options, tls_options
+from djinn_core.cli.listen_options import ListenChoice, listen_options
 from djinn_core.cli.room_options import RoomChoice, room_options
 from djinn_core.errors import ConfigurationError
+from djinn_core.launch.addresses import is_loopback
+from djinn_core.launch.hosts import allow_host
 from djinn_core.launch.private_files import private_directory
 from djinn_core.server.gateway.gateway import GatewayOptions, Serving
 
-_PORT = click.IntRange(0, 65535)
-
 
 @click.command(name="serve")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=_PORT, default=0, help="TCP port; 0 takes any free one.", show_default=True)
-@click.option("--http-port", type=_PORT, default=0, help="HTTP port; 0 takes any free one.", show_default=True)
+@listen_options
 @click.option(
     "--device",
     "devices",
@@ -103,9 +103,7 @@ _PORT = click.IntRange(0, 65535)
     help="How long a stop waits for sessions.",
 )
 def command(
-    host: str,
-    port: int,
-    http_port: int,
+    listen: ListenChoice,
     devices: tuple[str, ...],
     threads: int | None,
     memory_gib: float | None,
@@ -131,8 +129,8 @@ def command(
     The token is taken from --token-file, from DJINN_TOKEN, or made up.
     """
     options = GatewayOptions(
-        host=host,
-        ports={"tcp": port, "tcps": port, "http": http_port, "https": http_port},
+        places=listen.places,
+        advertise=listen.advertise,
         devices=devices,
         token_file=token_file,
         operations_port=operations_port,
@@ -145,7 +143,7 @@ def command(
         store_bytes=int(store_gib * 2**30),
         warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,
-        tls=tls.options(host),
+        tls=tls.options(listen.names),
         pinned=tls.self_signed,
         lease_seconds=lease_seconds,
         journals=_private(journal or _cache("journals"), "journals of sessions")
@@ -157,6 +155,7 @@ def command(
         most_sessions=room.sessions,
         queue_seconds=room.queue_seconds,
     )
+    allow_host(listen.advertise)
     _serve(options)
 
 
@@ -190,8 +189,7 @@ def _serve(options: GatewayOptions) -> None:
     settings = config.resolve().settings
     logs.show(options.log_level)
     logs.set_debug_level(settings.debug)
-    click.echo("Starting executors, which takes some seconds", err=True)
-    serve(options.with_settings(settings), _announce)
+    serve(options.with_settings(settings), _announce, click.echo)
 
 
 def _announce(serving: Serving) -> None:
@@ -205,3 +203,15 @@ def _announce(serving: Serving) -> None:
         click.echo(f"Certificate {serving.fingerprint}")
     click.echo(f"The token ({serving.token_from}) is in {serving.connection_file}")
     click.echo(f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}")
+    if line := _for_other_machines(serving):
+        click.echo(f"On other machines: {line}")
+        click.echo(f"There with DJINN_TOKEN as well, or a copy of {serving.connection_file} as DJINN_CONNECTION_FILE")
+
+
+def _for_other_machines(serving: Serving) -> str:
+    """What to paste into a shell on another machine, the token apart; empty where none can reach this server."""
+    urls = [url for url in serving.dialled if not is_loopback(urlsplit(url).hostname or "")]
+    if not urls:
+        return ""
+    pinned = f" DJINN_TLS_FINGERPRINTS={serving.fingerprint}" if serving.fingerprint else ""
+    return f"export DJINN_SERVERS={','.join(urls)}{pinned}"

@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import attrs
 import torch
 
-CALLS_REMEMBERED = 16384  # entries and exits of modules, in each thread, that backward passes can surely be traced back to
+CALLS_REMEMBERED = (
+    16384  # entries and exits of modules, in each thread, that backward passes can surely be traced back to
+)
 _NO_NODE = 1 << 63  # from here on sequence numbers belong to no op: nodes that accumulate gradients have the largest
 
 

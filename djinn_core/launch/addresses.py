@@ -75,6 +75,11 @@ def is_loopback(host: str) -> bool:
         return False  # a name: what it resolves to may change, so it counts as open to the network
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether a listener on `host` listens at every interface, so that no client can dial it."""
+    return host in _WILDCARDS
+
+
 def with_host(url: str, host: str) -> str:
     """`url` with `host` in place of an address that stands for every interface; unchanged otherwise."""
     parts = urlsplit(url)

@@ -25,6 +25,12 @@ def own_names(url: str) -> frozenset[str]:
     return frozenset(name.strip().lower() for name in names if name.strip())
 
 
+def allow_host(name: str) -> None:
+    """This server may be called `name`, too; to be said before it listens."""
+    if name:
+        os.environ[VARIABLE] = ",".join(filter(None, (os.environ.get(VARIABLE, ""), name)))
+
+
 def is_well_formed(host: str) -> bool:
     """Whether it can be the value of a `Host` header."""
     return _HOST.fullmatch(host) is not None

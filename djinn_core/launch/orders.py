@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import StartupError
+from djinn_core.launch.places import Places
 from djinn_core.wire.message import Count
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 
@@ -21,7 +22,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     Attributes:
         directory: private directory for the local socket; the executor removes it when it ends.
-        host: address at which it also listens for the network; empty: not at all.
+        places: where it also listens for the network; None: nowhere.
         key: what the tickets are signed with.
         threads: torch threads, or None for torch's default.
         plugins, disable: the plugins to load, as in the settings; None means everything that is installed.
@@ -43,7 +44,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     directory: str
     key: bytes
-    host: str = ""
+    places: Places | None = None
     threads: int | None = None
     plugins: tuple[str, ...] | None = None
     disable: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     def __repr__(self) -> str:
         """Without the key."""
-        return f"Start(directory={self.directory!r}, host={self.host!r}, threads={self.threads})"
+        return f"Start(directory={self.directory!r}, places={self.places!r}, threads={self.threads})"
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

@@ -35,6 +35,7 @@ from djinn_core.launch.orders import (
     read_answer,
     to_line,
 )
+from djinn_core.launch.places import Places
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.tickets import LIFETIME, NOBODY, Badge, issue, new_key
 from djinn_core.logs import get_logger
@@ -50,7 +51,8 @@ class ExecutorOptions:
 
     Attributes:
         device: `cpu`, `cuda:0` and so on; empty lets the executor choose the best that the machine has.
-        host: address at which it also listens for the network, with every transport that can; empty: not at all.
+        places: where it also listens for the network, with transports that clients reach directly, at free ports; None: not
+            at all.
         threads: torch threads; None leaves torch's default.
         plugins, disable: as in the settings.
         log_level: from which level on the executor logs to the standard error output.
@@ -69,7 +71,7 @@ class ExecutorOptions:
     """
 
     device: str = ""
-    host: str = ""
+    places: Places | None = None
     threads: int | None = None
     plugins: tuple[str, ...] | None = None
     disable: tuple[str, ...] = ()
@@ -141,7 +143,7 @@ class ExecutorProcess:
         Raises:
             StartupError: it did not start; the message says why.
         """
-        executor = cls(ExecutorOptions(device, host, threads))
+        executor = cls(ExecutorOptions(device, Places(host) if host else None, threads))
         executor.wait_ready(timeout)
         return executor
 
@@ -271,7 +273,7 @@ class ExecutorProcess:
         options = self.options
         return Start(
             directory=self._directory,
-            host=options.host,
+            places=options.places,
             key=self._key,
             threads=options.threads,
             plugins=options.plugins,

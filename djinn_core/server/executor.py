@@ -28,11 +28,11 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.lasting import expire
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions, Transport
-from djinn_core.launch.addresses import SOCKET_NAME, network_location, transport_for
+from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions
+from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
+from djinn_core.launch.places import Places, in_places
 from djinn_core.launch.private_directory import remove_abandoned
-from djinn_core.launch.securing import under_tls
 from djinn_core.launch.tickets import Badge, TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_where_started
@@ -87,7 +87,7 @@ class Executor:
         self._new_session = new
         self._roster = Roster()
         self._leases = leases or Leases(0.0)
-        self._network = registry.transports if tls is None else under_tls(registry.transports, tls)
+        self._tls = tls
         self._harbour = Harbour(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
         self._room = room
@@ -97,19 +97,18 @@ class Executor:
         self._door = threading.Lock()
         self._inside = 0  # sessions, those included that are just being made
 
-    def listen(self, directory: str, host: str) -> tuple[str, ...]:
-        """Listen at a socket in `directory`, and at `host` with every transport that clients reach directly; the URLs.
+    def listen(self, directory: str, places: Places | None) -> tuple[str, ...]:
+        """Listen at a socket in `directory`, and in `places` with transports that clients reach directly; the URLs.
 
         Raises:
             TransportError: an address cannot be bound.
             PluginError: there is no local transport.
         """
-        urls = [f"unix://{directory}/{SOCKET_NAME}"]
-        if host:
-            urls += [f"{t.schemes[0]}://{network_location(host, 0)}" for t in self._network if _direct(t)]
-        for url in urls:
-            transport = transport_for(url, (*self._registry.transports, *self._network))
-            self._listeners.append(transport.listen(url, Limits(), self.serve))
+        own = f"unix://{directory}/{SOCKET_NAME}"
+        self._listeners.append(transport_for(own, self._registry.transports).listen(own, Limits(), self.serve))
+        for one in () if places is None else in_places(self._registry.transports, self._tls, places):
+            if not one.transport.capabilities.relayed:
+                self._listeners.append(one.transport.listen(one.at(0), Limits(), self.serve))
         self._harbour.urls = tuple(listener.url for listener in self._listeners)
         return self._harbour.urls
 
@@ -283,10 +282,6 @@ class Executor:
                 entry.connection.close()
 
 
-def _direct(transport: Transport) -> bool:
-    return not (transport.capabilities.same_host or transport.capabilities.relayed)
-
-
 def _serve_guest(guest: Guest, connection: Connection) -> None:
     try:
         guest.serve(connection)
@@ -346,7 +341,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         logs.set_debug_level(start.debug)
         with _open(device, start, new) as executor:
             executor.tell = control.report
-            urls = executor.listen(start.directory, start.host)
+            urls = executor.listen(start.directory, start.places)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())
             remove_abandoned(Path(start.directory).parent)

@@ -6,9 +6,8 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,14 +17,13 @@ import attrs
 from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.config import Settings, bytes_of
-from djinn_core.errors import PluginError, StartupError, TransportError
+from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
-from djinn_core.launch.addresses import network_location
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
+from djinn_core.launch.places import Listening, Places, advertised, chosen_by
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
-from djinn_core.launch.securing import under_tls
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.role import become_server
@@ -51,8 +49,8 @@ class GatewayOptions:
     """How to serve.
 
     Attributes:
-        host: address to listen at.
-        ports: by URL scheme the port to listen at; 0, as for schemes that are missing, takes any free one.
+        places: where to listen, with which transports.
+        advertise: how clients on other machines reach this one, for the connection file; empty: found out.
         devices: devices to offer, an executor for each; `all`: what there is; empty: the best that the machine has.
         token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
         operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: they are nowhere.
@@ -79,8 +77,8 @@ class GatewayOptions:
         executor_module: what the executors run; only tests change it.
     """
 
-    host: str = "127.0.0.1"
-    ports: Mapping[str, int] = attrs.field(factory=dict)
+    places: Places = attrs.field(factory=Places)
+    advertise: str = ""
     devices: tuple[str, ...] = ()
     token_file: Path | None = None
     operations_port: int | None = None
@@ -126,9 +124,13 @@ class GatewayOptions:
 
 @attrs.frozen
 class Serving:
-    """A gateway that is ready: where it listens, what it offers, and the file that says so to clients."""
+    """A gateway that is ready: where it listens, what it offers, and the file that says so to clients.
+
+    `dialled`: the same addresses as other machines dial them.
+    """
 
     urls: tuple[str, ...]
+    dialled: tuple[str, ...]
     executors: tuple[ExecutorProcess, ...]
     connection_file: Path
     token_from: str
@@ -154,8 +156,8 @@ class Gateway:
         self._since = time.monotonic()
         self._accounts: tuple[str, int] | None = None  # a directory, and what holds it
 
-    def start(self) -> Serving:
-        """Start the executors, listen, and write the connection file.
+    def start(self, tell: Callable[[str], None]) -> Serving:
+        """Start the executors, listen, and write the connection file. `tell` hears what takes long.
 
         Raises:
             StartupError: an executor did not start.
@@ -163,25 +165,31 @@ class Gateway:
             ConfigurationError: the connection file cannot be written.
         """
         expected = lambda: len(self._gatekeeper.tenants)  # noqa: E731 - asked again and again
+        self._options.places.check_ports(self._options.operations_port)
         try:
             self._accounts = make_private_directory()
             executors = _executors(self._options, Path(self._accounts[0]))
+            names = ", ".join(executor.device or "the best device" for executor in executors)
+            tell(f"Starting an executor for {names}: this takes some seconds")
         except OSError as error:
             raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
         self._tenants = Tenants(executors, self._options.start_timeout, expected)
         self._operations = self._listen_for_operations(self._tenants)
         transports = self._transports()
+        chosen = chosen_by(transports, self._options.tls, self._options.places)
         ready = self._tenants.wait_ready()
         self._watch = Watch(self._gatekeeper, self._tenants, self._audit, self._counts)
-        urls = self._listen(transports, self._tenants)
+        urls = self._listen(chosen, transports, self._tenants)
+        named = self._options.tls is not None and not self._options.pinned
+        dialled = advertised(urls, self._options.advertise, named)
         path = self._options.connection_file or default_connection_file()
-        content = ConnectionFile(urls, self._token.value, self.fingerprint if self._options.pinned else "")
+        content = ConnectionFile(dialled, self._token.value, self.fingerprint if self._options.pinned else "")
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
         self._audit.note("started", urls=urls, process=os.getpid())
         operations = self._operations.url if self._operations is not None else ""
-        return Serving(urls, ready, path, self._token.origin, self.fingerprint, operations)
+        return Serving(urls, dialled, ready, path, self._token.origin, self.fingerprint, operations)
 
     @property
     def fingerprint(self) -> str:
@@ -216,22 +224,14 @@ class Gateway:
         selection = Selection(self._options.plugins, frozenset(self._options.disable))
         return load_registry(selection, builtins=builtin_plugins(), kinds={"transports"}).transports
 
-    def _listen(self, transports: tuple[Transport, ...], tenants: Tenants) -> tuple[str, ...]:
-        tls = self._options.tls
-        usable = transports if tls is None else under_tls(transports, tls)
-        open_to_network = [t for t in usable if not t.capabilities.same_host]
-        if not open_to_network:
-            raise PluginError(
-                "there is no transport to listen with: install djinn-tcp or djinn-http; `djinn plugins` shows what is "
-                "installed and what is broken or disabled"
-            )
+    def _listen(
+        self, chosen: Sequence[Listening], transports: tuple[Transport, ...], tenants: Tenants
+    ) -> tuple[str, ...]:
         status = lambda who: self._status(tenants, who)  # noqa: E731 - bound to these tenants
         kept = (self._strangers, self._counts)
         admission = Admission(self._gatekeeper, tenants, self._audit, transports, self._urls, status, *kept)
-        for transport in open_to_network:
-            scheme = transport.schemes[0]
-            url = f"{scheme}://{network_location(self._options.host, self._options.ports.get(scheme, 0))}"
-            self._listeners.append(transport.listen(url, STRANGER_LIMITS, admission.serve))
+        for one in chosen:
+            self._listeners.append(one.transport.listen(one.at(one.place.port), STRANGER_LIMITS, admission.serve))
         return self._urls()
 
     def _listen_for_operations(self, tenants: Tenants) -> OperationsListener | None:
@@ -243,7 +243,7 @@ class Gateway:
         export = exporter(Observed(tenants, self._gatekeeper, self._counts, self._strangers, *facts))
         operations = Operations(self._gatekeeper, self._audit, self._counts, self._why_not_ready, export)
         context = None if self._options.tls is None else server_context(self._options.tls)
-        return OperationsListener(self._options.host, port, operations, context)
+        return OperationsListener(self._options.places.host, port, operations, context)
 
     def _why_not_ready(self) -> str:
         if self._draining:
@@ -260,8 +260,12 @@ class Gateway:
         return Status(djinn_version(), os.getpid(), time.monotonic() - self._since, shown)
 
 
-def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
+def serve(
+    options: GatewayOptions, announce: Callable[[Serving], None], tell: Callable[[str], None] = lambda _: None
+) -> None:
     """Serve until SIGTERM or SIGINT, then let sessions end; `announce` is called when clients can connect.
+
+    `tell` hears meanwhile what is under way.
 
     Must run in the main thread, because of the signals. A second signal ends the process at once, and with it the
     executors.
@@ -275,12 +279,10 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     table = options.token_file if options.token_file is not None and has_table(options.token_file) else None
     token = find_token(None if table else options.token_file, {} if table else os.environ)
     gatekeeper = Gatekeeper(token, table)
-    check_exposure(
-        options.host, token.supplied or table is not None, options.tls is not None or options.plaintext_accepted
-    )
+    for host in options.places.hosts:
+        check_exposure(host, token.supplied or table is not None, options.tls is not None or options.plaintext_accepted)
     if options.tls is not None:
         server_context(options.tls)  # what is wrong with the certificate is said before anything starts
-    _check_free(options)
     become_server("gateway")
     keep_few_arenas()
     _allow_many_files()
@@ -288,7 +290,7 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
     gateway = Gateway(options, token, gatekeeper, Audit(options.audit_log))
     try:
         with _signals_stop():
-            announce(gateway.start())
+            announce(gateway.start(tell))
             set_start_aside()
             while True:
                 signal.pause()
@@ -299,19 +301,6 @@ def serve(options: GatewayOptions, announce: Callable[[Serving], None]) -> None:
         gateway.close(0.0)
         raise
     _log.info("ended", process=os.getpid())
-
-
-def _check_free(options: GatewayOptions) -> None:
-    """Say that an address is taken before executors start, which takes seconds; who takes it meanwhile is told of later."""
-    for port in sorted({*options.ports.values(), options.operations_port or 0} - {0}):
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        try:
-            socket.create_server((options.host, port), family=family).close()
-        except OSError as error:
-            raise TransportError(
-                f"cannot listen at {options.host}:{port}: {error.strerror or error}. Is another server running there? Choose "
-                "another port, or stop it"
-            ) from error
 
 
 def _allow_many_files() -> None:
@@ -361,7 +350,7 @@ def _executors(options: GatewayOptions, accounts: Path) -> tuple[ExecutorOptions
     return tuple(
         ExecutorOptions(
             device=device,
-            host=options.host,
+            places=options.places,
             threads=options.threads,
             plugins=options.plugins,
             disable=options.disable,
