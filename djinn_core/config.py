@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import attrs
 from djinn_core.errors import ConfigurationError
 
 PREFIX = "DJINN_"
+PLUGIN_PREFIX = "DJINN_PLUGIN_"
 FILE_VARIABLE = "DJINN_CONFIG"
 HIDDEN = "(set, not shown)"
 
@@ -78,6 +79,33 @@ def _limits(value: object) -> tuple[tuple[str, int], ...]:
     return tuple((device.strip(), _size(size)) for device, _, size in parts)
 
 
+@attrs.frozen
+class PluginSetting:
+    """A value that somebody gave to a setting of a plugin, as it was given.
+
+    From the environment the plugin's name and the setting's are known together only: `plugin` is empty then, and `name` is
+    what follows `DJINN_PLUGIN_`.
+    """
+
+    plugin: str
+    name: str
+    value: Any = attrs.field(repr=False)  # may be a secret
+    origin: str
+
+
+def _plugin_settings(value: object) -> tuple[PluginSetting, ...]:
+    """From tables by plugin, such as `{"fusion": {"rows": 32}}`."""
+    if isinstance(value, tuple) and all(isinstance(part, PluginSetting) for part in value):
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(table, Mapping) for table in value.values()):
+        raise ValueError("must be a table of settings by plugin, such as {'simulated': {'cluster': 'cluster.toml'}}")
+    return tuple(
+        PluginSetting(str(plugin), str(name), given, "argument")
+        for plugin, table in value.items()
+        for name, given in table.items()
+    )
+
+
 def _plugins(value: object) -> tuple[Any, ...] | None:
     if value is None:
         return None
@@ -121,6 +149,23 @@ def _path(value: object) -> Path | None:
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError("must be a path")  # noqa: TRY004 - see _text
     return Path(value).expanduser()
+
+
+def _number(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = float("nan")
+    if isinstance(value, bool) or number != number:  # noqa: PLR0124 - NaN alone differs from itself
+        raise ValueError("must be a number")
+    return number
+
+
+def _whole(value: object) -> int:
+    try:
+        return int(str(value)) if not isinstance(value, bool) else int("no")
+    except ValueError:
+        raise ValueError("must be a whole number") from None
 
 
 def _count(value: object) -> int:
@@ -185,6 +230,7 @@ class Settings:
         disable: names of plugins that are not used.
         strict: whether a plugin that does not load is an error.
         trace_plugins: whether each call into a plugin is logged.
+        plugin_settings: what was given to settings that plugins have of their own, what counts most last.
         servers: URLs of servers, which work as one; none and no connection file: an executor on this machine.
         token: what the servers ask for; never in a repr, a log or an error.
         connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
@@ -222,6 +268,7 @@ class Settings:
     disable: tuple[str, ...] = attrs.field(default=(), converter=_names)
     strict: bool = attrs.field(default=False, converter=_flag)
     trace_plugins: bool = attrs.field(default=False, converter=_flag)
+    plugin_settings: tuple[PluginSetting, ...] = attrs.field(default=(), converter=_plugin_settings)
     servers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     token: str | None = attrs.field(default=None, converter=_secret, repr=False)
     connection_file: Path | None = attrs.field(default=None, converter=_path)
@@ -255,12 +302,23 @@ class Settings:
     debug: str = attrs.field(default="", converter=_text)
 
 
+# How values of these types are read, from arguments, variables and files alike.
+CONVERTERS: Mapping[object, Callable[[object], Any]] = {
+    bool: _flag,
+    float: _number,
+    int: _whole,
+    str: _text,
+    Path: _path,
+    tuple[str, ...]: _names,
+}
+
+
 def bytes_of(gib: float | None) -> int:
     """Bytes of a size in GiB; 0 for None."""
     return int((gib or 0) * 2**30)
 
 
-NAMES = tuple(attrs.fields_dict(Settings))
+NAMES = tuple(name for name in attrs.fields_dict(Settings) if name != "plugin_settings")
 
 
 @attrs.frozen
@@ -286,7 +344,7 @@ class Resolved:
     file: Path | None = None
 
     def rows(self) -> tuple[SettingRow, ...]:
-        """All settings in the order of `Settings`."""
+        """All settings in the order of `Settings`, without those of plugins."""
         return tuple(SettingRow(name, self._shown(name), self.origins[name]) for name in NAMES)
 
     def _shown(self, name: str) -> str:
@@ -324,19 +382,50 @@ def resolve(
     path = file or config_file(environ)
     must_exist = file is not None or bool(environ.get(FILE_VARIABLE))
     found, read = _from_file(path, must_exist)
+    given = [*_of_plugins(found, f"file {path}"), *_plugin_variables(environ)]
     found |= {n: (environ[v], f"environment {v}") for n in NAMES if (v := PREFIX + n.upper()) in environ}
     for name, value in (overrides or {}).items():
+        if name == "plugin_settings":
+            given += _convert(name, value, "argument")
+            continue
         _check_name(name, "argument")
         found[name] = (value, "argument")
     values = {name: _convert(name, value, origin) for name, (value, origin) in found.items()}
     origins = {name: found[name][1] if name in found else "default" for name in NAMES}
-    return Resolved(Settings(**values), origins, path if read else None)
+    return Resolved(Settings(**values, plugin_settings=tuple(given)), origins, path if read else None)
+
+
+def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
+    """What a file says in `[plugins.NAME]`, taken out of what was found; `names` in `[plugins]` is the setting `plugins`."""
+    table = found.get("plugins", (None, ""))[0]
+    if not isinstance(table, dict):
+        return []
+    del found["plugins"]
+    given: list[PluginSetting] = []
+    for plugin, settings in table.items():
+        if isinstance(settings, dict):
+            given += [PluginSetting(plugin, name, value, origin) for name, value in settings.items()]
+        elif plugin == "names":
+            found["plugins"] = (settings, origin)
+        else:
+            raise ConfigurationError(
+                f"There is no setting `plugins.{plugin}` ({origin}): settings of a plugin go into a table of its own, "
+                "[plugins.NAME]; the list of plugins to use is `names` in [plugins]."
+            )
+    return given
+
+
+def _plugin_variables(environ: Mapping[str, str]) -> list[PluginSetting]:
+    names = sorted(name for name in environ if name.startswith(PLUGIN_PREFIX))
+    return [PluginSetting("", name.removeprefix(PLUGIN_PREFIX), environ[name], f"environment {name}") for name in names]
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that look like settings and are none, each with what was probably meant (or an empty string)."""
     known = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
-    strangers = sorted(v for v in environ if v.startswith(PREFIX) and v not in known)
+    strangers = sorted(
+        v for v in environ if v.startswith(PREFIX) and not v.startswith(PLUGIN_PREFIX) and v not in known
+    )
     # Compared without the prefix, which all have in common.
     names = [name.removeprefix(PREFIX) for name in known]
     close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in strangers}
@@ -374,6 +463,8 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
 def _check_name(name: str, origin: str) -> None:
     if name in NAMES:
         return
+    if name == "plugin_settings":
+        raise ConfigurationError(f"There is no setting `{name}` ({origin}): write tables [plugins.NAME] there.")
     close = difflib.get_close_matches(name, NAMES, 1)
     hint = f"did you mean `{close[0]}`?" if close else f"the settings are {', '.join(NAMES)}."
     raise ConfigurationError(f"There is no setting `{name}` ({origin}): {hint}")

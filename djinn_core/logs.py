@@ -24,19 +24,26 @@ ROOT = "djinn"
 FORMAT_VARIABLE = "DJINN_LOG_FORMAT"
 HIDDEN = "[hidden]"
 
+# What follows `djinn.` in the names of loggers; a test compares.
 PARTS = (
-    "builtins",
-    "cli",
-    "config",
+    "calibration",
+    "client",
+    "delivery",
+    "demo",
+    "fallback",
     "interception",
     "launch",
+    "observers",
     "pipeline",
     "plugins",
+    "pool",
     "runtime",
     "server",
+    "session",
     "stages",
     "transport",
-    "wire",
+    "trials",
+    "verify",
 )
 
 _SECRET_KEYS = re.compile(r"token|secret|password|ticket|authorization|cookie|credential", re.IGNORECASE)

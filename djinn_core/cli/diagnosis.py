@@ -83,7 +83,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
-    rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows())
+    rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
     return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -61,11 +61,12 @@ class Compiler(Protocol):
 
 
 @hookspec
-def djinn_register_compilers() -> Iterable[Compiler]:
+def djinn_register_compilers(settings: Any) -> Iterable[Compiler]:
     """Return the compilers that this plugin offers.
 
     Called once in each executor process. The setting `compilers` names those that are used, none by default, and in which
     order they are asked. What they make is compared with the template itself and timed against it before it is used. One
     that raises is not asked again for that template, and the executor goes on without it. Since API version 1.
     """
+    del settings
     raise NotImplementedError

@@ -60,7 +60,7 @@ class CalibratedCostModel(CostModel, Protocol):
 
 
 @hookspec
-def djinn_register_cost_models() -> Iterable[CostModel]:
+def djinn_register_cost_models(settings: Any) -> Iterable[CostModel]:
     """Return the cost models that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. For each node the models
@@ -68,4 +68,5 @@ def djinn_register_cost_models() -> Iterable[CostModel]:
     answer that is not None counts. A model that raises is skipped for that graph with a warning that names it. One that
     satisfies `CalibratedCostModel` as well is measured by `djinn calibrate`. Since API version 1.
     """
+    del settings
     raise NotImplementedError

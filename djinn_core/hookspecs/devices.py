@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -63,10 +63,11 @@ class Device(Protocol):
 
 
 @hookspec
-def djinn_register_devices() -> Iterable[Device]:
+def djinn_register_devices(settings: Any) -> Iterable[Device]:
     """Return the devices that this plugin offers.
 
     Called once in each gateway and executor process. Executors never register `remote_accelerator`. An exception
     disables the plugin. Since API version 1.
     """
+    del settings
     raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from djinn_core.hookspecs import hookspec
 
@@ -22,10 +22,11 @@ class Interceptor(Protocol):
 
 
 @hookspec
-def djinn_register_interceptors() -> Iterable[Interceptor]:
+def djinn_register_interceptors(settings: Any) -> Iterable[Interceptor]:
     """Return the interceptors that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. All interceptors are
     installed in order of name. An exception disables the plugin and is reported by `djinn plugins`. Since API version 1.
     """
+    del settings
     raise NotImplementedError

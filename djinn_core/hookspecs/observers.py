@@ -37,10 +37,11 @@ class Observer(Protocol):
 
 
 @hookspec
-def djinn_register_observers() -> Iterable[Observer]:
+def djinn_register_observers(settings: Any) -> Iterable[Observer]:
     """Return the observers that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. Observers are called in
     order of name, never per op. One that raises is dropped with a warning that names it. Since API version 1.
     """
+    del settings
     raise NotImplementedError

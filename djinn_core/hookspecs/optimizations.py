@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -91,11 +91,12 @@ class Judge(Protocol):
 
 
 @hookspec
-def djinn_register_optimizations() -> Iterable[Optimization]:
+def djinn_register_optimizations(settings: Any) -> Iterable[Optimization]:
     """Return the optimizations that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. Optimizations run once per
     new graph, in the order that `before` and `after` demand, ties by name. The driver verifies each rewrite; one that
     raises or breaks an invariant is dropped with a warning that names it. Since API version 1.
     """
+    del settings
     raise NotImplementedError

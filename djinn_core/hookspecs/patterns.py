@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.graph import Graph, Node
@@ -34,11 +34,12 @@ class Pattern(Protocol):
 
 
 @hookspec
-def djinn_register_patterns() -> Iterable[Pattern]:
+def djinn_register_patterns(settings: Any) -> Iterable[Pattern]:
     """Return the patterns that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. Patterns run in order of
     name, once per new graph. A pattern that raises is skipped for that graph with a warning that names it. Since API
     version 1.
     """
+    del settings
     raise NotImplementedError

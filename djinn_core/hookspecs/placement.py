@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -56,11 +56,12 @@ class PlacementPolicy(Protocol):
 
 
 @hookspec
-def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
+def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy]:
     """Return the placement policies that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. The setting
     `placement_policy` names the one that is used (by default the built-in `single`). One that raises or breaks an
     invariant is replaced by `single` for that graph, with a warning that names it. Since API version 1.
     """
+    del settings
     raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -54,11 +54,12 @@ class ScheduleMaker(Protocol):
 
 
 @hookspec
-def djinn_register_schedulers() -> Iterable[ScheduleMaker]:
+def djinn_register_schedulers(settings: Any) -> Iterable[ScheduleMaker]:
     """Return the schedulers that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. The setting `scheduler`
     names the one that is used (by default the built-in `sequential`). One that raises or breaks an invariant is replaced
     by `sequential` for that graph, with a warning that names it. Since API version 1.
     """
+    del settings
     raise NotImplementedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -170,11 +170,12 @@ class SecurableTransport(Protocol):
 
 
 @hookspec
-def djinn_register_transports() -> Iterable[Transport]:
+def djinn_register_transports(settings: Any) -> Iterable[Transport]:
     """Return the transports that this plugin offers.
 
     Called once in each client, gateway and executor process, when the plugins are first needed or configured anew. A
     server listens with every transport that it is asked for by URL scheme; a client tries those that both ends have, in
     order of `speed`, and says so when it falls back. An exception disables the plugin. Since API version 1.
     """
+    del settings
     raise NotImplementedError

@@ -7,10 +7,13 @@ gone.
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Final
 
+import attrs
 import msgspec
 
+from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
 from djinn_core.launch.places import Places
 from djinn_core.wire.message import Count
@@ -26,6 +29,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         key: what the tickets are signed with.
         threads: torch threads, or None for torch's default.
         plugins, disable: the plugins to load, as in the settings; None means everything that is installed.
+        plugin_settings: as in the settings, `sendable`.
         log_level, debug: what to log to the standard error output.
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
         warm: safetensors files whose tensors need not travel at all.
@@ -48,6 +52,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     threads: int | None = None
     plugins: tuple[str, ...] | None = None
     disable: tuple[str, ...] = ()
+    plugin_settings: tuple[PluginSetting, ...] = ()
     log_level: str = "warning"
     debug: str = ""
     store: str = ""
@@ -153,6 +158,15 @@ Answer = Ready | Failed | Sessions | Full
 
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def sendable(given: PluginSetting) -> PluginSetting:
+    """The same with a value that JSON can hold: paths and other objects as text, which is read as in a variable."""
+    value = given.value
+    plain = isinstance(value, (bool, int, float, str, NoneType)) or (
+        isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
+    )
+    return given if plain else attrs.evolve(given, value=str(value))
 
 
 def to_line(message: Order | Answer) -> bytes:

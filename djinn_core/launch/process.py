@@ -15,6 +15,7 @@ from typing import Self
 
 import attrs
 
+from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
@@ -33,6 +34,7 @@ from djinn_core.launch.orders import (
     Sessions,
     Start,
     read_answer,
+    sendable,
     to_line,
 )
 from djinn_core.launch.places import Places
@@ -54,7 +56,7 @@ class ExecutorOptions:
         places: where it also listens for the network, with transports that clients reach directly, at free ports; None: not
             at all.
         threads: torch threads; None leaves torch's default.
-        plugins, disable: as in the settings.
+        plugins, disable, plugin_settings: as in the settings.
         log_level: from which level on the executor logs to the standard error output.
         debug: parts whose debug messages it shows, as in the settings.
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; None: none.
@@ -75,6 +77,7 @@ class ExecutorOptions:
     threads: int | None = None
     plugins: tuple[str, ...] | None = None
     disable: tuple[str, ...] = ()
+    plugin_settings: tuple[PluginSetting, ...] = ()
     log_level: str = "warning"
     debug: str = ""
     store: Path | None = None
@@ -278,6 +281,7 @@ class ExecutorProcess:
             threads=options.threads,
             plugins=options.plugins,
             disable=options.disable,
+            plugin_settings=tuple(map(sendable, options.plugin_settings)),
             log_level=options.log_level,
             debug=options.debug,
             store=str(options.store or ""),

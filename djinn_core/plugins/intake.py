@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import attrs
 
+from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import Candidate
 from djinn_core.plugins.kinds import KINDS
 from djinn_core.plugins.loading import HookError, Loaded, load
 from djinn_core.plugins.report import PluginRow
+from djinn_core.plugins.settings import Declared
 
 log = get_logger("djinn.plugins")
 
@@ -38,12 +40,14 @@ class Intake:
     disable: frozenset[str]
     kinds: Collection[str]
     trace: bool
+    given: Sequence[PluginSetting] = ()
     rows: list[PluginRow] = attrs.field(factory=list)
     failures: list[Failure] = attrs.field(factory=list)
     names: dict[str, Candidate] = attrs.field(factory=dict)
     claims: dict[tuple[str, str], Candidate] = attrs.field(factory=dict)
     objects: dict[str, list[Any]] = attrs.field(factory=lambda: defaultdict(list))
     owners: dict[tuple[str, str], PluginRow] = attrs.field(factory=dict)
+    settings: list[Declared] = attrs.field(factory=list)
 
     def take(self, candidate: Candidate, requested: bool = False) -> None:
         """Load a plugin, unless it is disabled, and keep its objects."""
@@ -52,7 +56,7 @@ class Intake:
             return
         try:
             self._claim_name(candidate)
-            loaded = load(candidate, self.kinds, self.trace)
+            loaded = load(candidate, self.kinds, self.trace, self.given)
             self._claim_objects(loaded)
         except PluginError as error:
             self.refuse(candidate, error, fatal=requested or candidate.builtin)
@@ -86,6 +90,7 @@ class Intake:
     def _keep(self, loaded: Loaded) -> None:
         row = loaded.candidate.row("active", kind=",".join(loaded.kinds))
         self.rows.append(row)
+        self.settings.append(loaded.settings)
         for objects, item in _pairs(loaded):
             self.objects[objects].append(item)
             self.owners[objects, item.name] = row

@@ -6,19 +6,21 @@ import difflib
 import inspect
 import time
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 import attrs
 import pluggy
 
+from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs import API_VERSION, PROJECT
 from djinn_core.logs import get_logger
 from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.discovery import Candidate
 from djinn_core.plugins.kinds import KINDS, Kind
+from djinn_core.plugins.settings import Declared, read_settings
 
 log = get_logger("djinn.plugins")
 
@@ -45,14 +47,16 @@ class Loaded:
     candidate: Candidate
     kinds: tuple[str, ...]
     objects: Mapping[str, tuple[Any, ...]]
+    settings: Declared = attrs.field(factory=Declared)
 
 
-def load(candidate: Candidate, kinds: Collection[str], trace: bool) -> Loaded:
-    """Load a plugin and call its hooks of the given kinds; with `trace` each call is logged.
+def load(candidate: Candidate, kinds: Collection[str], trace: bool, given: Sequence[PluginSetting] = ()) -> Loaded:
+    """Load a plugin and call its hooks of the given kinds; with `trace` each call is logged. `given`: to its settings.
 
     A plugin has a manager of its own, so that none can see, wrap or break the hooks of another.
 
     Raises:
+        ConfigurationError: a setting of its own was given a value that it cannot have.
         PluginError: it cannot be imported, is written for another API version, implements no hook of Djinn, or a hook
             raised or returned something that does not satisfy its Protocol. The message names the plugin.
     """
@@ -61,10 +65,12 @@ def load(candidate: Candidate, kinds: Collection[str], trace: bool) -> Loaded:
         _check_version(plugin)
         manager = _manager(candidate, plugin, trace)
         implemented = tuple(kind for kind in KINDS if getattr(manager.hook, kind.hook).get_hookimpls())
-        objects = {kind.objects: _registered(manager, kind) for kind in implemented if kind.name in kinds}
+        settings = read_settings(plugin, candidate.name, given)
+        asked = [kind for kind in implemented if kind.name in kinds]
+        objects = {kind.objects: _registered(manager, kind, settings.values) for kind in asked}
     except PluginError as error:
         raise type(error)(f"{candidate.label} cannot be used: {error}") from error.__cause__
-    return Loaded(candidate, tuple(kind.name for kind in implemented), objects)
+    return Loaded(candidate, tuple(kind.name for kind in implemented), objects, settings)
 
 
 def _import(candidate: Candidate) -> object:
@@ -124,9 +130,9 @@ def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
         raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(known)}")
 
 
-def _registered(manager: pluggy.PluginManager, kind: Kind) -> tuple[Any, ...]:
+def _registered(manager: pluggy.PluginManager, kind: Kind, settings: Any) -> tuple[Any, ...]:
     try:
-        answers = getattr(manager.hook, kind.hook)()
+        answers = getattr(manager.hook, kind.hook)(settings=settings)
         objects = tuple(item for answer in answers for item in _listed(answer, kind))
     except PluginError:
         raise

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
-from djinn_core.config import Settings
+from djinn_core.config import PluginSetting, SettingRow, Settings
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs.compilers import Compiler
 from djinn_core.hookspecs.costs import CostModel
@@ -25,6 +25,7 @@ from djinn_core.plugins.intake import Failure, Intake
 from djinn_core.plugins.kinds import EVERY_KIND
 from djinn_core.plugins.loading import HookError
 from djinn_core.plugins.report import PluginRow
+from djinn_core.plugins.settings import strangers
 
 log = get_logger("djinn.plugins")
 
@@ -39,17 +40,20 @@ class Selection:
         disable: names of plugins not to use, built-in ones included.
         strict: whether a broken plugin is an error rather than a warning.
         trace: whether each call of a hook is logged.
+        plugin_settings: as in the settings.
     """
 
     plugins: tuple[object, ...] | None = None
     disable: frozenset[str] = frozenset()
     strict: bool = False
     trace: bool = False
+    plugin_settings: tuple[PluginSetting, ...] = ()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Selection:
-        """What the settings `plugins`, `disable`, `strict` and `trace_plugins` select."""
-        return cls(settings.plugins, frozenset(settings.disable), settings.strict, settings.trace_plugins)
+        """What the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings` say."""
+        names = frozenset(settings.disable)
+        return cls(settings.plugins, names, settings.strict, settings.trace_plugins, settings.plugin_settings)
 
 
 @attrs.frozen
@@ -59,6 +63,7 @@ class Registry:
     Attributes:
         rows: what became of each plugin, the unusable ones included.
         owners: by kind of object (`patterns`) and name the row of the plugin that it came from.
+        plugin_settings: the settings that plugins in use have of their own, each with where its value came from.
     """
 
     interceptors: tuple[Interceptor, ...] = ()
@@ -73,6 +78,7 @@ class Registry:
     observers: tuple[Observer, ...] = ()
     rows: tuple[PluginRow, ...] = ()
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)
+    plugin_settings: tuple[SettingRow, ...] = ()
 
     def owner(self, objects: str, name: str) -> str:
         """The plugin that registered object `name` among `objects` (a field of this class), as messages name it."""
@@ -86,6 +92,9 @@ class Survey:
 
     registry: Registry
     failures: tuple[Failure, ...]
+    strangers: Mapping[str, str] = attrs.field(
+        factory=dict
+    )  # given to no plugin's setting, and what was probably meant
 
     def usable(self, strict: bool) -> Registry:
         """The registry, unless a failure is fatal or `strict` makes it so.
@@ -157,6 +166,8 @@ def survey(
     """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
     found, available = _survey(selection, builtins, entry_points, kinds)
     _warn_of_unknown(selection.disable, available)
+    for stranger, meant in found.strangers.items():
+        log.warning("there is no such setting of a plugin", setting=stranger, meant=meant or "nothing that is known")
     return found
 
 
@@ -167,7 +178,7 @@ def _survey(
     kinds: Collection[str],
 ) -> tuple[Survey, tuple[Candidate, ...]]:
     own, offered = built_in(builtins), installed(entry_points)
-    intake = Intake(selection.disable, kinds, selection.trace)
+    intake = Intake(selection.disable, kinds, selection.trace, selection.plugin_settings)
     for candidate in own:
         intake.take(candidate)
     if selection.plugins is None:
@@ -175,8 +186,12 @@ def _survey(
             intake.take(candidate)
     else:
         _take_requested(intake, selection.plugins, own, offered)
-    registry = Registry(**intake.ordered(), rows=tuple(intake.rows), owners=intake.owners)
-    return Survey(registry, tuple(intake.failures)), (*own, *offered)
+    rows = tuple(row for declared in intake.settings for row in declared.rows)
+    registry = Registry(**intake.ordered(), rows=tuple(intake.rows), owners=intake.owners, plugin_settings=rows)
+    known = {name for declared in intake.settings for name in declared.variables}
+    plugins = {row.name for row in intake.rows} | {candidate.name for candidate in (*own, *offered)}
+    unheard = strangers(selection.plugin_settings, known, plugins)
+    return Survey(registry, tuple(intake.failures), unheard), (*own, *offered)
 
 
 def _take_requested(

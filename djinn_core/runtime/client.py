@@ -103,7 +103,7 @@ def configure(
         servers: URLs of servers, such as `["tcp://gpu-box:5556"]`.
         token: what the servers ask for.
         connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
-        **settings: any other field of `Settings`.
+        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"simulated": {"cluster": FILE}}`.
 
     What was set before stays as it was set; without arguments, nothing is set any more. While a session is open, settings
     that it can take over hold at once. Others need a new session: where this one holds tensors, nothing is changed and
@@ -116,15 +116,25 @@ def configure(
     named = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
     given = {**{k: v for k, v in named.items() if v is not None}, **settings}
     with _lock:
-        overrides = {**_state.overrides, **given} if given else {}
+        overrides = _merged(_state.overrides, given) if given else {}
         resolved = resolve(overrides).settings
         registry = load_plugins(resolved)
         if is_initialized():
             _reconfigure(resolved, registry)
         else:
             shut_down()  # one that was lost
-            _apply(resolved, registry)
+            before = _state.settings
+            _apply(resolved, registry, before is not None and before.plugin_settings != resolved.plugin_settings)
         _state.overrides = overrides
+
+
+def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was set before, and what is given now; tables of plugins are merged as well."""
+    tables = [settings.get("plugin_settings") for settings in (before, given)]
+    if not all(isinstance(table, Mapping) for table in tables):
+        return {**before, **given}
+    merged = {name: {**tables[0].get(name, {}), **tables[1].get(name, {})} for name in {**tables[0], **tables[1]}}
+    return {**before, **given, "plugin_settings": merged}
 
 
 def _reconfigure(resolved: Settings, registry: Registry) -> None:
@@ -137,7 +147,7 @@ def _reconfigure(resolved: Settings, registry: Registry) -> None:
         _end_unless_held(", ".join(sorted(anew)))
     elif not names & PLUGINS:
         registry = _state.registry  # its observers and interceptors may have state
-    _apply(resolved, registry)
+    _apply(resolved, registry, "plugin_settings" in names)
     if not anew and names & (PLANNING | PLUGINS):
         plan_anew()
     if names and not anew:
@@ -165,9 +175,10 @@ def _end_unless_held(names: str) -> None:
     )
 
 
-def _apply(settings: Settings, registry: Registry) -> None:
+def _apply(settings: Settings, registry: Registry, anew: bool = False) -> None:
+    """`anew`: interceptors that are installed may have other settings now."""
     _state.settings, _state.registry = settings, registry
-    _intercept({interceptor.name: interceptor for interceptor in registry.interceptors})
+    _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, anew)
     _state.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     limit_waits(settings.wait_timeout)
@@ -179,9 +190,9 @@ def _apply(settings: Settings, registry: Registry) -> None:
     _state.answered, port.prepare = False, _prepare
 
 
-def _intercept(wanted: Mapping[str, Interceptor]) -> None:
-    """Install those that are wanted now, and uninstall those that are not any more."""
-    for name in _state.intercepting.keys() - wanted.keys():
+def _intercept(wanted: Mapping[str, Interceptor], anew: bool) -> None:
+    """Install those that are wanted now, and uninstall those that are not any more; `anew`: and those that were others."""
+    for name in _state.intercepting.keys() - (set() if anew else wanted.keys()):
         _state.intercepting.pop(name).uninstall()
     for name, interceptor in wanted.items():
         if name not in _state.intercepting:

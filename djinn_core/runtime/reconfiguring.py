@@ -30,7 +30,7 @@ AT_ONCE = frozenset(
 # What plans depend on: those that were made before are made anew.
 PLANNING = frozenset({"exact", "latency_target", "pins", "placement_policy", "scheduler"})
 # What the registry depends on.
-PLUGINS = frozenset({"disable", "plugins", "strict", "trace_plugins"})
+PLUGINS = frozenset({"disable", "plugin_settings", "plugins", "strict", "trace_plugins"})
 # Of executors that are started on this machine, and of connections to servers: a session has one or the other.
 _OWN_EXECUTORS = frozenset({"compilers", "executor", "executors", "memory_gib", "recover", "threads"})
 _SERVERS = frozenset(
@@ -71,9 +71,16 @@ def beginning_anew(names: frozenset[str], before: Settings, compilers_differ: bo
 
 
 def compilers_differ(before: Registry, after: Registry) -> bool:
-    """Whether other plugins with compilers are in use."""
-    rows = [{row for row in one.rows if row.status == "active"} for one in (before, after)]
-    return any("compilers" in row.kind.split(",") for row in rows[0] ^ rows[1])
+    """Whether other plugins with compilers are in use, or with other settings of their own."""
+
+    def compiling(registry: Registry) -> set[object]:
+        found = {row for row in registry.rows if row.status == "active" and "compilers" in row.kind.split(",")}
+        return {
+            *found,
+            *(one for one in registry.plugin_settings if one.name.split(".")[1] in {row.name for row in found}),
+        }
+
+    return compiling(before) != compiling(after)
 
 
 def live_tensors(since: int) -> int:

@@ -362,7 +362,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
 def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if start.threads is not None:
         torch.set_num_threads(start.threads)
-    selection = Selection(start.plugins, frozenset(start.disable))
+    selection = Selection(start.plugins, frozenset(start.disable), plugin_settings=start.plugin_settings)
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     opened = limited(open_device(registry.devices, device), start.memory)
     if opened.capabilities.kind == FALLBACK:

@@ -51,6 +51,7 @@ def _start_executor(settings: Settings) -> OwnExecutor:
         threads=settings.threads,
         plugins=plugin_names(settings.plugins),
         disable=settings.disable,
+        plugin_settings=settings.plugin_settings,
         compilers=settings.compilers,
         memory=bytes_of(settings.memory_gib),
         debug=settings.debug,

@@ -16,7 +16,7 @@ import attrs
 
 from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
-from djinn_core.config import Settings, bytes_of
+from djinn_core.config import PluginSetting, Settings, bytes_of
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.command import EXECUTOR_MODULE
@@ -31,7 +31,7 @@ from djinn_core.server.gateway.admission import Admission, Counts
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.gatekeeper import Gatekeeper, Identity
 from djinn_core.server.gateway.metrics import Observed, exporter
-from djinn_core.server.gateway.offering import offered
+from djinn_core.server.gateway.offering import Chosen, offered
 from djinn_core.server.gateway.operations import Operations, OperationsListener
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
@@ -60,7 +60,7 @@ class GatewayOptions:
         plaintext_accepted: whether the operator accepts that everything travels unencrypted on a network.
         drain_seconds: how long sessions may go on after a signal to stop.
         start_timeout: how long the executors may take to start, in seconds.
-        plugins, disable: as in the settings.
+        plugins, disable, plugin_settings: as in the settings.
         log_level, debug: what the executors log.
         store, store_bytes: where weights are kept so that they need not travel again, and how many bytes; None: nowhere.
         warm: safetensors files whose tensors need not travel at all.
@@ -87,6 +87,7 @@ class GatewayOptions:
     threads: int | None = None
     plugins: tuple[str, ...] | None = None
     disable: tuple[str, ...] = ()
+    plugin_settings: tuple[PluginSetting, ...] = ()
     plaintext_accepted: bool = False
     drain_seconds: float = 30.0
     start_timeout: float = 60.0
@@ -115,6 +116,7 @@ class GatewayOptions:
             threads=self.threads or settings.threads,
             plugins=settings.plugins,
             disable=settings.disable,
+            plugin_settings=settings.plugin_settings,
             compilers=self.compilers or settings.compilers,
             memory=self.memory or bytes_of(settings.memory_gib),
             start_timeout=settings.start_timeout,
@@ -221,7 +223,8 @@ class Gateway:
         from djinn_core.builtins import builtin_plugins
         from djinn_core.plugins.registry import Selection, load_registry
 
-        selection = Selection(self._options.plugins, frozenset(self._options.disable))
+        options = self._options
+        selection = Selection(options.plugins, frozenset(options.disable), plugin_settings=options.plugin_settings)
         return load_registry(selection, builtins=builtin_plugins(), kinds={"transports"}).transports
 
     def _listen(
@@ -344,7 +347,9 @@ def _signals_stop() -> Iterator[None]:
 
 def _executors(options: GatewayOptions, accounts: Path) -> tuple[ExecutorOptions, ...]:
     """`accounts`: where tenants' time on the devices is written down."""
-    devices = offered(options.devices, options.plugins, options.disable, options.start_timeout) or ("",)
+    devices = offered(
+        options.devices, Chosen(options.plugins, options.disable, options.plugin_settings), options.start_timeout
+    ) or ("",)
     for number in range(len(devices)):
         (accounts / str(number)).mkdir()
     return tuple(
@@ -354,6 +359,7 @@ def _executors(options: GatewayOptions, accounts: Path) -> tuple[ExecutorOptions
             threads=options.threads,
             plugins=options.plugins,
             disable=options.disable,
+            plugin_settings=options.plugin_settings,
             log_level=options.log_level,
             debug=options.debug,
             store=options.store,

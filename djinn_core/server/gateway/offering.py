@@ -8,16 +8,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+import msgspec
+
+from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
 from djinn_core.launch.command import executor_environment
+from djinn_core.launch.orders import sendable
 from djinn_core.server.devices import FALLBACK
 
 ALL = "all"
 
 
-def offered(devices: Sequence[str], plugins: Sequence[str] | None, disable: Iterable[str], timeout: float) -> list[str]:
+class Chosen(msgspec.Struct, frozen=True):
+    """The settings `plugins`, `disable` and `plugin_settings`, as the process that asks is told them."""
+
+    plugins: tuple[str, ...] | None
+    disable: tuple[str, ...]
+    plugin_settings: tuple[PluginSetting, ...]
+
+
+def offered(devices: Sequence[str], chosen: Chosen, timeout: float) -> list[str]:
     """`devices` with `all` replaced by every device that device plugins report; CPUs only where there is nothing else.
 
     Raises:
@@ -25,18 +37,19 @@ def offered(devices: Sequence[str], plugins: Sequence[str] | None, disable: Iter
     """
     if ALL not in devices:
         return list(devices)
-    present = _ask(plugins, disable, timeout)
+    present = _ask(chosen, timeout)
     others = [device for device in present if device.partition(":")[0] != FALLBACK]
     named = [device for device in devices if device != ALL]
     return [*named, *(device for device in others or present if device not in named)]
 
 
-def _ask(plugins: Sequence[str] | None, disable: Iterable[str], timeout: float) -> list[str]:
-    selection = json.dumps({"plugins": plugins, "disable": sorted(disable)})
-    command = [sys.executable, "-P", "-m", __name__, selection]
+def _ask(chosen: Chosen, timeout: float) -> list[str]:
+    plain = msgspec.structs.replace(chosen, plugin_settings=tuple(map(sendable, chosen.plugin_settings)))
+    command = [sys.executable, "-P", "-m", __name__]
+    order = msgspec.json.encode(plain)  # not in the arguments: settings may be secrets
     try:
         answer = subprocess.run(
-            command, env=executor_environment(), stdout=subprocess.PIPE, timeout=timeout, check=True
+            command, input=order, env=executor_environment(), stdout=subprocess.PIPE, timeout=timeout, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise StartupError(f"cannot find out which devices there are: {error}. Name them with --device") from error
@@ -50,9 +63,8 @@ def main() -> None:
     from djinn_core.role import become_server
 
     become_server("executor")
-    chosen = json.loads(sys.argv[1])
-    names = None if chosen["plugins"] is None else tuple(chosen["plugins"])
-    selection = Selection(names, frozenset(chosen["disable"]))
+    chosen = msgspec.json.decode(sys.stdin.buffer.read(), type=Chosen)
+    selection = Selection(chosen.plugins, frozenset(chosen.disable), plugin_settings=chosen.plugin_settings)
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds={"devices"})
     found = [capabilities.id for device in registry.devices for capabilities in device.discover()]
     sys.stdout.write(f"{json.dumps(found)}\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
 
 from djinn.hooks import Device, Observer, hookimpl
 from djinn_simulated.device import SimulatedDevice
@@ -11,10 +14,20 @@ from djinn_simulated.telling import Teller
 djinn_api_version = 1
 
 
+@attrs.frozen
+class Settings:
+    """`cluster`: the file that describes the devices, as in docs/scheduling.md; None: there are none."""
+
+    cluster: Path | None = None
+
+
+djinn_settings = Settings
+
+
 @hookimpl
-def djinn_register_devices() -> Iterable[Device]:
+def djinn_register_devices(settings: Settings) -> Iterable[Device]:
     """The devices `simulated:0` and so on; none where no cluster is described."""
-    return [SimulatedDevice()]
+    return [SimulatedDevice(settings.cluster)]
 
 
 @hookimpl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,13 +12,17 @@ from djinn.hooks import DeviceCapabilities, DeviceRuntime, StartupError
 from djinn.scheduling import read_cluster
 from djinn_simulated.runtime import SimulatedRuntime
 
-VARIABLE: Final = "DJINN_SIMULATED_CLUSTER"
+SETTING: Final = "plugins.simulated.cluster"
 
 
 class SimulatedDevice:
-    """Devices that are described in the file that the environment variable `DJINN_SIMULATED_CLUSTER` names."""
+    """Devices that are described in a file, the setting `plugins.simulated.cluster`."""
 
     name = "simulated"
+
+    def __init__(self, cluster: Path | None = None) -> None:
+        """`cluster`: the file; None: there are no devices."""
+        self._cluster = cluster
 
     def discover(self) -> Sequence[DeviceCapabilities]:
         """All devices of the file, in its order; none where there is no file.
@@ -28,16 +31,15 @@ class SimulatedDevice:
             ConfigurationError: the file describes no cluster.
             StartupError: the file cannot be read.
         """
-        file = os.environ.get(VARIABLE, "")
-        if not file:
+        if self._cluster is None:
             return ()
         try:
-            text = Path(file).expanduser().read_text(encoding="utf-8")
+            text = self._cluster.read_text(encoding="utf-8")
         except OSError as error:
-            raise StartupError(f"{VARIABLE} names {file}, which cannot be read: {error}") from error
+            raise StartupError(f"the setting {SETTING} names {self._cluster}, which cannot be read: {error}") from error
         return tuple(
             attrs.evolve(device, id=f"simulated:{index}", kind="simulated", name=f"{device.name}, {device.id}")
-            for index, device in enumerate(read_cluster(text, file).devices)
+            for index, device in enumerate(read_cluster(text, str(self._cluster)).devices)
         )
 
     def open(self, index: int) -> DeviceRuntime:
@@ -50,7 +52,7 @@ class SimulatedDevice:
         if index >= len(found):
             described = f"{len(found)} devices" if found else "no devices"
             raise StartupError(
-                f"there is no device simulated:{index}: {described} are described. Set {VARIABLE} to a cluster file; "
-                "docs/scheduling.md has an example"
+                f"there is no device simulated:{index}: {described} are described. Set {SETTING} to a cluster file, as in "
+                "DJINN_PLUGIN_SIMULATED_CLUSTER=cluster.toml; docs/scheduling.md has an example"
             )
         return SimulatedRuntime(found[index])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ import djinn
 import djinn_simulated
 from djinn.hooks import StartupError, Timekeeper
 from djinn.testing import PluginConformance
-from djinn_simulated.device import VARIABLE, SimulatedDevice
+from djinn_simulated.device import SETTING, SimulatedDevice
 from djinn_simulated.pretending import START
 
 CLUSTER = """
@@ -32,34 +34,32 @@ class TestPlugin(PluginConformance):
 
 
 @pytest.fixture
-def described(tmp_path, monkeypatch):
+def described(tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER)
-    monkeypatch.setenv(VARIABLE, str(file))
+    return file
 
 
 @pytest.fixture
 def runtime(described):
-    return SimulatedDevice().open(1)
+    return SimulatedDevice(described).open(1)
 
 
 def test_devices_are_those_of_the_file(described):
-    found = SimulatedDevice().discover()
+    found = SimulatedDevice(described).discover()
     assert [d.id for d in found] == ["simulated:0", "simulated:1"]
     assert {(d.kind, d.memory, d.flops, d.bandwidth) for d in found} == {("simulated", 1 << 30, FLOPS, BANDWIDTH)}
 
 
-def test_without_a_file_there_are_none(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+def test_without_a_file_there_are_none():
     assert SimulatedDevice().discover() == ()
-    with pytest.raises(StartupError, match=VARIABLE):
+    with pytest.raises(StartupError, match=SETTING):
         SimulatedDevice().open(0)
 
 
-def test_a_file_that_is_not_there(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "/nowhere/cluster.toml")
+def test_a_file_that_is_not_there():
     with pytest.raises(StartupError, match="nowhere"):
-        SimulatedDevice().discover()
+        SimulatedDevice(Path("/nowhere/cluster.toml")).discover()
 
 
 def test_products_take_their_arithmetic_and_sums_their_memory(runtime):
@@ -132,7 +132,8 @@ def test_a_program_says_what_it_would_take(described, monkeypatch, caplog):
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
     djinn.shut_down()
-    djinn.configure(executor="inline", device="simulated:1", placement_policy="single")
+    settings = {"simulated": {"cluster": described}}
+    djinn.configure(executor="inline", device="simulated:1", placement_policy="single", plugin_settings=settings)
     try:
         model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU()).to("remote_accelerator:0")
         data = torch.randn(512, 1024).to("remote_accelerator:0")

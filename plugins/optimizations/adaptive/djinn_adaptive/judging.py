@@ -10,7 +10,7 @@ from djinn_adaptive.ranks import chance_of_being_less
 
 LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which something may be decided
 CHANCE: Final = 0.05 / len(LOOKS)  # of being wrong at one look; over all looks together one in twenty
-LEAST: Final = 0.02  # a share of the time that is worth anything
+LEAST: Final = 0.02  # a share of the time that is worth anything, unless the setting `least` says otherwise
 CLEARLY: Final = 1.5  # as many times as long, all of the first four: no more is needed
 
 
@@ -27,6 +27,9 @@ class Adaptive:
     after_placement = False
     tolerates_growth = True
 
+    def __init__(self, least: float = LEAST) -> None:
+        self._least = least
+
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Nothing: it judges what the others do."""
         del context
@@ -41,7 +44,7 @@ class Adaptive:
         ours, other = trial.with_it[: looks[-1]], trial.without[: looks[-1]]
         if chance_of_being_less(ours, other) < CHANCE:
             return True
-        worth = statistics.median(other) < (1 - LEAST) * statistics.median(ours)
+        worth = statistics.median(other) < (1 - self._least) * statistics.median(ours)
         if worth and chance_of_being_less(other, ours) < CHANCE:
             return False
         return True if looks[-1] == LOOKS[-1] else None

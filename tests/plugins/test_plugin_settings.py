@@ -1,0 +1,249 @@
+"""Settings that plugins have of their own: where values come from, what is refused, and that executors have them, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.cli import main
+from djinn_core.config import HIDDEN, PluginSetting, Settings, resolve
+from djinn_core.errors import ConfigurationError, PluginError
+from djinn_core.hookspecs import hookimpl
+from djinn_core.launch.orders import sendable
+from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime.reconfiguring import compilers_differ
+
+SETTINGS_PLUGIN = """
+import attrs
+from pathlib import Path
+from djinn_core.hookspecs import hookimpl
+
+djinn_api_version = 1
+
+@attrs.frozen
+class Settings:
+    rows: int = attrs.field(default=4, validator=attrs.validators.ge(1))
+    names: tuple[str, ...] = ()
+    key: str = attrs.field(default="", repr=False)
+
+djinn_settings = Settings
+
+@attrs.frozen
+class Pattern:
+    rows: int
+    name: str = "with_settings"
+    operations: frozenset = frozenset({"mm"})
+    def match(self, graph, candidates):
+        return []
+
+@hookimpl
+def djinn_register_patterns(settings):
+    return [Pattern(settings.rows)]
+"""
+
+
+@pytest.fixture
+def registry_of(install, offered):
+    """The registry with the plugin `kv_rows` and what the settings say."""
+    install("kv_rows", SETTINGS_PLUGIN)
+
+    def registry_of(environ=None, file=None, **overrides):
+        settings = resolve(overrides, environ or {}, file).settings
+        return load_registry(
+            Selection.from_settings(settings), builtins=builtin_plugins(), entry_points=offered(), kinds={"patterns"}
+        )
+
+    return registry_of
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "config.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def rows_of(registry):
+    (pattern,) = [p for p in registry.patterns if p.name == "with_settings"]
+    return pattern.rows, {row.name: (row.value, row.origin) for row in registry.plugin_settings}["plugins.kv_rows.rows"]
+
+
+def test_the_first_that_is_found_counts(registry_of, file):
+    path = file("[plugins.kv_rows]\nrows = 5\n")
+    environ = {"DJINN_PLUGIN_KV_ROWS_ROWS": "6"}
+    given = {"kv_rows": {"rows": 7}}
+    assert rows_of(registry_of()) == (4, ("4", "default"))
+    assert rows_of(registry_of(file=path)) == (5, ("5", f"file {path}"))
+    assert rows_of(registry_of(environ, path)) == (6, ("6", "environment DJINN_PLUGIN_KV_ROWS_ROWS"))
+    assert rows_of(registry_of(environ, path, plugin_settings=given)) == (7, ("7", "argument"))
+
+
+def test_the_list_of_plugins_has_a_place_beside_their_tables(registry_of, file):
+    path = file('[plugins]\nnames = ["kv_rows"]\n[plugins.kv_rows]\nrows = 5\n')
+    assert resolve({}, {}, path).settings.plugins == ("kv_rows",)
+    assert rows_of(registry_of(file=path))[0] == 5
+    with pytest.raises(ConfigurationError, match=r"`plugins.rows` \(file .*\[plugins.NAME\]"):
+        resolve({}, {}, file("[plugins]\nrows = 5\n"))
+    with pytest.raises(ConfigurationError, match=r"write tables \[plugins.NAME\]"):
+        resolve({}, {}, file("plugin_settings = 5\n"))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"rwos": 5}, r"has no setting `rwos` \(argument\): did you mean `rows`\?"),
+        ({"rows": "many"}, r"`plugins.kv_rows.rows` must be a whole number, and not 'many' \(argument\)"),
+        ({"rows": 0}, r"`plugins.kv_rows.rows` is refused: 'rows' must be >= 1: 0, and not 0"),
+        ({"names": 3}, r"`plugins.kv_rows.names` must be a list of names"),
+    ],
+)
+def test_what_is_refused(registry_of, table, said):
+    with pytest.raises(ConfigurationError, match=said):
+        registry_of(plugin_settings={"kv_rows": table})
+
+
+def test_the_origin_of_a_wrong_variable_is_named(registry_of):
+    with pytest.raises(ConfigurationError, match=r"\(environment DJINN_PLUGIN_KV_ROWS_ROWS\)"):
+        registry_of({"DJINN_PLUGIN_KV_ROWS_ROWS": "x"})
+
+
+def test_secrets_are_not_shown(registry_of):
+    registry = registry_of(plugin_settings={"kv_rows": {"key": "very secret"}})
+    assert {row.name: row.value for row in registry.plugin_settings}["plugins.kv_rows.key"] == HIDDEN
+    with pytest.raises(ConfigurationError) as error:
+        registry_of(plugin_settings={"kv_rows": {"key": 12345}})
+    assert "12345" not in str(error.value)
+    assert "secret" not in repr(resolve({"plugin_settings": {"kv_rows": {"key": "secret"}}}, {}).settings)
+
+
+def test_what_means_nothing_is_warned_of(registry_of, logged):
+    registry_of({"DJINN_PLUGIN_KV_ROWS_RWOS": "5"}, plugin_settings={"kv_row": {"rows": 1}})
+    said = {event["setting"]: event["meant"] for event in logged()}
+    assert said == {
+        "DJINN_PLUGIN_KV_ROWS_RWOS": "DJINN_PLUGIN_KV_ROWS_ROWS",
+        "[plugins.kv_row] (argument)": "[plugins.kv_rows]",
+    }
+
+
+def test_a_plugin_that_is_not_used_may_have_settings_all_the_same(registry_of, logged):
+    registry_of({"DJINN_PLUGIN_KV_ROWS_ANYTHING": "5"}, disable="kv_rows", plugin_settings={"kv_rows": {"x": 1}})
+    assert not logged()
+
+
+def test_a_plugin_without_settings_refuses_some():
+    with pytest.raises(ConfigurationError, match="'cpu' has no settings"):
+        load_registry(
+            Selection(plugins=(), plugin_settings=(PluginSetting("cpu", "x", 1, "argument"),)),
+            builtins=builtin_plugins(),
+        )
+
+
+class Declaring:
+    """A plugin that declares `declared`."""
+
+    name = "declaring"
+    djinn_api_version = 1
+
+    def __init__(self, declared):
+        self.djinn_settings = declared
+        self.seen = None
+
+    @hookimpl
+    def djinn_register_patterns(self, settings):
+        self.seen = settings
+        return []
+
+
+def loaded(declared, **given):
+    plugin = Declaring(declared)
+    settings = Settings(plugin_settings={"declaring": given})
+    chosen = Selection((plugin,), plugin_settings=settings.plugin_settings)
+    load_registry(chosen, builtins={}, kinds={"patterns"})
+    return plugin.seen
+
+
+@attrs.frozen
+class EveryType:
+    """One setting of each type."""
+
+    flag: bool = False
+    share: float = 0.5
+    file: Path | None = None
+    names: tuple[str, ...] = ()
+    way: Literal["fast", "small"] = "fast"
+    even: int = attrs.field(default=2, converter=int)
+
+
+def test_types_are_read_from_text_and_from_values():
+    text = loaded(EveryType, flag="yes", share="0.25", file="~/x", names="a,b", way="small", even="4")
+    assert text == EveryType(True, 0.25, Path("~/x").expanduser(), ("a", "b"), "small", 4)
+    assert loaded(EveryType, flag=True, share=1, file="", names=["a"]) == EveryType(True, 1.0, None, ("a",))
+    with pytest.raises(ConfigurationError, match="must be 'fast' or 'small', and not 'slow'"):
+        loaded(EveryType, way="slow")
+
+
+@attrs.frozen
+class WithoutDefault:
+    """Cannot be made from nothing."""
+
+    rows: int
+
+
+@attrs.frozen
+class OfAnOddType:
+    """A type that no text is read as."""
+
+    rows: complex = 1j
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [(WithoutDefault, "has no default"), (OfAnOddType, "has the type .*complex"), (dict, "must be an attrs class")],
+)
+def test_a_class_that_cannot_be_used(declared, said):
+    with pytest.raises(PluginError, match=said):
+        loaded(declared)
+
+
+def test_doctor_shows_them(tmp_path):
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "DJINN_PLUGIN_ADAPTIVE_LEAST": "0.1"}
+    found = json.loads(CliRunner().invoke(main, ["doctor", "--json"], env=environ).output)
+    row = {"name": "plugins.adaptive.least", "value": "0.1", "origin": "environment DJINN_PLUGIN_ADAPTIVE_LEAST"}
+    assert row in found["settings"]
+
+
+CLUSTER = '[[machines]]\nname = "node"\ndevices = 2\nmemory_gib = 1\ntflops = 1\ngbs = 100\nlink = { gbs = 100 }\n'
+
+
+def test_an_executor_process_has_them(tmp_path):
+    (tmp_path / "cluster.toml").write_text("network = { gbs = 10 }\n" + CLUSTER)
+    given = Settings(plugin_settings={"simulated": {"cluster": tmp_path / "cluster.toml"}}).plugin_settings
+    with ExecutorProcess(ExecutorOptions("simulated:1", plugin_settings=given)) as executor:
+        assert executor.wait_ready(60).device.id == "simulated:1"
+
+
+def test_what_json_cannot_hold_travels_as_text():
+    assert sendable(PluginSetting("a", "b", Path("/x"), "argument")).value == "/x"
+    for plain in (1, 0.5, True, None, "x", ["a"], ("a", "b")):
+        assert sendable(PluginSetting("a", "b", plain, "argument")).value == plain
+
+
+def test_other_settings_of_compilers_need_another_session(registry_of):
+    before, after = registry_of(), registry_of(plugin_settings={"kv_rows": {"rows": 9}})
+    assert before.plugin_settings != after.plugin_settings
+    assert not compilers_differ(before, after)  # it has patterns only
+    compiling = [
+        attrs.evolve(one, rows=tuple(attrs.evolve(row, kind="compilers") for row in one.rows))
+        for one in (before, after)
+    ]
+    assert compilers_differ(*compiling)
