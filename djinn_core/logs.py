@@ -60,7 +60,7 @@ Event = MutableMapping[str, Any]
 
 
 def get_logger(name: str) -> Any:
-    """A structlog logger that writes to the standard library's logger `name`, such as `djinn.wire`."""
+    """A structlog logger that writes to the standard library's logger `name`, such as `djinn.runtime`."""
     return structlog.wrap_logger(
         logging.getLogger(name),
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -139,7 +139,7 @@ def hide() -> None:
 
 
 def set_debug_level(parts: str) -> None:
-    """Show the debug messages of `parts`: names joined by commas, such as `"interception,wire"`, or `"all"`.
+    """Show the debug messages of `parts`: names joined by commas, such as `"runtime,server"`, or `"all"`.
 
     An empty text or `"off"` ends it. A plugin's logger is named in full: `"djinn_attention"`.
 

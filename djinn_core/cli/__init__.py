@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import click
@@ -78,6 +81,14 @@ def installed_version(distribution: str = "djinn") -> str:
         return ""
 
 
+def _find_in_working_directory() -> None:
+    """Modules there can be named as plugins, as with `python -m`; last, so that none stands in for another module."""
+    with contextlib.suppress(FileNotFoundError):  # the directory was removed
+        here = str(Path.cwd())
+        if not {"", here} & {*sys.path}:
+            sys.path.append(here)
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(installed_version() or "unknown", prog_name="djinn")
 def main() -> None:
@@ -86,15 +97,18 @@ def main() -> None:
     Settings come from flags, then the environment (DJINN_<NAME>), then a TOML file; `djinn doctor` shows which won.
     """
     # A mistake in the environment or the file is told before any work starts; `doctor` reports it itself.
-    _show_logs()
+    _prepare()
 
 
-def _show_logs() -> None:
+def _prepare() -> None:
     from djinn_core import config, logs
 
     logs.show("warning")
     try:
-        logs.set_debug_level(config.resolve().settings.debug)
+        settings = config.resolve().settings
+        logs.set_debug_level(settings.debug)
+        if settings.plugins:
+            _find_in_working_directory()
     except ConfigurationError:
         if click.get_current_context().invoked_subcommand != "doctor":
             raise

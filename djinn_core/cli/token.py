@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from djinn_core.launch.token_table import (
     OPERATOR,
     Quota,
     TokenRow,
+    TokenTable,
     change_table,
     check_tenant,
     create,
@@ -138,14 +140,23 @@ def limit(
     )
     path = _path(file)
     with change_table(path) as box:
-        if tenant not in {*box[0].quotas, *(row.tenant for row in box[0].tokens)}:
-            raise ConfigurationError(
-                f"{path} has no tenant {tenant!r}: `djinn token list` shows those it has, `djinn token create {tenant}` adds it"
-            )
+        _check_known(check_tenant(tenant), box[0], path)
         others = {name: known for name, known in box[0].quotas.items() if name != tenant}
-        mine = {check_tenant(tenant): quota} if quota != Quota() else {}
+        mine = {tenant: quota} if quota != Quota() else {}
         box[0] = msgspec.structs.replace(box[0], quotas=others | mine)
     click.echo(f"{tenant} may use at most what was given" if mine else f"{tenant} may use as much as there is")
+
+
+def _check_known(tenant: str, table: TokenTable, path: Path) -> None:
+    """A limit for a tenant that has no token holds for nobody: the name is mistyped, or the token is to be made first."""
+    known = {row.tenant for row in table.tokens} | table.quotas.keys() | {OPERATOR}
+    if tenant in known:
+        return
+    close = difflib.get_close_matches(tenant, known, 1)
+    guess = f"did you mean {close[0]!r}? Otherwise make" if close else "make"
+    raise ConfigurationError(
+        f"{path} has no token of a tenant {tenant!r}: {guess} one first, with `djinn token create {tenant} --file {path}`"
+    )
 
 
 def _path(file: Path | None) -> Path:

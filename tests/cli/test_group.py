@@ -62,7 +62,7 @@ def test_an_error_is_one_message_and_exit_code_1(failing):
 
 
 def test_debugging_shows_the_traceback(failing):
-    done = run("status", DJINN_DEBUG="wire")
+    done = run("status", DJINN_DEBUG="runtime")
     assert isinstance(done.exception, TransportError)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+from pathlib import Path
 import subprocess
 import sys
 
@@ -23,7 +25,7 @@ def quiet():
 
 @pytest.fixture
 def log():
-    return logs.get_logger("djinn.wire")
+    return logs.get_logger("djinn.runtime")
 
 
 def shown(level="info", **environ):
@@ -36,7 +38,7 @@ def test_nothing_is_installed_until_asked(log, caplog):
     log.warning("it happened", size=3)
     assert logging.getLogger("djinn").handlers == []
     (record,) = caplog.records
-    assert (record.name, record.getMessage()) == ("djinn.wire", "it happened size=3")
+    assert (record.name, record.getMessage()) == ("djinn.runtime", "it happened size=3")
     assert record.djinn == {"event": "it happened", "size": 3}
 
 
@@ -52,7 +54,7 @@ def test_for_people(log):
     line = stream.getvalue()
     assert "connected" in line
     assert "url=tcp://host:1" in line
-    assert "djinn.wire" in line
+    assert "djinn.runtime" in line
     assert "\x1b" not in line
 
 
@@ -66,7 +68,7 @@ def test_for_programs(log):
     first, second = map(json.loads, stream.getvalue().splitlines())
     assert {k: first[k] for k in ("event", "logger", "level", "seconds")} == {
         "event": "connected",
-        "logger": "djinn.wire",
+        "logger": "djinn.runtime",
         "level": "info",
         "seconds": 0.5,
     }
@@ -98,7 +100,7 @@ def test_secrets_are_hidden(log, style):
 
 def test_debug_of_some_parts(log):
     stream = shown("warning")
-    logs.set_debug_level("wire,runtime")
+    logs.set_debug_level("runtime,pool")
     log.debug("seen")
     logs.get_logger("djinn.server").debug("not seen")
     assert "seen" in stream.getvalue()
@@ -120,11 +122,20 @@ def test_debug_of_everything_and_back(log, capsys):
     assert logging.getLogger("djinn").propagate
 
 
+def test_the_parts_are_those_that_log():
+    root = Path(__file__).parents[2]
+    sources = "".join(path.read_text() for path in (root / "djinn_core").rglob("*.py"))
+    assert set(logs.PARTS) == set(re.findall(r'get_logger\("djinn\.(\w+)', sources))
+    document = " ".join((root / "docs" / "configuration.md").read_text().split())
+    (listed,) = re.findall(r"A part is what follows `djinn\.` in a log line: ([^.]+)\.", document)
+    assert set(logs.PARTS) == set(re.findall(r"`(\w+)`", listed))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: logs.set_debug_level("wir"), "did you mean 'wire'"),
-        (lambda: logs.set_debug_level("wire,qqq"), "use all, off or some of"),
+        (lambda: logs.set_debug_level("runtme"), "did you mean 'runtime'"),
+        (lambda: logs.set_debug_level("runtime,qqq"), "use all, off or some of"),
         (lambda: logs.show("loud"), "no log level 'loud'"),
         (lambda: logs.show(environ={"DJINN_LOG_FORMAT": "xml"}), "use json or console"),
     ],
