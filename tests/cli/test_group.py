@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -71,3 +73,23 @@ def test_a_wrong_setting_stops_every_command_but_doctor():
     done = run("doctor", "--json", DJINN_THREADS="x")
     assert done.exit_code == 1
     assert '"well": false' in done.output
+
+
+@pytest.mark.parametrize("options", [(), ("-X", "dev", "-P")], ids=["plain", "with options"])
+def test_python_dash_m_djinn(options):
+    command = [sys.executable, *options, "-m", "djinn", "serv"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "Did you mean 'serve'?" in done.stderr
+
+
+def test_a_plugin_in_the_working_directory_is_found(tmp_path, plain_environment):
+    (tmp_path / "here_only.py").write_text("djinn_api_version = 1\n")
+    script = Path(sys.executable).with_name("djinn")
+    environment = plain_environment | {"DJINN_PLUGINS": "here_only"}
+    command = [script, "plugins", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    row = next(row for row in json.loads(done.stdout) if row["name"] == "here_only")
+    assert "it implements no hook of Djinn" in row["error"]  # so it was imported

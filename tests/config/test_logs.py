@@ -6,9 +6,9 @@ import io
 import json
 import logging
 import re
-from pathlib import Path
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 

@@ -1,0 +1,139 @@
+"""The commands that the documents print run as they are printed, in the order in which they stand there.
+
+Blocks of one document run as one script. A block is left out with a comment on the line before it: `<!-- not run: reason
+-->`. What stands for something else here: the ports, which are free ones; a GPU, which is the CPU; and the files of a reader
+(`train.py`, `config.json` and so on), which lie in `assumed/`. Python blocks that begin with the name of a file are that file.
+A line that serves goes on in the background, once it listens, until the next one that serves or the end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ASSUMED = Path(__file__).parent / "assumed"
+DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md") for path in ROOT.glob(pattern))
+BLOCK = re.compile(r"(?P<before>[^\n]*)\n```(?:sh|bash|shell|console)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
+FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"^    (?:[A-Z_]+=\S+ )*(?:djinn|pip|make|ssh|scp|export|python) ", re.MULTILINE)
+SERVES = re.compile(r"\bdjinn serve\b")
+PORTS = ("5556", "5557", "5558")
+
+BEGIN = """\
+set -eu -o pipefail
+stop_serving() {
+    if [ -n "${SERVER:-}" ]; then kill -TERM -- "-$SERVER" 2>/dev/null || true; wait "$SERVER" || true; SERVER=; fi
+}
+serve() {
+    stop_serving
+    setsid bash -c "$1" >serve.log 2>&1 &
+    SERVER=$!
+    until grep -q 'Clients on this machine' serve.log; do
+        kill -0 "$SERVER" || { cat serve.log >&2; exit 1; }
+        sleep 0.2
+    done
+}
+trap stop_serving EXIT
+"""
+
+
+def label(path):
+    return str(path.relative_to(ROOT))
+
+
+def commands(text):
+    """The logical lines of the blocks of a document."""
+    blocks = [b["code"] for b in BLOCK.finditer(text) if not SKIPPED.search(b["before"])]
+    return "".join(blocks).replace("\\\n", " ").splitlines()
+
+
+def script(text):
+    """A document's commands for bash."""
+    lines = []
+    for line in commands(text):
+        command = line.replace("cuda:0", "cpu")
+        for number, port in zip(PORTS, free_ports(), strict=True):
+            command = command.replace(number, str(port))
+        quoted = command.partition("  #")[0].replace("'", "'\\''")
+        lines.append(f"serve '{quoted}'" if SERVES.search(command) else command)
+    return BEGIN + "\n".join(lines) + "\n"
+
+
+_ports: list[int] = []
+
+
+def free_ports():
+    if not _ports:
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
+        _ports.extend(listener.getsockname()[1] for listener in listeners)
+        for listener in listeners:
+            listener.close()
+    return _ports
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkout as its reader has it, into which commands may write."""
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith("."):
+            (tmp_path / entry.name).symlink_to(entry)
+    for entry in ASSUMED.iterdir():
+        (shutil.copytree if entry.is_dir() else shutil.copy)(entry, tmp_path / entry.name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "home").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, plain_environment):
+    """Runs the commands of a document there."""
+    own = {"HOME": str(folder / "home"), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {k: v for k, v in plain_environment.items() if not k.startswith("XDG_") or k == "XDG_CACHE_HOME"}
+
+    def run(text):
+        (folder / "run.sh").write_text(script(text))
+        options = {"cwd": folder, "env": environment | own, "capture_output": True, "text": True, "timeout": 580}
+        return subprocess.run(["bash", "run.sh"], check=False, **options)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if commands(path.read_text())], ids=label)
+def test_commands_run(path, folder, run):
+    text = path.read_text()
+    for block in FILE.finditer(text):
+        (folder / block["name"]).write_text(block["code"])
+    done = run(text)
+    assert done.returncode == 0, f"{label(path)}: {done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=label)
+def test_commands_stand_in_blocks(path):
+    outside = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert INDENTED.findall(outside) == [], "write them between ```sh and ```, so that they are run"
+
+
+@pytest.mark.parametrize("line", ["djinn no-such-command", "djinn serve --port no-port  # here"])
+def test_a_command_that_fails_is_seen(run, line):
+    left_out = "<!-- not run: needs a second machine -->\n```sh\ntouch left-out\n```\n"
+    done = run(f"{left_out}text\n```sh\n{line}\n```\n")
+    assert done.returncode != 0
+    assert "no-" in done.stderr
+
+
+def test_blocks_run_in_order_and_some_are_left_out(run, folder):
+    left_out = "<!-- not run: needs a second machine -->\n```sh\ntouch left-out\n```\n"
+    done = run(f"text\n```sh\nexport NAME=first\n```\n{left_out}text\n```sh\ntouch $NAME \\\n    second\n```\n")
+    assert done.returncode == 0, done.stderr
+    assert [name for name in ("first", "second", "left-out") if (folder / name).exists()] == ["first", "second"]

@@ -1,0 +1,213 @@
+"""Where `djinn serve` listens: ports and addresses by transport, what other machines dial, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from servers import started
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.cli import main
+from djinn_core.cli.listen_options import ListenChoice, listen_options
+from djinn_core.errors import ConfigurationError, PluginError, TransportError
+from djinn_core.launch.places import Place, Places, advertised, chosen_by, own_address
+from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.runtime.connecting.connect import open_connections
+
+OTHER_TRANSPORT = """
+from djinn import hookimpl
+from djinn_tcp import TcpTransport
+
+djinn_api_version = 1
+
+class Listening:
+    def __init__(self, inner):
+        self.url, self.close = inner.url.replace("tcp", "other"), inner.close
+
+class Other:
+    name = "other"
+    schemes = ("other",)
+    capabilities = TcpTransport().capabilities
+
+    def connect(self, url, limits, timeout):
+        return TcpTransport().connect(url.replace("other", "tcp"), limits, timeout)
+
+    def listen(self, url, limits, accept):
+        return Listening(TcpTransport().listen(url.replace("other", "tcp"), limits, accept))
+
+@hookimpl
+def djinn_register_transports():
+    return [Other()]
+"""
+
+
+def choice(*arguments: str) -> ListenChoice:
+    """What the options make of a command line."""
+    found: list[ListenChoice] = []
+    command = click.command()(listen_options(lambda **given: found.append(given["listen"])))
+    command.main(arguments, standalone_mode=False)
+    return found[0]
+
+
+@pytest.fixture
+def transports():
+    return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
+
+
+@pytest.fixture
+def taken():
+    """A port at which something listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_each_transport_has_its_place():
+    places = choice("--transport", "tcp=0.0.0.0:5556", "--transport", "http=5557", "--transport", "x=[::1]:5").places
+    assert places.given == {"tcp": Place("0.0.0.0", 5556), "http": Place("", 5557), "x": Place("::1", 5)}
+    assert places.hosts == ("127.0.0.1", "0.0.0.0", "::1")
+
+
+def test_the_older_options_mean_the_same():
+    assert (
+        choice("--port", "5556", "--http-port", "0").places
+        == choice("--transport", "tcp=5556", "--transport", "http=0").places
+    )
+    assert choice("--host", "::1").places == Places("::1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--transport", "tcp"), "must be NAME=PORT"),
+        (("--transport", "tcp=99999"), "must be NAME=PORT"),
+        (("--advertise", "tcp://x:1"), "without scheme and port"),
+        (("--advertise", "x:1"), "without scheme and port"),
+    ],
+)
+def test_options_that_cannot_be_read(arguments, said):
+    with pytest.raises(click.BadParameter, match=said):
+        choice(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--port", "5", "--transport", "tcp=6"), "port of tcp is given twice"),
+        (("--port", "5", "--without-transport", "tcp"), "leaves out a transport that is given a port"),
+    ],
+)
+def test_options_that_contradict_each_other(arguments, said):
+    with pytest.raises(ConfigurationError, match=said):
+        choice(*arguments)
+
+
+def test_what_is_left_out_does_not_listen(transports):
+    chosen = chosen_by(transports, None, Places(given={"tcp": Place("", 7)}, without=frozenset({"http"})))
+    assert [(one.transport.name, one.at(one.place.port)) for one in chosen] == [("tcp", "tcp://127.0.0.1:7")]
+    with pytest.raises(PluginError, match="--without-transport leaves out http, tcp"):
+        chosen_by(transports, None, Places(without=frozenset({"http", "tcp"})))
+    with pytest.raises(ConfigurationError, match="no transport 'htp' to listen with: did you mean 'http'"):
+        chosen_by(transports, None, Places(without=frozenset({"htp"})))
+
+
+def test_other_machines_are_told_addresses_that_they_can_dial():
+    own = own_address(named=False)
+    assert own not in {"", "0.0.0.0"}
+    wildcard = ("tcps://0.0.0.0:5556", "https://[::]:5557")
+    assert advertised(wildcard, "", named=False) == (f"tcps://{own}:5556", f"https://{own}:5557")
+    assert advertised(wildcard, "gpu-box", named=False) == ("tcps://gpu-box:5556", "https://gpu-box:5557")
+    assert advertised(("tcp://10.1.2.3:1",), "", named=False) == ("tcp://10.1.2.3:1",)
+    mixed = ("tcp://0.0.0.0:1", "http://127.0.0.1:2")
+    assert advertised(mixed, "gpu-box", named=False) == ("tcp://gpu-box:1", "http://127.0.0.1:2")
+    assert advertised(("http://127.0.0.1:2",), "proxy", named=False) == ("http://proxy:2",)
+
+
+def test_a_name_is_told_where_a_certificate_has_one():
+    assert advertised(("tcps://0.0.0.0:1",), "", named=True) == (f"tcps://{socket.getfqdn()}:1",)
+
+
+def test_a_port_that_is_taken_is_noticed_before_anything_starts(taken, tmp_path):
+    done = CliRunner().invoke(
+        main, ["serve", "--device", "cpu", "--port", str(taken), "--connection-file", str(tmp_path / "c")]
+    )
+    assert done.exit_code == 1
+    assert f"cannot listen for tcp at 127.0.0.1:{taken}" in done.output
+    assert "Starting an executor" not in done.output
+
+
+@pytest.mark.parametrize("name", ["http", "https", "tcps"])
+def test_ports_are_looked_at(taken, name):
+    with pytest.raises(TransportError, match=f"for {name} at"):
+        Places(given={name: Place("", taken)}).check_ports(None)
+    with pytest.raises(TransportError, match="for operations at"):
+        Places().check_ports(taken)
+    Places(given={"other": Place("", taken)}).check_ports(None)  # nobody knows what another transport does with a port
+
+
+def test_a_port_that_is_given_twice_is_noticed():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConfigurationError, match=f"port {port} is given twice, for tcp and for http"):
+        Places(given={"tcp": Place("", port), "http": Place("", port)}).check_ports(None)
+
+
+def test_a_server_on_the_network(python, plain_environment, tmp_path, registry):
+    """One transport at every interface, one of a third party at a port of its own, and one not at all."""
+    (tmp_path / "other_transport.py").write_text(OTHER_TRANSPORT)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    token = "t" * 20
+    environment = plain_environment | {
+        "DJINN_PLUGINS": "tcp,http,other_transport",
+        "PYTHONPATH": str(tmp_path),
+        "DJINN_TOKEN": token,
+    }
+    command = [
+        "-m",
+        "djinn_core.cli",
+        "serve",
+        "--device",
+        "cpu",
+        "--store-gib",
+        "0",
+        "--insecure-plaintext-on-network",
+    ]
+    command += ["--connection-file", tmp_path / "connection.json", "--without-transport", "http"]
+    command += ["--transport", "tcp=0.0.0.0:0", "--transport", f"other={port}"]
+    server = started(python.start, command, tmp_path, environment)
+    try:
+        assert sorted(url.partition(":")[0] for url in server.urls) == ["other", "tcp"]
+        assert server.url("other") == f"other://127.0.0.1:{port}"
+        assert "0.0.0.0" not in server.file.read_text()
+        (opened,) = open_connections(server.settings(servers=(server.url("tcp"),), token=token), registry)
+        opened.connection.close()
+        assert opened.url.startswith("tcp://")
+    finally:
+        assert server.stop() == 0
+    log = server.log.read_text()
+    assert log.index("Starting an executor") < log.index("Listening at")
+    assert f"On other machines: export DJINN_SERVERS={server_url(log)}" in log
+    assert "http://" not in log
+    assert token not in log
+
+
+def server_url(log: str) -> str:
+    """What is told to other machines, from the addresses that are listened at."""
+    (line,) = [line for line in log.splitlines() if line.startswith("Listening at tcp://")]
+    return f"tcp://{own_address(named=False)}:{line.rpartition(':')[2]}"
+
+
+def test_limits_are_for_tenants_that_there_are(tmp_path):
+    table = str(tmp_path / "tokens.json")
+    run = lambda *arguments: CliRunner().invoke(main, ["token", *arguments, "--file", table])
+    assert run("create", "bert").exit_code == 0
+    done = run("limit", "bret", "--sessions", "2")
+    assert done.exit_code == 1
+    assert "no token of a tenant 'bret': did you mean 'bert'?" in done.output
+    assert "bret" not in Path(table).read_text()
+    assert run("limit", "bert", "--sessions", "2").exit_code == 0
+    assert run("limit", "default", "--sessions", "2").exit_code == 0
