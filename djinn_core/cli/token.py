@@ -148,7 +148,7 @@ def limit(
 
 
 def _check_known(tenant: str, table: TokenTable, path: Path) -> None:
-    """A limit for a tenant that has no token holds for nobody: the name is mistyped, or the token is to be made first."""
+    """Refuse a limit for a tenant that has no token: its name is mistyped, or the token is to be made first."""
     known = {row.tenant for row in table.tokens} | table.quotas.keys() | {OPERATOR}
     if tenant in known:
         return

@@ -37,6 +37,28 @@ def test_its_tests_pass(python, plain_environment, written: Path) -> None:
     assert "7 passed" in done.stdout
 
 
+def test_the_plugin_with_settings_has_them(python, plain_environment, written: Path) -> None:
+    (script := written / "count.py").write_text(
+        "import djinn\n"
+        "from djinn_core.runtime import client\n"
+        "djinn.configure(plugins=['counting_plugin'], plugin_settings={'counting_plugin': {'form': 'json'}})\n"
+        "(counting,) = [o for o in client.registry().observers if o.name == 'counting']\n"
+        "print(counting.settings.every, counting.settings.form)\n"
+    )
+    environment = plain_environment | {"DJINN_PLUGIN_COUNTING_PLUGIN_EVERY": "10"}
+    done = python.run(script, cwd=written, env=environment)
+    assert (done.stdout, done.returncode) == ("10 json\n", 0), done.stderr
+
+
+def test_the_hints_that_are_read_are_listed() -> None:
+    root = Path(__file__).parents[2]
+    sources = [path.read_text() for folder in ("djinn_core", "plugins") for path in (root / folder).rglob("*.py")]
+    read = {name for source in sources for name in re.findall(r"""plan\.hints\.get\("(\w+)\"""", source)}
+    listed = set(re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", TEXT, flags=re.MULTILINE))
+    assert read
+    assert read <= listed
+
+
 def test_the_table_of_suites_is_complete() -> None:
     listed = re.findall(r"^\| (?:`(\w+)`|any) \| `(\w+)` \|", TEXT, flags=re.MULTILINE)
     assert {kind for kind, _ in listed} - {""} == {kind.name for kind in KINDS}
