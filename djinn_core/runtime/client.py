@@ -130,10 +130,10 @@ def configure(
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What was set before, and what is given now; tables of plugins are merged as well."""
-    tables = [settings.get("plugin_settings") for settings in (before, given)]
-    if not all(isinstance(table, Mapping) for table in tables):
+    old, new = before.get("plugin_settings"), given.get("plugin_settings")
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return {**before, **given}
-    merged = {name: {**tables[0].get(name, {}), **tables[1].get(name, {})} for name in {**tables[0], **tables[1]}}
+    merged = {name: {**old.get(name, {}), **new.get(name, {})} for name in {**old, **new}}
     return {**before, **given, "plugin_settings": merged}
 
 

@@ -1,4 +1,4 @@
-"""A script of a reader's: it trains for a step on whichever device there is."""
+"""A script of a reader's: two steps of training on whichever device there is."""
 
 import torch
 
@@ -7,5 +7,6 @@ if device != "cuda":
     import djinn  # noqa: F401 - registers the device
 
 layer = torch.nn.Linear(4, 4).to(device)
-layer(torch.ones(2, 4, device=device)).sum().backward()
-print(layer.weight.grad.sum().item())
+for _ in range(2):
+    layer(torch.ones(2, 4, device=device)).sum().backward()
+    print(layer.weight.grad.sum().item())
