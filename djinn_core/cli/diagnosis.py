@@ -78,7 +78,10 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
         findings += check_variables(environ, ())
         return Diagnosis(versions(), (), (), str(config.config_file(environ)), (), tuple(findings))
     findings += check_file(resolved)
-    registry = _caught(lambda: load(resolved), findings, "Uninstall or disable the plugin.") or Registry()
+    registry = (
+        _caught(lambda: load(resolved), findings, "Correct the value that the message names, or disable the plugin.")
+        or Registry()
+    )
     findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
