@@ -207,6 +207,11 @@ def settings() -> Settings:
     return _state.settings
 
 
+def plugins_asked_by_size() -> tuple[str, ...]:
+    """Plugins in use that do not say that they tolerate growth, by kind and name: plans hold for fewer sizes with them."""
+    return asked_by_size_in(registry(), settings(), max(1, len(_state.opened)))
+
+
 def registry() -> Registry:
     """The plugins that are in use."""
     _load()

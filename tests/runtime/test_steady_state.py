@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import types
 from collections import Counter
 
 import attrs
@@ -9,11 +11,13 @@ import pytest
 import torch
 
 import djinn
+from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite, Substitution
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.program import Program
 from djinn_core.pipeline import tolerate_growth
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 
 DEVICE = "remote_accelerator:0"
 WORK = [
@@ -81,8 +85,17 @@ def test_a_growing_loop_finds_nothing_out_anew(embedded, monkeypatch):
 
 
 def test_all_that_is_installed_tolerates_growth(embedded):
-    """One that does not would have every step of every loop planned anew."""
+    """With one that does not plans hold for fewer sizes."""
+    assert client.plugins_asked_by_size() == ()
     assert tolerate_growth(client.registry())
+
+
+def shared(recorded: Program) -> Program:
+    """The program with one signature for all calls of an op, as calls that differ in sizes only have it."""
+    calls = tuple(
+        attrs.evolve(c, signature=SIGNATURES.setdefault((c.op, len(c.operands)), c.signature)) for c in recorded.calls
+    )
+    return attrs.evolve(recorded, calls=calls)
 
 
 def program(length: int, width: int = 8, number: float = 0.5) -> Program:
@@ -91,32 +104,155 @@ def program(length: int, width: int = 8, number: float = 0.5) -> Program:
     given, weight = builder.input(1, length, width), builder.input(width, width)
     made = builder.op("aten::linear", given, weight, shape=(1, length, width))
     builder.op("aten::mul.Scalar", made, shape=(1, length, width), slots=(number,))
-    recorded = builder.program()
-    calls = tuple(
-        attrs.evolve(c, signature=SIGNATURES.setdefault(c.op, c.signature)) for c in recorded.calls
-    )  # recorded programs share a signature between calls that differ in sizes only
-    return attrs.evolve(recorded, calls=calls)
+    return shared(builder.program())
 
 
 SIGNATURES: dict = {}
 
 
 @pytest.mark.parametrize(
-    ("other", "found"),
+    ("other", "wide", "narrow"),
     [
-        (program(length=11), True),
-        (program(length=100), True),
-        (program(length=130), False),
-        (program(length=10, number=0.25), True),
-        (program(length=10, number=-0.5), False),
-        (program(length=10, number=1.0), False),
-        (program(length=10, width=9), False),
+        (program(length=11), True, True),
+        (program(length=40), True, True),
+        (program(length=41), True, False),
+        (program(length=3), True, True),
+        (program(length=2), True, False),
+        (program(length=160), True, False),
+        (program(length=161), False, False),
+        (program(length=10, number=0.25), True, True),
+        (program(length=10, number=-0.5), False, False),
+        (program(length=10, number=1.0), False, False),
+        (program(length=10, width=9), False, False),
     ],
 )
-def test_what_counts_where_all_plugins_tolerate_growth_and_where_not(other, found):
-    tolerant, exact = PlansByStructure[str](), PlansByStructure[str](exact=True)
-    for plans in (tolerant, exact):
+def test_which_programs_a_plan_serves(other, wide, narrow):
+    for factor, found in ((FACTOR, wide), (NARROW_FACTOR, narrow)):
+        plans = PlansByStructure[str](factor)
         plans.find(program(length=10))[0].append("first")
-    assert bool(tolerant.find(other)[0]) is found
-    assert exact.find(other)[0] == []
-    assert exact.find(program(length=10))[0] == ["first"]
+        assert bool(plans.find(other)[0]) is found
+        assert plans.find(program(length=10))[0] == ["first"]
+
+
+def test_sizes_among_the_scalars_have_ranges_and_other_numbers_do_not():
+    def viewed(length: int, dim: int) -> Program:
+        builder = ProgramBuilder()
+        given = builder.input(4, 64)
+        part = builder.op("aten::slice.Tensor", given, shape=(4, length), slots=(dim, 0, length, 1))
+        builder.op("aten::relu", part, shape=(4, length))
+        return builder.program()
+
+    plans = PlansByStructure[str]()
+    plans.find(shared(viewed(10, 1)))[0].append("first")
+    assert plans.find(shared(viewed(12, 1)))[0] == ["first"]
+    assert plans.find(shared(viewed(12, 0)))[0] == []
+
+
+def test_many_sizes_make_few_plans(embedded):
+    """Encoders with sequences of random length: as many plans as there are ranges, whatever the number of lengths."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    draw = random.Random(0)
+
+    def steps(count: int) -> int:
+        before = djinn.stats()["plans_made"]
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = model(torch.randn(draw.randint(2, 9), draw.randint(5, 119), 16, device=DEVICE)).square().mean()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+        return djinn.stats()["plans_made"] - before
+
+    steps(60)
+    assert steps(60) <= 3
+
+
+class Innocent:
+    """An optimization of a stranger that does nothing and says nothing of growth."""
+
+    name, exact, before, after, after_placement = "innocent", True, frozenset(), frozenset(), False
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        return OptimizationResult(self.name, applied=False, reason="there is nothing to do")
+
+
+class DropsWhatItSaw(Innocent):
+    """Leaves a multiplication by 1 out, as it is in the program that it sees, and says nothing of growth."""
+
+    name = "drops"
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        found = [n for n in context.graph.nodes if n.operation == "mul" and n.slots == (1.0,)]
+        if not found:
+            return OptimizationResult(self.name, applied=False, reason="no number is 1")
+        replace = {n.outputs[0]: n.inputs[0] for n in found if n.outputs[0] not in context.kept}
+        return OptimizationResult(self.name, bool(replace), "1", Rewrite(frozenset(n.id for n in found), replace))
+
+
+def with_optimization(one: Innocent):
+    @djinn.hookimpl
+    def djinn_register_optimizations():
+        return [one]
+
+    return types.SimpleNamespace(
+        __name__=one.name, djinn_api=djinn.API_VERSION, djinn_register_optimizations=djinn_register_optimizations
+    )
+
+
+@pytest.fixture
+def beside_a_plugin():
+    def begin(one: Innocent) -> str:
+        djinn.shut_down()
+        djinn.configure(plugins=["local", with_optimization(one)])
+        return DEVICE
+
+    yield begin
+    djinn.shut_down()
+
+
+def test_a_plugin_that_says_nothing_of_growth_is_asked_for_representative_sizes(beside_a_plugin):
+    device = beside_a_plugin(Innocent())
+    draw, weight = random.Random(0), torch.rand(8, 8, device=device)
+
+    def steps(count: int) -> int:
+        before = djinn.stats()["plans_made"]
+        for _ in range(count):
+            given = torch.ones(draw.randint(5, 119), 8, device=device)
+            assert (given @ weight * draw.random()).sum().item() >= 0
+        return djinn.stats()["plans_made"] - before
+
+    steps(40)
+    assert steps(40) == 0
+    assert "optimization 'innocent'" in client.plugins_asked_by_size()
+
+
+def test_what_such_a_plugin_rewrote_holds_for_what_it_saw(beside_a_plugin):
+    device = beside_a_plugin(DropsWhatItSaw())
+    for size in (5, 6, 7, 8, 9, 10):
+        for number in (1.0, 2.0, 1.0, 3.0):
+            given = torch.ones(size, 3, device=device)
+            assert (given * number + 1).sum().item() == size * 3 * (number + 1)
+
+
+class Fuses(Innocent):
+    """Puts `2 * x` in the place of `x + x`, which holds for the sizes that it saw."""
+
+    name = "fuses"
+
+    def optimize(self, context: OptimizationContext) -> OptimizationResult:
+        made = [
+            Substitution(frozenset({n.id}), (n.inputs[0],), n.outputs, lambda given: [given[0] * 2])
+            for n in context.graph.nodes
+            if n.operation == "add" and n.inputs[0] == n.inputs[-1]
+        ]
+        return OptimizationResult(self.name, bool(made), "twice", Rewrite(substitutions=tuple(made)))
+
+
+def test_substitutions_are_given_up_where_sizes_keep_changing(beside_a_plugin):
+    device = beside_a_plugin(Fuses())
+    for size in range(5, 60):
+        given = torch.ones(size, 3, device=device)
+        assert (given + given).sum().item() == size * 6
+    assert djinn.stats()["plans_made"] <= 16

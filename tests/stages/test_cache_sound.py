@@ -179,7 +179,9 @@ def test_a_session_never_takes_the_plan_of_a_program_that_differs_in_anything(se
     other = change(program, at % len(program.calls), at)
     if other is None or (change is memory_of_its_own and contradicts_calls(program, other)):
         return
-    plans = PlansByStructure[str](exact=True)
+    if change in {another_size, another_number}:
+        return  # plans serve ranges of both
+    plans = PlansByStructure[str]()
     plans.find(program)[0].append("the first one's")
     for again in (program, renamed(program)):
         variants, values = plans.find(again)
@@ -245,7 +247,6 @@ def test_a_result_in_the_place_of_a_value_from_outside_is_seen():
 
     apart, chained = twice(False), twice(True)
     chained = attrs.evolve(chained, calls=apart.calls)
-    for exact in (True, False):
-        plans = PlansByStructure[str](exact)
-        plans.find(apart)[0].append("apart")
-        assert plans.find(chained)[0] == []
+    plans = PlansByStructure[str]()
+    plans.find(apart)[0].append("apart")
+    assert plans.find(chained)[0] == []

@@ -38,7 +38,7 @@ def _configured() -> tuple[Registry, Settings]:
     return state.registry, state.settings
 
 
-def plugins_asked_by_size(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
+def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
     """Plugins in use for programs on so many devices that have plans made anew where sizes change much."""
     policy = policy_for(settings, registry.placement_policies, devices)
     return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
@@ -48,7 +48,7 @@ def new_planner() -> Planner:
     """A session's planner; what is known of whole programs and of their values begins anew with it."""
     state.wholes = WholePrograms()
     registry, settings = _configured()
-    asked = plugins_asked_by_size(registry, settings, 1)
+    asked = asked_by_size_in(registry, settings, 1)
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth([o]))
     factor = NARROW_FACTOR if asked else FACTOR
     state.planner = Planner(plan, state.stats, _planned, factor, judge_among(registry.optimizations), unsure)
