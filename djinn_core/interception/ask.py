@@ -61,7 +61,7 @@ def ask_executor(
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    entry = (call, handles, slots, user_site(), module)
+    entry = (call, handles, slots, user_site(recorder.issued, recorder.module), module)
     recorder.entries.append(entry)
     port.ops_captured += 1
     written = [operands[i] for i in written_tensors(func, args, kwargs)]

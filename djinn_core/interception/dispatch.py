@@ -77,11 +77,13 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = _handlers.get(id(func))
     if handler is not None:
         return handler(func, args, kwargs)
-    return record(func, args, kwargs)
+    return record(func, args, kwargs, 3)
 
 
-def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int = 1) -> Any:
     """Record one op and return tensors for its results.
+
+    So many frames, from its own on, are Djinn's for sure; see `user_site`.
 
     Raises:
         Exception: whatever eager PyTorch would raise for these arguments.
@@ -104,7 +106,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if call is None:
         drawing = _drawing.get(tuple(key)) if _drawing else None
         return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
-    return append(call, operands, slots_of(args, kwargs) if slots is None else slots, 1)
+    return append(call, operands, slots_of(args, kwargs) if slots is None else slots, above)
 
 
 def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -380,7 +382,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     module = recorder.module
     if module is None and recorder.differentiating:
         module = at_node(recorder)
-    entry = (call, tuple(handles), slots, user_site(above), module)
+    entry = (call, tuple(handles), slots, user_site(recorder.issued, recorder.module, above), module)
     entries.append(entry)
     port.ops_captured += 1
     if recorder.epoch != epoch:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.recording.site import Boundary, mark_boundary
 from djinn_core.torch_private import EngineRun
 from djinn_core.tracebacks import shorten_through
 
@@ -37,8 +38,8 @@ def guard_engine(run: EngineRun) -> EngineRun:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         before, _kept.errors = _kept.errors, []
         recorder = current()
-        outer = recorder.differentiating, recorder.module
-        recorder.differentiating, recorder.module = True, None
+        outer = recorder.differentiating, recorder.module, recorder.issued.backward
+        recorder.differentiating, recorder.module, recorder.issued.backward = True, None, None
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 return run(*args, **kwargs)
@@ -49,6 +50,8 @@ def guard_engine(run: EngineRun) -> EngineRun:
             raise _kept.errors[0] from (None if isinstance(error, SystemError) else error)
         finally:
             _kept.errors = before
-            recorder.differentiating, recorder.module = outer
+            recorder.differentiating, recorder.module, recorder.issued.backward = outer
 
+    for function in (run, guarded):
+        mark_boundary(function, Boundary.BACKWARD)
     return guarded

@@ -88,7 +88,7 @@ class RecordedCall:
         places += [numbers[which] * HANDLE_STEP + view for which, view in self.made]
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
-        site, module = user_site(), recorder.module
+        site, module = user_site(recorder.issued, recorder.module), recorder.module
         recorder.entries += [(call, find(places), slots, site, module) for call, find, slots in self.steps]
         recorder.dead += [places[place] for place in self.dead]
         port.ops_captured += len(self.steps)

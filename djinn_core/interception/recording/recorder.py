@@ -19,6 +19,7 @@ from djinn_core.interception.port import Answer, Runtime, Submission, port
 from djinn_core.interception.recording.absent import absent
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.foresight import OPENING, Foresight
+from djinn_core.interception.recording.site import Issued
 from djinn_core.interception.recording.streaming import Entry, steady_cut
 from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
 from djinn_core.interception.undivided import undivided
@@ -62,6 +63,7 @@ class Recorder:
         captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
         constants: what is uploaded, where somebody wants to know. dead: handles that nobody holds, and never held.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
+        issued: the lines that issued what the thread is in the middle of.
         differentiating: whether the thread is in a backward pass. watcher: who is told of every op.
     """
 
@@ -77,6 +79,7 @@ class Recorder:
         "epoch",
         "fixed",
         "forward_calls",
+        "issued",
         "limit",
         "module",
         "uploaded",
@@ -93,6 +96,7 @@ class Recorder:
         self.fixed: Entry | None = None
         self.module: ModuleCall | None = None
         self.forward_calls = ForwardCalls()
+        self.issued = Issued()
         self.differentiating = False
         self.watcher: Watcher | None = None
         self.uploaded = 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
 
+from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Site
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -16,30 +19,103 @@ _FOLDERS = (Path(torch.__file__).resolve().parent, _HERE, _HERE.parent / "runtim
 _OWN = (*(f"{folder}{os.sep}" for folder in _FOLDERS), str(_HERE.parent / "tracebacks.py"))
 # By id, because hashing a code object walks its constants. The code objects are kept so that ids stay theirs.
 CODES_LIMIT = 8192  # code objects that are remembered: a notebook makes new ones with every cell
-_known: dict[int, tuple[CodeType, dict[int, Site] | None]] = {}
+CALLS_LIMIT = 256  # calls of modules, in each thread, of which it is remembered where they were issued
+_known: dict[int, tuple[CodeType, dict[int, Site] | Boundary | None]] = {}
+_boundaries: dict[int, tuple[CodeType, Boundary]] = {}
 
 
-def user_site(above: int = 0) -> Site:
+class Boundary(enum.Enum):
+    """A function of Djinn's or PyTorch's below which the stack stays as it is as long as it runs."""
+
+    MODULE = "the call of a module"
+    BACKWARD = "a run of the autograd engine"
+
+
+_MODULE, _BACKWARD = Boundary  # looked at once for each frame, and members of an enumeration are slow to look up
+
+
+class Issued:
+    """One thread's memory of the lines that issued what it is in the middle of, so that the stack is not walked for each op.
+
+    Attributes:
+        backward: the line that began the innermost backward pass; None until an op of it was recorded.
+    """
+
+    __slots__ = ("_calls", "backward")
+
+    def __init__(self) -> None:
+        self.backward: Site | None = None
+        self._calls: dict[
+            int, tuple[ModuleCall, Site]
+        ] = {}  # by identity of the call, which is kept so that it stays its own
+
+    def find(self, call: ModuleCall) -> Site | None:
+        """The line that issued a call of a module, where that is known."""
+        found = self._calls.get(id(call))
+        return found[1] if found is not None else None
+
+    def keep(self, calls: list[ModuleCall], site: Site) -> None:
+        """Remember the line of calls of modules."""
+        if len(self._calls) > CALLS_LIMIT:
+            self._calls.clear()
+        for call in calls:
+            self._calls[id(call)] = call, site
+
+
+def mark_boundary(function: Callable[..., object], boundary: Boundary) -> None:
+    """Below frames of `function` the stack stays as it is as long as they run."""
+    code = function.__code__
+    _boundaries[id(code)] = code, boundary
+    _known.pop(id(code), None)
+
+
+def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site:
     """The innermost frame outside torch and Djinn: its code and the offset of its current instruction.
 
     The same place is the same object, so that it costs memory once however often an op is recorded there. So many frames
-    above the caller are Djinn's for sure, and are not looked at: each look makes an object of a frame.
+    above the caller are Djinn's for sure, and are not looked at: each look makes an object of a frame. `module` is the call
+    of a module that the thread is inside.
     """
     frame: FrameType = sys._getframe(2 + above)  # noqa: SLF001 - the public ways build a list of all frames
+    crossed: list[ModuleCall] | None = None
+    differentiates = False
     while True:
         code = frame.f_code
         known = _known.get(id(code))
-        if known is None:
-            if len(_known) >= CODES_LIMIT:
-                _known.clear()
-            known = _known[id(code)] = (code, None if code.co_filename.startswith(_OWN) else {})
-        sites = known[1]
-        if sites is not None:
+        sites = known[1] if known is not None else _learn(code)
+        site = None
+        if type(sites) is dict:
             offset = frame.f_lasti
             site = sites.get(offset)
             if site is None:
                 site = sites[offset] = (code, offset)
-            return site
-        if frame.f_back is None:
-            return code, frame.f_lasti
-        frame = frame.f_back
+        elif sites is _MODULE:
+            # The calls of a thread lie on its stack as their links lie in their chain.
+            if module is not None and len(module) == 2:
+                site = issued.find(module)
+                if site is None:
+                    crossed = [module] if crossed is None else [*crossed, module]
+                module = module[1]
+        elif sites is _BACKWARD:
+            site, module, differentiates = issued.backward, None, True
+        if site is None:
+            outer = frame.f_back
+            if outer is not None:
+                frame = outer
+                continue
+            site = code, frame.f_lasti
+        if crossed is not None:
+            issued.keep(crossed, site)
+        if differentiates:
+            issued.backward = site
+        return site
+
+
+def _learn(code: CodeType) -> dict[int, Site] | Boundary | None:
+    """What frames of this code are: PyTorch's or ours, a boundary among them, or the user's with the places in it."""
+    if len(_known) >= CODES_LIMIT:
+        _known.clear()
+    marked = _boundaries.get(id(code))
+    found = marked[1] if marked is not None else None if code.co_filename.startswith(_OWN) else {}
+    _known[id(code)] = code, found
+    return found
