@@ -341,16 +341,9 @@ def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
 
 
 def take_in_lists(cls: type[torch.Tensor]) -> None:
-    """Have optimizers, and what clips gradients, take parameters of this class in lists (`foreach`) wherever they may choose.
-
-    They look at the device, too, and for this one they choose as for CUDA.
-    """
-    of_optimizers = importlib.import_module(
-        "torch.optim.optimizer"
-    )._foreach_supported_types  # no attribute of torch.optim
-    for types in (of_optimizers, torch.utils._foreach_utils._foreach_supported_types):
-        if cls not in types:
-            types.append(cls)
+    """Have optimizers, and what clips gradients, take parameters of this class in lists (`foreach`), as they do for CUDA."""
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # the one is no attribute of torch.optim
+        importlib.import_module(name)._foreach_supported_types.append(cls)
 
 
 CGenerator: TypeAlias = torch._C.Generator

@@ -115,7 +115,8 @@ def _learn(code: CodeType) -> dict[int, Site] | Boundary | None:
     """What frames of this code are: PyTorch's or ours, a boundary among them, or the user's with the places in it."""
     if len(_known) >= CODES_LIMIT:
         _known.clear()
-    marked = _boundaries.get(id(code))
-    found = marked[1] if marked is not None else None if code.co_filename.startswith(_OWN) else {}
+    found: dict[int, Site] | Boundary | None = None if code.co_filename.startswith(_OWN) else {}
+    if id(code) in _boundaries:
+        found = _boundaries[id(code)][1]
     _known[id(code)] = code, found
     return found
