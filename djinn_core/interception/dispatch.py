@@ -31,7 +31,7 @@ from djinn_core.interception.inference.infer import (
 )
 from djinn_core.interception.inference.refused import settle
 from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS, is_random
-from djinn_core.interception.inference.writes import check_overlap
+from djinn_core.interception.inference.writes import check_overlap, refuses_overlap
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.mixed import CpuOperand, upload_operands
@@ -356,9 +356,10 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         if value.storage.user is not recorder:
             recorder.touch(value.storage)
     if call.writes:
+        if len(operands) > 1 and refuses_overlap(call.op):
+            for written in call.writes:
+                check_overlap(operands[written], operands)
         for written in call.writes:
-            if len(operands) > 1:
-                check_overlap(call, operands[written], operands)
             recorder.claim(operands[written].remote.storage)
     results: list[Any] = []
     for meta, alias, same, nbytes in call.outcome:

@@ -173,7 +173,8 @@ def _build(
     results = list(out) if sequence else [out]
     for result in results:
         _check_layout(func, result)
-    inplace = [_index_of(world.tensors, r) for r in results]
+    places = {id(tensor): i for i, tensor in reversed(list(enumerate(world.tensors)))}
+    inplace = [places.get(id(r), -1) for r in results]
     metas = [meta_of(r, device) if isinstance(r, torch.Tensor) else None for r in results]
     if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
         raise UnknownResult  # a Python scalar: ask for its value
@@ -189,7 +190,7 @@ def _build(
         signature=signature,
         operands=tuple(before),
         results=tuple(metas),
-        aliases=tuple(_alias(world.tensors, r) for r in results),
+        aliases=_aliases(world.tensors, results),
         inplace=tuple(inplace),
         writes=written_operands(func, args, kwargs),
         random=is_random(func),
@@ -219,15 +220,14 @@ def _check_layout(func: Any, result: Any) -> None:
         )
 
 
-def _index_of(tensors: Sequence[torch.Tensor], result: Any) -> int:
-    return next((i for i, tensor in enumerate(tensors) if tensor is result), -1)
-
-
-def _alias(operands: Sequence[torch.Tensor], result: Any) -> int:
-    if not isinstance(result, torch.Tensor):
-        return -1
-    storage = torch_private.storage_key(result)
-    return next((i for i, tensor in enumerate(operands) if torch_private.storage_key(tensor) == storage), -1)
+def _aliases(operands: Sequence[torch.Tensor], results: Sequence[Any]) -> tuple[int, ...]:
+    """For each result the first operand that it shares memory with, or -1."""
+    if not operands:
+        return (-1,) * len(results)
+    first = {torch_private.storage_key(tensor): i for i, tensor in reversed(list(enumerate(operands)))}
+    return tuple(
+        [first.get(torch_private.storage_key(r), -1) if isinstance(r, torch.Tensor) else -1 for r in results]
+    )
 
 
 def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[tuple[int, TensorMeta], ...]:

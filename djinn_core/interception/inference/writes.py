@@ -13,7 +13,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
-from djinn_core.ir.operators import resolve
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, contiguous_strides
 
@@ -133,8 +133,17 @@ def _overlaps_itself(meta: TensorMeta) -> bool:
     return any(not step and size > 1 for size, step in zip(meta.shape, meta.stride, strict=True)) and meta.numel > 0
 
 
-def check_overlap(call: Call, written: LazyTensor, operands: Sequence[LazyTensor]) -> None:
-    """Refuse to write to part of what the same op reads.
+@functools.cache
+def refuses_overlap(op: str) -> bool:
+    """Whether kernels of `op` look for operands that overlap what they write. Ops over lists do not."""
+    if op in OWN_OPERATORS:
+        return False
+    func = resolve(op)
+    return func is _COPY or torch.Tag.pointwise in func.tags
+
+
+def check_overlap(written: LazyTensor, operands: Sequence[LazyTensor]) -> None:
+    """Refuse to write to part of what the same op reads, where its kernels do (`refuses_overlap`).
 
     Raises:
         RuntimeError: as eager PyTorch, and under the same conditions.
@@ -143,12 +152,10 @@ def check_overlap(call: Call, written: LazyTensor, operands: Sequence[LazyTensor
     for operand in operands:
         value = operand.remote
         if value.storage is target.storage and value.meta is not target.meta and _share(target.meta, value.meta):
-            func = resolve(call.op)
-            if func is _COPY or torch.Tag.pointwise in func.tags:
-                raise RuntimeError(
-                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-                    "memory location. Please clone() the tensor before performing the operation."
-                )
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                "memory location. Please clone() the tensor before performing the operation."
+            )
 
 
 def _share(a: TensorMeta, b: TensorMeta) -> bool:
