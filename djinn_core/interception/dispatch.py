@@ -29,6 +29,7 @@ from djinn_core.interception.inference.infer import (
     order_of,
     written_tensors,
 )
+from djinn_core.interception.inference.lists import infer_by_element
 from djinn_core.interception.inference.refused import settle
 from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS, is_random
 from djinn_core.interception.inference.writes import check_overlap, refuses_overlap
@@ -139,7 +140,9 @@ def _record_unknown(
     refused: Refused | None = None
     try:
         with collect_later:  # meta kernels import modules, in the middle of which nothing else may
-            call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
+            call = infer_by_element(func, args, kwargs, operands)
+            if call is None:
+                call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
     except UnknownResult:
         pass  # what the executor raises then does not come from this
     except Refused as signal:

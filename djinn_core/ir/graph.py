@@ -290,10 +290,11 @@ class _Flow:
                 edges[source, target] = "data"
         if self.readers:
             self._write(node, read)
+        looked_into = read if len(node.outputs) < 2 else frozenset(read)
         for value in node.outputs:
             makers[value] = target
             storage = value >> VIEW_BITS
-            if storage not in writers and storage not in read:  # a view does not write what it looks into
+            if storage not in writers and storage not in looked_into:  # a view does not write what it looks into
                 writers[storage] = target
 
     def _write(self, node: Node, read: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import weakref
+from functools import cached_property
 from typing import Final
 
 import attrs
@@ -88,7 +89,7 @@ class TensorMeta:
             object.__setattr__(self, "_class", found)
         return found
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         count = 1
@@ -96,12 +97,12 @@ class TensorMeta:
             count *= size
         return count
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes that the elements take when they are contiguous."""
         return self.numel * self.dtype.itemsize
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Elements of storage from its start to the last element that is viewed."""
         if self.numel == 0:
