@@ -32,6 +32,7 @@ from djinn_core.interception.inference.infer import (
 from djinn_core.interception.inference.lists import infer_by_element
 from djinn_core.interception.inference.refused import settle
 from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS, is_random
+from djinn_core.interception.inference.within_limits import check_given, check_made
 from djinn_core.interception.inference.writes import check_overlap, refuses_overlap
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.default_dtype import as_floats
@@ -125,7 +126,9 @@ def _record_unknown(
     """Find out what a call returns, record it, and remember that."""
     foretold = foretell(func, args, kwargs, operands)
     if foretold is not None:
-        return _record_foretold(foretold, func, key, operands, slots_of(args, kwargs))
+        slots = slots_of(args, kwargs)
+        check_given(func, (*args, *kwargs.values()), operands, slots)
+        return _record_foretold(foretold, func, key, operands, slots)
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
@@ -133,6 +136,7 @@ def _record_unknown(
     if not port.is_open():
         current().prepare()
     slots = slots_of(args, kwargs)
+    check_given(func, (*args, *kwargs.values()), operands, slots)
     check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
         return port.fallback.compute(func, args, kwargs)
@@ -158,6 +162,7 @@ def _record_unknown(
     floats = as_floats(func, args, call)
     if floats is not None:
         return record(func, floats, kwargs)
+    check_made(func, call)
     if _changes_nothing(func, call):
         learn(func, args, kwargs, call, numbers_in_tensors=False)
         _remember(tuple(key), None, ())

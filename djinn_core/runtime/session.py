@@ -31,6 +31,7 @@ from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.sending.known_templates import KnownTemplates
 from djinn_core.runtime.sending.offers import Uploads
 from djinn_core.runtime.sending.pending import Pending, seconds_of
+from djinn_core.runtime.sending.refusing import UNSENDABLE, framed, refusing
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.bindings import pack_handles
@@ -127,7 +128,11 @@ class Session:
         program = submission.program
         if not program.calls and not self._derived:
             return self.run(submission)
-        prepared, values = self._planner.prepare(program) if program.calls else (None, [])
+        try:
+            prepared, values = self._planner.prepare(program) if program.calls else (None, [])
+        except Exception as error:
+            self.run(Submission(program, submission.free), refused=str(error))
+            raise
         if prepared is not None:
             values = self._derived.extend(prepared, values)
         if self._derived:
@@ -136,8 +141,16 @@ class Session:
             submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
         return self.run(submission, prepared, values)
 
-    def run(self, submission: Submission, prepared: Prepared | None = None, values: Sequence[int] = ()) -> int:
+    def run(
+        self,
+        submission: Submission,
+        prepared: Prepared | None = None,
+        values: Sequence[int] = (),
+        refused: str = "",
+    ) -> int:
         """Send a submission of which the executor runs what is `prepared`, over `values` of its program.
+
+        Where it is `refused`, for that reason, what the program would have made or written is poison.
 
         Raises:
             SessionLost: the executor is gone.
@@ -160,9 +173,19 @@ class Session:
             describe=pack_handles(submission.describe),
             synchronize=submission.synchronize,
         )
+        frame: Frame | None = None
         if prepared is not None and bound is not None:
-            message = self._known.run_message(message, prepared, bound, values, program)
-        frame = Frame(encode(message))
+            plain = message
+            try:
+                message = self._known.run_message(plain, prepared, bound, values, program)
+                frame = framed(message)
+            except UNSENDABLE as error:
+                self._known.forget(prepared)
+                message = refusing(plain, program, str(error))
+                prepared = bound = None
+        elif refused:
+            message = refusing(message, program, refused)
+        frame = frame or framed(message)
         claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
         answered = bool(submission.fetch or submission.describe or submission.synchronize)
         position = self._make_room(len(frame.head))

@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from djinn_core.delivery.lasting import own
-from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.errors import DjinnError, ProtocolError, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.ir.values import storage_of
@@ -40,7 +40,7 @@ from djinn_core.server.running.answering import collect
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.replay import compile_template
-from djinn_core.server.running.run import Run, run_template
+from djinn_core.server.running.run import MESSAGE_LIMIT, Run, run_template
 from djinn_core.server.running.stopping import OVERSEER, Wanted
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work, unpack
@@ -54,6 +54,7 @@ from djinn_core.wire.messages import (
     Completed,
     Define,
     Figures,
+    First,
     Goodbye,
     Meaning,
     NeedTemplate,
@@ -69,6 +70,13 @@ from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, 
 from djinn_core.wire.state_messages import AskState, State
 from djinn_core.wire.stop_messages import Stop
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
+from djinn_core.wire.unreadable import (
+    Unreadable,
+    UnreadableDefine,
+    UnreadableSubmit,
+    UnreadableUpload,
+    salvage,
+)
 from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want
 
 _log = get_logger("djinn.server")
@@ -123,10 +131,12 @@ class ExecutorSession:
     def _serve_one(self, connection: Connection) -> bool:
         frame = self._next_frame(connection)
         started = time.perf_counter()
-        message = decode(frame.head)
-        METER.message(type(message).__name__, sum(map(len, frame.body)))
+        message = _read(frame)
+        METER.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Submit):
             self._submit(message, connection, started)
+        elif isinstance(message, Unreadable):
+            self._pass_over(message, connection)
         elif isinstance(message, Upload):
             self._take_upload(message, frame)
         elif isinstance(message, Offer):
@@ -166,7 +176,11 @@ class ExecutorSession:
 
     def _consider(self, offer: Offer, before: bytes | None) -> bytes:
         """Whether what is offered is here; where it was not before, it comes, whatever is here meanwhile."""
-        return YES if self._uploads.consider(offer, look=before != NO) else NO
+        try:
+            return YES if self._uploads.consider(offer, look=before != NO) else NO
+        except ProtocolError as error:
+            self._uploads.refuse(offer.handle, str(error))
+            return YES
 
     def _state(self) -> Found | None:
         """The session as it is between two frames; None where it is in the middle of something, or cannot be written down."""
@@ -274,22 +288,14 @@ class ExecutorSession:
         return self._backlog.popleft() if self._backlog else connection.receive()
 
     def _submit(self, submit: Submit, connection: Connection, started: float) -> None:
-        if submit.sequence != self.submissions + 1:
-            raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
-        METER.check()
-        self.submissions = submit.sequence
-        work = unpack(submit)
+        work = self._begin(submit)
         decoded = time.perf_counter()
         self._await_uploads(connection)
         try:
-            known = self._known(submit, connection)
-        except DjinnError as error:
-            if isinstance(error, ProtocolError | TransportError):
-                raise
-            self._refuse(work, error, connection)
+            known = self._known(submit, work, connection)
+        except _Refused as refused:
+            self._refuse(work, refused, submit.digest, connection)
             return
-        if known is not None:
-            bind(known, submit, work)
         self._wanted.begin(work)
         waited = time.perf_counter()
         own(connection)  # what was sent and not taken yet may be written now
@@ -316,28 +322,66 @@ class ExecutorSession:
         completed = Completed(submit.sequence, *found, timing, tuple(self.exchange.sightings.take()))
         connection.send(Frame(encode(completed), body))
 
-    def _known(self, submit: Submit, connection: Connection) -> BoundTemplate | None:
-        """The template of a submission, compiled; None where it runs nothing.
+    def _begin(self, submit: Submit) -> Work:
+        """A submission is next, which is answered whatever it says.
 
         Raises:
-            UnsupportedOperation: the template contains an op that is not allowed.
+            ProtocolError: it is not the next one, or says of its results what cannot be read.
         """
+        if submit.sequence != self.submissions + 1:
+            raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
+        METER.check()
+        self.submissions = submit.sequence
+        return unpack(submit)
+
+    def _pass_over(self, message: Unreadable, connection: Connection) -> None:
+        """Go on after a message that cannot be read: what it would have made is poison."""
+        _log.warning("a message cannot be read", reason=message.reason)
+        if isinstance(message, UnreadableSubmit):
+            work = self._begin(message.submit)
+            self._await_uploads(connection)
+            refused = _Refused(ProtocolError(message.reason), message.submit.first)
+            self._refuse(work, refused, message.submit.digest, connection)
+        elif isinstance(message, UnreadableUpload):
+            self._uploads.refuse(message.handle, message.reason)
+            if message.offered:  # it is here, as far as it will ever be
+                connection.send(Frame(encode(Recalled(message.handle))))
+        elif isinstance(message, UnreadableDefine):
+            raise ProtocolError(message.reason)  # nothing has asked for it
+
+    def _known(self, submit: Submit, work: Work, connection: Connection) -> BoundTemplate | None:
+        """The template of a submission, compiled and bound for it; None where it runs nothing.
+
+        Raises:
+            _Refused: it cannot be run.
+        """
+        if submit.refused:
+            raise _Refused(UnsupportedOperation(submit.refused), submit.first)
         if not submit.digest:
             return None
         found = self._templates.get(submit.digest)
-        if found is not None:
-            return found
         template, first = submit.template, submit.first
-        if template is None:
+        if found is None and template is None:
             connection.send(Frame(encode(NeedTemplate(submit.sequence, submit.digest))))
             definition = self._await_definition(connection)
+            if isinstance(definition, UnreadableDefine):
+                raise _Refused(ProtocolError(definition.reason), definition.first)
             template, first = definition.template, definition.first
-        if digest_of(template) != submit.digest:
+        try:
+            known = found if found is not None else self._made(template, first, submit.digest)
+            bind(known, submit, work)
+        except DjinnError as error:
+            raise _Refused(error, first) from error
+        return known
+
+    def _made(self, template: Template | None, first: First | None, digest: bytes) -> BoundTemplate:
+        """A template that is new here, bound for its first run."""
+        if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
-        known = self._compiled(template, submit.digest)
+        known = self._compiled(template, digest)
         if first is not None:
             begin(known, first)
-        self._templates.put(submit.digest, known, len(template.code))
+        self._templates.put(digest, known, len(template.code))
         return known
 
     def _compiled(self, template: Template, digest: bytes) -> BoundTemplate:
@@ -345,11 +389,11 @@ class ExecutorSession:
         compiling = self.device.compiling
         return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 
-    def _await_definition(self, connection: Connection) -> Define:
+    def _await_definition(self, connection: Connection) -> Define | UnreadableDefine:
         """The template that was asked for."""
         while True:
             message = self._next_urgent(connection)
-            if isinstance(message, Define):
+            if isinstance(message, Define | UnreadableDefine):
                 return message
 
     def _await_uploads(self, connection: Connection) -> None:
@@ -357,10 +401,15 @@ class ExecutorSession:
         while self._uploads.wanted:
             self._next_urgent(connection)
 
-    def _next_urgent(self, connection: Connection, timeout: float | None = None) -> AnyMessage | None:
+    def _next_urgent(
+        self, connection: Connection, timeout: float | None = None
+    ) -> AnyMessage | UnreadableDefine | None:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
         frame = connection.receive(timeout)
-        message = decode(frame.head)
+        message = _read(frame)
+        if isinstance(message, UnreadableUpload) and not message.offered:
+            self._pass_over(message, connection)
+            return None
         if isinstance(message, Upload | Stop):  # what is kept for later is counted then
             METER.message(type(message).__name__, sum(map(len, frame.body)))
         if isinstance(message, Upload):
@@ -369,7 +418,7 @@ class ExecutorSession:
         if isinstance(message, Stop):
             self._wanted.stop(message.submissions)
             return None
-        if isinstance(message, Define):
+        if isinstance(message, Define | UnreadableDefine):
             return message
         if isinstance(message, Goodbye):
             raise TransportError("the client left while something was waited for")
@@ -380,7 +429,11 @@ class ExecutorSession:
 
     def _take_upload(self, upload: Upload, frame: Frame) -> None:
         METER.check_values()
-        self._uploads.take(upload, frame.body)
+        try:
+            self._uploads.take(upload, frame.body)
+        except ProtocolError as error:
+            _log.warning("an upload is refused", reason=str(error))
+            self._uploads.refuse(upload.handle, str(error))
 
     def _run(self, known: BoundTemplate | None, work: Work) -> Run:
         if known is None:
@@ -410,9 +463,17 @@ class ExecutorSession:
         except RuntimeError as error:
             run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
 
-    def _refuse(self, work: Work, error: DjinnError, connection: Connection) -> None:
-        """Answer a submission whose template cannot run: all that it would have made is poison."""
-        failure = Failure(work.sequence, -1, "", type(error).__name__, str(error))
+    def _refuse(self, work: Work, refused: _Refused, digest: bytes, connection: Connection) -> None:
+        """Answer a submission that cannot run: all that it would have made or written is poison.
+
+        What the template was bound to last is not what the client believes, so the client is asked for it next time.
+        """
+        self._templates.drop(digest)
+        error = refused.error
+        failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[:MESSAGE_LIMIT])
+        written = unpack_handles(refused.first.written) if refused.first is not None else ()
+        for handle in {storage_of(handle): handle for handle in written}.values():
+            self.values.poison_storage(handle, 0, failure)
         for handle in work.outputs:
             self.values[handle] = Poison(failure)
         self.values.free(work.free)
@@ -460,6 +521,30 @@ class ExecutorSession:
             self._templates.clear()
             self._backlog.clear()
             self.device.randomness.forget(self._randomness)
+
+
+class _Refused(Exception):  # noqa: N818 - a signal within this file
+    """A submission cannot run because of `error`; what it is bound to, as far as that can be read."""
+
+    def __init__(self, error: DjinnError, first: First | None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.first = first
+
+
+def _read(frame: Frame) -> AnyMessage | Unreadable:
+    """The message of a frame; or what can be read of it.
+
+    Raises:
+        ProtocolError: that is not enough to go on.
+    """
+    try:
+        return decode(frame.head)
+    except ProtocolError as error:
+        found = salvage(frame.head, str(error))
+        if found is None:
+            raise
+        return found
 
 
 def _abridged(failure: Failure) -> Failure:

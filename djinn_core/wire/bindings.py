@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from djinn_core.errors import ProtocolError
+from djinn_core.wire import limits
 
 Slot = int | float
 # Per handle: how far its storage's number is from the one before, and how far its lower bits are from that number.
@@ -22,7 +23,6 @@ Changes = tuple[tuple[Slot, tuple[int, ...]], ...]
 _VIEW_BITS = 32
 _VIEW_MASK = (1 << _VIEW_BITS) - 1
 _HANDLE_LIMIT = 1 << 63
-MOST_HANDLES = 1 << 21  # in one list: what frees all of a large session; it takes a second to read
 
 
 def pack_handles(handles: Iterable[int]) -> Handles:
@@ -47,8 +47,8 @@ def unpack_handles(packed: Handles) -> list[int]:
     """
     if not packed:
         return []
-    if len(packed) > 2 * MOST_HANDLES:
-        raise ProtocolError(f"a list of {len(packed) // 2:,} handles; at most {MOST_HANDLES:,} are read at a time")
+    if len(packed) > 2 * limits.HANDLES:
+        raise ProtocolError(f"a list of {len(packed) // 2:,} handles; at most {limits.HANDLES:,} are read at a time")
     if len(packed) % 2:
         raise ProtocolError("a list of handles is cut short")
     views = packed[1::2]

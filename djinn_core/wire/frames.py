@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from djinn_core.errors import ProtocolError
+from djinn_core.wire.limits import BODY_BYTES, BUFFERS, HEAD_BYTES
 
 Buffer = memoryview | bytes | bytearray
 
@@ -47,9 +48,9 @@ class Frame(msgspec.Struct, frozen=True):
 class Limits:
     """What one frame may weigh, in bytes, and how many buffers it may carry."""
 
-    head: int = 64 << 20
-    body: int = 1 << 30
-    buffers: int = 65536
+    head: int = HEAD_BYTES
+    body: int = BODY_BYTES
+    buffers: int = BUFFERS
 
     def check(self, head: int, buffers: int, body: int) -> None:
         """Raise `ProtocolError` where a frame of these sizes (bytes) is too large."""

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from djinn_core.printable import printable
+from djinn_core.wire import limits
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -23,7 +24,7 @@ Secret = Annotated[str, msgspec.Meta(max_length=1024)]
 Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
 _HIDDEN = frozenset({"token", "ticket", "secret"})
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
+Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.DIMENSIONS)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):

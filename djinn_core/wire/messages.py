@@ -182,11 +182,15 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     dtype: Word
 
 
-class First(msgspec.Struct, frozen=True):
-    """What later runs of a template change: all slots, and handles for all inputs."""
+class First(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What later runs of a template change: all slots, and handles for all inputs.
+
+    `written` are the values that the program writes into: they are poison where it is refused.
+    """
 
     slots: tuple[Slot, ...]
     inputs: Handles
+    written: Handles = ()
 
 
 class Submit(Message, frozen=True):
@@ -204,6 +208,7 @@ class Submit(Message, frozen=True):
         describe: handles whose metadata comes back.
         claims: predicted layouts that the executor has not yet confirmed.
         synchronize: answer only when the device has finished.
+        refused: the client cannot send what is to run, and why: its results, and what it writes (`first`), are poison.
     """
 
     sequence: Count
@@ -218,6 +223,7 @@ class Submit(Message, frozen=True):
     describe: Handles = ()
     claims: tuple[Claim, ...] = ()
     synchronize: bool = False
+    refused: str = ""
 
 
 class TensorHeader(msgspec.Struct, frozen=True, tag="t"):

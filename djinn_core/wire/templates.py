@@ -60,6 +60,10 @@ class TemplateCache(Generic[V]):
             _, (_, count) = self._kept.popitem(last=False)
             self._instructions -= count
 
+    def drop(self, key: Hashable) -> None:
+        """Forget what is kept for the template of that key, if anything is."""
+        self._instructions -= self._kept.pop(key, (None, 0))[1]
+
     def everything(self) -> list[tuple[Hashable, V]]:
         """What is kept, with its key, the least recently used first."""
         return [(key, value) for key, (value, _) in self._kept.items()]

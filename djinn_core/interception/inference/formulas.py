@@ -29,6 +29,7 @@ log = get_logger("djinn.interception")
 Key = tuple[Any, ...]
 Results = tuple[TensorMeta | None, ...]
 KINDS_LIMIT: Final = 16384  # remembered kinds of calls
+LARGEST: Final = 1 << 60  # bytes of a result; beyond that PyTorch's own arithmetic overflows, and it says so
 _LIST: Final = object()
 _NUMBER_IN_TENSOR: Final = object()
 _BY_VALUE: Final = frozenset({bool, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device})
@@ -158,6 +159,8 @@ def foretell(
     nbytes = tuple([
         0 if layout is None or meta is None else meta.nbytes for meta, layout in zip(results, kind.layouts, strict=True)
     ])  # fmt: skip
+    if max(nbytes) > LARGEST:
+        return None
     return Foretold(kind.example.of_other_sizes(metas, results, nbytes), kind.numbers_in_tensors)
 
 

@@ -225,9 +225,7 @@ def _aliases(operands: Sequence[torch.Tensor], results: Sequence[Any]) -> tuple[
     if not operands:
         return (-1,) * len(results)
     first = {torch_private.storage_key(tensor): i for i, tensor in reversed(list(enumerate(operands)))}
-    return tuple(
-        [first.get(torch_private.storage_key(r), -1) if isinstance(r, torch.Tensor) else -1 for r in results]
-    )
+    return tuple([first.get(torch_private.storage_key(r), -1) if isinstance(r, torch.Tensor) else -1 for r in results])
 
 
 def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[tuple[int, TensorMeta], ...]:

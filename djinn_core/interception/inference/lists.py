@@ -50,7 +50,9 @@ def infer_by_element(
 def _alone(given: Sequence[Any]) -> bool:
     """Whether no tensor beside the lists has an element for each of theirs, and all elements are remote or numbers."""
     return all(
-        all(isinstance(item, (LazyTensor, int, float)) for item in a) if isinstance(a, (list, tuple)) else not _spread(a)
+        all(isinstance(item, (LazyTensor, int, float)) for item in a)
+        if isinstance(a, (list, tuple))
+        else not _spread(a)
         for a in given
     )
 
@@ -65,7 +67,12 @@ def _kind(item: Any) -> Hashable:
 
 
 def _lengthened(
-    short: Call, func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor], index: Sequence[int]
+    short: Call,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    operands: Sequence[LazyTensor],
+    index: Sequence[int],
 ) -> Call | None:
     """The call with all elements, from that with one of each kind."""
     made = bool(torch_private.schema_of(func).returns)

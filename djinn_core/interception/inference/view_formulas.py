@@ -18,6 +18,7 @@ Place = tuple[tuple[int, ...], tuple[int, ...], int]
 Formula = Callable[[TensorMeta, Sequence[Any], Mapping[str, Any]], Sequence[Place] | None]
 
 aten = torch.ops.aten
+LARGEST: Final = 1 << 60  # elements of a view; beyond that PyTorch's own arithmetic overflows, and it says so
 
 
 def view_formula(func: Any) -> Formula | None:
@@ -90,6 +91,8 @@ def _expanded(base: TensorMeta, args: Sequence[Any], _kwargs: Mapping[str, Any])
         elif d < more:
             # New dimensions step over all that is inside of them where they are not expanded.
             stride[d] = 0 if shape[d] != 1 else (shape[d + 1] * stride[d + 1] if d + 1 < len(shape) else 1)
+    if math.prod(shape) > LARGEST:
+        return None
     return ((tuple(shape), tuple(stride), base.offset),)
 
 

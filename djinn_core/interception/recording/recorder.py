@@ -15,10 +15,12 @@ import torch
 
 from djinn_core.errors import ForkedProcess
 from djinn_core.interception.ending import survivable
+from djinn_core.interception.inference.within_limits import check_dimensions
 from djinn_core.interception.port import Answer, Runtime, Submission, port
 from djinn_core.interception.recording.absent import absent
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.foresight import OPENING, Foresight
+from djinn_core.interception.recording.parts import in_parts
 from djinn_core.interception.recording.site import Issued
 from djinn_core.interception.recording.streaming import Entry, steady_cut
 from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
@@ -26,6 +28,7 @@ from djinn_core.interception.undivided import undivided
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
 from djinn_core.torch_private import without_modes
+from djinn_core.wire import limits
 
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
 NOTHING = Program((), (), ())
@@ -198,6 +201,10 @@ class Recorder:
     @without_modes
     def ask(self, ask: Ask) -> Answer:
         """Send what was recorded so far and wait for what `ask` names."""
+        if len(ask.fetch) > limits.BUFFERS:  # that many come with one answer
+            first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))
+            rest = self.ask(Ask(ask.fetch[limits.BUFFERS :]))
+            return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
         runtime = _runtime()
         number = self._send(runtime, ask)
         with survivable():
@@ -213,7 +220,12 @@ class Recorder:
         return runtime, number
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
-        """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards."""
+        """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards.
+
+        Raises:
+            UnsupportedOperation: it has more dimensions than remote tensors have.
+        """
+        check_dimensions("an upload", source.dim())
         if self.constants is not None:
             self.constants.append((handle, source.clone()))
         if self.captures and not port.is_open():
@@ -238,8 +250,8 @@ class Recorder:
                 if ask.synchronize or _waiting.count > WAITING_LIMIT:
                     for other in recorders():
                         if other is not self and other.entries:
-                            runtime.submit(other.take(Ask()))
-                number = runtime.submit(self.take(ask, cut))
+                            _submit(runtime, other.take(Ask()))
+                number = _submit(runtime, self.take(ask, cut))
         except KeyboardInterrupt:
             if number is not None:
                 runtime.forget(number)  # it was sent, and nobody will ask what came of it
@@ -320,6 +332,13 @@ _waiting = _Waiting()
 def _runtime() -> Runtime:
     with survivable():
         return port.runtime()
+
+
+def _submit(runtime: Runtime, submission: Submission) -> int:
+    number = 0
+    for part in in_parts(submission):
+        number = runtime.submit(part)
+    return number
 
 
 def _send_held(runtime: Runtime) -> None:

@@ -20,6 +20,7 @@ from djinn_core.interception.port import port
 from djinn_core.interception.tensors.expected import here
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.wire.limits import BUFFERS
 
 GROUP_BYTES: Final = 32 << 20  # what travels in one answer; a larger tensor is fetched by itself
 
@@ -107,7 +108,7 @@ def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
     group: list[tuple[int, Value]] = []
     size = 0
     for key, value in values.items():
-        if group and size + value.meta.nbytes > GROUP_BYTES:
+        if group and (size + value.meta.nbytes > GROUP_BYTES or len(group) == BUFFERS):
             yield group
             group, size = [], 0
         group.append((key, value))

@@ -16,14 +16,21 @@ from djinn_core.wire.tensors import dtype_name
 
 @attrs.frozen
 class Bound:
-    """What a run of a template is bound to."""
+    """What a run of a template is bound to.
+
+    Attributes:
+        written: positions, among the program's `values`, of those that are written into.
+    """
 
     slots: tuple[Slot, ...]
     inputs: list[int]
+    values: Sequence[int]
+    written: tuple[int, ...]
 
     def as_first(self) -> First:
         """All of it, for an executor that has not run the template before."""
-        return First(self.slots, pack_handles(self.inputs))
+        written = [self.values[i] for i in self.written]
+        return First(self.slots, pack_handles(self.inputs), pack_handles(written))
 
 
 def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
@@ -33,7 +40,7 @@ def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
         slots = (*slots, *prepared.remade.constants)
     if prepared.slots is not None:
         slots = tuple([slots[i] for i in prepared.slots])
-    return Bound(slots, [values[i] for i in prepared.inputs])
+    return Bound(slots, [values[i] for i in prepared.inputs], values, prepared.written)
 
 
 def open_claims(prepared: Prepared, program: Program) -> tuple[Claim, ...]:

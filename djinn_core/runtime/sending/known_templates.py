@@ -20,6 +20,10 @@ class KnownTemplates:
         self._stats = stats
         self._bound: TemplateCache[Bound] = TemplateCache()
 
+    def forget(self, prepared: Prepared) -> None:
+        """What a template is bound to there is not known any more: it is sent anew."""
+        self._bound.drop(prepared.digest)
+
     def run_message(
         self, submit: Submit, prepared: Prepared, bound: Bound, values: Sequence[int], program: Program
     ) -> Submit:

@@ -10,6 +10,7 @@ from djinn_core.errors import DjinnError, ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
+from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import Described, TensorHeader
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
@@ -23,12 +24,13 @@ def collect(
     body: list[memoryview] = []
     with torch.inference_mode():
         for handle in work.fetch:
-            result = _fetch(_value(handle, work, values), work, runtime, limit - sum(len(b) for b in body))
+            result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
             if isinstance(result, Failure):
                 results.append(result)
             else:
                 results.append(result[0])
                 body.append(result[1])
+                limit -= len(result[1])
     return results, body, [_describe(_value(handle, work, values), work) for handle in work.describe]
 
 
@@ -45,6 +47,11 @@ def _fetch(value: Any, work: Work, runtime: DeviceRuntime, room: int) -> Failure
     if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
         return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
+    if room < 0:
+        reason = f"{BUFFERS:,} tensors come back at a time; fetch the others afterwards"
+        return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
+    if tensor.dim() > DIMENSIONS:
+        return _too_many_dimensions(tensor, work)
     if tensor.untyped_storage().nbytes() > room and tensor.nbytes > room:
         reason = f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
@@ -62,8 +69,15 @@ def _describe(value: Any, work: Work) -> Described | Failure:
         return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)
     if not isinstance(value, torch.Tensor):
         return Described("uint8", (), (), 0, type(value).__name__)
+    if value.dim() > DIMENSIONS:
+        return _too_many_dimensions(value, work)
     try:
         name = dtype_name(value.dtype)
     except ProtocolError as error:
         return Failure(work.sequence, -1, "", "UnsupportedOperation", str(error))
     return Described(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
+
+
+def _too_many_dimensions(tensor: torch.Tensor, work: Work) -> Failure:
+    reason = f"the result has {tensor.dim()} dimensions; remote tensors have at most {DIMENSIONS}"
+    return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import attrs
 
@@ -19,11 +18,8 @@ from djinn_core.ir.form import (
     SessionGenerator,
     slots_taken,
 )
+from djinn_core.wire import limits
 from djinn_core.wire.messages import Template
-
-DEEPEST: Final = 16  # lists in lists; PyTorch has ops that take lists of lists, and none beyond
-MOST_INSTRUCTIONS: Final = 1 << 18
-MOST_ARGUMENTS: Final = 1 << 22  # of all instructions together: a form counts each time that it is used
 
 
 @attrs.frozen
@@ -46,11 +42,13 @@ def counts_of(form: Form) -> Counts:
     operands = slots = constants = total = 0
     for argument in _leaves((*form.args, *[value for _, value in form.kwargs]), form.op):
         total += 1
-        if total > MOST_ARGUMENTS:
-            raise ProtocolError(f"a form has more than {MOST_ARGUMENTS:,} arguments")
+        if total > limits.ARGUMENTS:
+            raise ProtocolError(f"a form has more than {limits.ARGUMENTS:,} arguments")
         operands += isinstance(argument, Operand)
         slots += slots_taken(argument)
         constants += isinstance(argument, Constant | Enumerated | SelfDevice | SessionGenerator)
+        if isinstance(argument, Constant) and isinstance(argument.value, str) and len(argument.value) > limits.TEXT:
+            raise ProtocolError(f"an argument of {form.op[:64]} is a text of {len(argument.value):,} characters")
     return Counts(operands, slots, constants, form.new_count, total)
 
 
@@ -61,8 +59,8 @@ def _leaves(arguments: Sequence[Argument], op: str) -> Iterator[Argument]:
         argument, depth = waiting.pop()
         if not isinstance(argument, ListArg):
             yield argument
-        elif depth >= DEEPEST:
-            raise ProtocolError(f"arguments of {op[:64]} are lists more than {DEEPEST} deep")
+        elif depth >= limits.DEEPEST_LIST:
+            raise ProtocolError(f"arguments of {op[:64]} are lists more than {limits.DEEPEST_LIST} deep")
         else:
             waiting += [(item, depth + 1) for item in reversed(argument.items)]
 
@@ -73,23 +71,23 @@ def check_template(template: Template) -> list[Counts]:
     Raises:
         ProtocolError: its numbers do not fit together, or it is too large.
     """
-    if max(len(template.code), len(template.forms)) > MOST_INSTRUCTIONS:
+    if max(len(template.code), len(template.forms)) > limits.INSTRUCTIONS:
         raise ProtocolError(
             f"a template has {len(template.code):,} instructions of {len(template.forms):,} forms; at most"
-            f" {MOST_INSTRUCTIONS:,} are taken"
+            f" {limits.INSTRUCTIONS:,} are taken"
         )
-    if max(map(len, (template.references, template.inputs, template.outputs, template.consumed))) > MOST_ARGUMENTS:
-        raise ProtocolError(f"a template has more than {MOST_ARGUMENTS:,} values")
+    if max(map(len, (template.references, template.inputs, template.outputs, template.consumed))) > limits.ARGUMENTS:
+        raise ProtocolError(f"a template has more than {limits.ARGUMENTS:,} values")
     if any(not 0 <= code < len(template.forms) for code in template.code):
         raise ProtocolError("a template names a form that it does not define")
     counts, total = [], 0
     for form in template.forms:
         counts.append(counts_of(form))
         total += counts[-1].arguments
-        if total > MOST_ARGUMENTS:
-            raise ProtocolError(f"the forms of a template have more than {MOST_ARGUMENTS:,} arguments")
-    if sum([counts[c].arguments for c in template.code]) > MOST_ARGUMENTS:
-        raise ProtocolError(f"a template has more than {MOST_ARGUMENTS:,} arguments")
+        if total > limits.ARGUMENTS:
+            raise ProtocolError(f"the forms of a template have more than {limits.ARGUMENTS:,} arguments")
+    if sum([counts[c].arguments for c in template.code]) > limits.ARGUMENTS:
+        raise ProtocolError(f"a template has more than {limits.ARGUMENTS:,} arguments")
     if len(template.references) != sum([counts[c].operands + counts[c].news for c in template.code]):
         raise ProtocolError("a template's references do not match its forms")
     _check_order(template, counts)

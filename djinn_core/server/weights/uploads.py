@@ -188,6 +188,18 @@ class Uploads:
         elif self.journal is not None:
             self.journal.shared(data.nbytes)
 
+    def refuse(self, handle: int, reason: str) -> None:
+        """The bytes of a value cannot be taken: it is poison, if it is not there yet.
+
+        Raises:
+            ProtocolError: it is there, and was sent twice.
+        """
+        if handle in self._values and not isinstance(self._values[handle], Poison):
+            raise ProtocolError(reason)
+        self._partial.pop(handle, None)
+        self.wanted.pop(handle, None)
+        self._values[handle] = Poison(Failure(0, -1, "upload", "ProtocolError", reason))
+
     def _refuse(self, upload: Upload, error: Exception) -> None:
         """The value is poison: whoever uses it learns why, and the session goes on."""
         reason = f"no room for an upload of {upload.size:,} bytes: {str(error).splitlines()[0]}"

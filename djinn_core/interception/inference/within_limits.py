@@ -1,0 +1,61 @@
+"""What no executor takes in a message is refused at the op (`wire/limits.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.values import TensorMeta
+from djinn_core.wire import limits
+
+
+def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: Sequence[Slot]) -> None:
+    """Refuse arguments that do not travel; `args` are all of them, `slots` the numbers among them.
+
+    Raises:
+        UnsupportedOperation: there are too many, a number has more than 64 bits, or a text is too long.
+    """
+    count = len(operands) + len(slots)
+    if count > limits.ARGUMENTS_OF_AN_OP:
+        raise UnsupportedOperation(
+            f"{func.name()} was given {count:,} tensors and numbers; an executor takes {limits.ARGUMENTS_OF_AN_OP:,} for an op. "
+            "Call it for parts of the lists"
+        )
+    for slot in slots:
+        if type(slot) is int and not limits.SMALLEST_INTEGER <= slot <= limits.LARGEST_INTEGER:
+            raise UnsupportedOperation(
+                f"{func.name()} was given an integer of more than 64 bits, which no kernel takes"
+            )
+    for argument in args:
+        if isinstance(argument, str) and len(argument) > limits.TEXT:
+            raise UnsupportedOperation(
+                f"{func.name()} was given a text of {len(argument):,} characters; an executor takes {limits.TEXT:,}"
+            )
+
+
+def check_made(func: Any, call: Call) -> None:
+    """Refuse results, and operands that are given another shape, with more dimensions than travel.
+
+    Raises:
+        UnsupportedOperation: there are such.
+    """
+    if len(call.results) > limits.ARGUMENTS_OF_AN_OP:
+        raise UnsupportedOperation(
+            f"{func.name()} returns {len(call.results):,} tensors; an executor makes {limits.ARGUMENTS_OF_AN_OP:,} in one op"
+        )
+    metas: list[TensorMeta | None] = [*call.results, *[meta for _, meta in call.changes]]
+    check_dimensions(func.name(), max((len(meta.shape) for meta in metas if meta is not None), default=0))
+
+
+def check_dimensions(what: str, count: int) -> None:
+    """Refuse a tensor of `count` dimensions where that is too many.
+
+    Raises:
+        UnsupportedOperation: it is.
+    """
+    if count > limits.DIMENSIONS:
+        raise UnsupportedOperation(
+            f"{what} makes a tensor of {count} dimensions; remote tensors have at most {limits.DIMENSIONS}. Do this on the CPU"
+        )

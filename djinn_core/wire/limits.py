@@ -1,0 +1,28 @@
+"""The limits of what an executor accepts in one message, known to both ends: the client refuses an op that exceeds one.
+
+What a client sends beyond a limit all the same costs that submission alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DIMENSIONS: Final = 64  # of a tensor; PyTorch's own kernels take no more
+TEXT: Final = 1 << 16  # characters of a string among the arguments of an op
+SMALLEST_INTEGER: Final = -(1 << 63)  # MessagePack has 64 bits, signed or not
+LARGEST_INTEGER: Final = (1 << 64) - 1
+DEEPEST_LIST: Final = 16  # lists in lists; PyTorch has ops that take lists of lists, and none beyond
+
+ARGUMENTS_OF_AN_OP: Final = 1 << 20  # operands, scalars and results of one op
+INSTRUCTIONS: Final = 1 << 18  # of a template
+ARGUMENTS: Final = 1 << 22  # of all instructions of a template together: a form counts each time that it is used
+# At most as many arguments does a client put into one template, where it is not one op alone that has more: with each a
+# few dozen bytes, a message stays far below what a frame may weigh.
+ARGUMENTS_SENT: Final = 1 << 18
+
+HANDLES: Final = 1 << 21  # in one list: what frees all of a large session; it takes a second to read
+HANDLES_SENT: Final = 1 << 20
+
+HEAD_BYTES: Final = 64 << 20  # of a frame: its message
+BODY_BYTES: Final = 1 << 30  # of a frame: its buffers together
+BUFFERS: Final = 1 << 16  # of a frame, so many tensors come back at a time

@@ -1,0 +1,119 @@
+"""What can still be read of a message that cannot be decoded: enough to answer it, and to say what it would have made.
+
+Frames are told apart without looking into them, so one message that breaks a rule says nothing about the next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import msgspec
+
+from djinn_core.wire.bindings import Handles
+from djinn_core.wire.message import Count
+from djinn_core.wire.messages import First, Submit
+
+_NOTHING = msgspec.Raw()
+
+
+class _Submission(msgspec.Struct, frozen=True, array_like=True, tag="Submit"):
+    """The fields of `Submit` up to the last that an answer needs; those in between are skipped."""
+
+    sequence: Count
+    fetch: Handles = ()
+    free: Handles = ()
+    digest: bytes = b""
+    outputs: Handles = ()
+    changed: msgspec.Raw = _NOTHING
+    rebound: msgspec.Raw = _NOTHING
+    first: msgspec.Raw = _NOTHING
+    template: msgspec.Raw = _NOTHING
+    describe: Handles = ()
+
+
+class _Definition(msgspec.Struct, frozen=True, array_like=True, tag="Define"):
+    template: msgspec.Raw = _NOTHING
+    first: msgspec.Raw = _NOTHING
+
+
+class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag="Upload"):
+    handle: Count
+
+
+class _Offered(msgspec.Struct, frozen=True, array_like=True, tag="Offer"):
+    handle: Count
+
+
+class _Meaning(msgspec.Struct, frozen=True, array_like=True, tag="Meaning"):
+    digest: msgspec.Raw
+
+
+@attrs.frozen
+class UnreadableSubmit:
+    """A submission of which the program cannot be read: `submit` has the rest of it. `reason` says why."""
+
+    submit: Submit
+    reason: str
+
+
+@attrs.frozen
+class UnreadableDefine:
+    """A template that was asked for and cannot be read; what its program writes, where that can be read."""
+
+    first: First | None
+    reason: str
+
+
+@attrs.frozen
+class UnreadableUpload:
+    """Bytes for a value, or the offer of them, which cannot be read otherwise."""
+
+    handle: int
+    reason: str
+    offered: bool = False
+
+
+@attrs.frozen
+class UnreadableMeaning:
+    """A hint that cannot be read; nothing depends on it."""
+
+    reason: str
+
+
+Unreadable = UnreadableSubmit | UnreadableDefine | UnreadableUpload | UnreadableMeaning
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    _Submission | _Definition | _Bytes | _Offered | _Meaning
+)
+_first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
+
+
+def salvage(head: bytes | memoryview, reason: str) -> Unreadable | None:
+    """What can be read of a message that cannot be decoded for `reason`; None where that is not enough to go on."""
+    try:
+        found = _decoder.decode(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+    if isinstance(found, _Submission):
+        submit = Submit(
+            found.sequence,
+            fetch=found.fetch,
+            free=found.free,
+            digest=found.digest,
+            outputs=found.outputs,
+            first=_first_of(found.first),
+            describe=found.describe,
+        )
+        return UnreadableSubmit(submit, reason)
+    if isinstance(found, _Definition):
+        return UnreadableDefine(_first_of(found.first), reason)
+    if isinstance(found, _Meaning):
+        return UnreadableMeaning(reason)
+    return UnreadableUpload(found.handle, reason, isinstance(found, _Offered))
+
+
+def _first_of(raw: msgspec.Raw) -> First | None:
+    try:
+        return _first.decode(raw) if bytes(raw) else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
