@@ -13,6 +13,8 @@ SMALLEST_INTEGER: Final = -(1 << 63)  # MessagePack has 64 bits, signed or not
 LARGEST_INTEGER: Final = (1 << 64) - 1
 DEEPEST_LIST: Final = 16  # lists in lists; PyTorch has ops that take lists of lists, and none beyond
 
+SHIFTS: Final = 1024  # of one `roll`, whose kernel calls itself for each until the stack is full
+
 ARGUMENTS_OF_AN_OP: Final = 1 << 20  # operands, scalars and results of one op
 INSTRUCTIONS: Final = 1 << 18  # of a template
 ARGUMENTS: Final = 1 << 22  # of all instructions of a template together: a form counts each time that it is used

@@ -127,6 +127,8 @@ BROKEN = {
     "text": Frame(b"GET / HTTP/1.1"),
     "a message for clients": Frame(encode(Completed(1))),
     "a number left out": Frame(encode(submit(template(), sequence=7))),
+}
+REFUSED = {
     "another digest": Frame(encode(submit(template(), digest=b"\0" * 16))),
     "a form that is not there": Frame(encode(submit(template(code=(5,))))),
     "too few references": Frame(encode(submit(template(references=(0,))))),
@@ -137,12 +139,33 @@ BROKEN = {
     "changes of nothing": Frame(encode(submit(template(), first=None, changed=((1, (0,)),)))),
     "bindings of nothing": Frame(encode(submit(template(), first=None, rebound=(0, 1, 1)))),
     "half a binding": Frame(encode(submit(template(), rebound=(0, 1)))),
+}
+REFUSED_UPLOADS = {
     "an upload beyond its size": Frame(encode(Upload(HANDLE, "float32", (1000,), (1,), 16)), [bytes(16)]),
     "an upload of no dtype": Frame(encode(Upload(HANDLE, "object", (1,), (1,), 16)), [bytes(16)]),
     "a strange stride": Frame(encode(Upload(HANDLE, "float32", (4,), (1 << 62,), 16)), [bytes(16)]),
     "the middle of an upload": Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16, start=8)), [bytes(8)]),
     "an upload without data": Frame(encode(Upload(HANDLE, "float32", (4,), (1,), 16))),
 }
+
+
+@pytest.mark.parametrize("frame", REFUSED.values(), ids=REFUSED)
+def test_a_program_that_cannot_run_is_answered_and_the_session_goes_on(session, frame):
+    session.send(frame)
+    answer = decode(session.receive(SECONDS).head)
+    assert isinstance(answer, Completed)
+    assert [failure.kind for failure in answer.failures] == ["ProtocolError"]
+    assert isinstance(ask(session, Query()), Figures)
+    session.send(Frame(encode(Goodbye())))
+
+
+@pytest.mark.parametrize("frame", REFUSED_UPLOADS.values(), ids=REFUSED_UPLOADS)
+def test_an_upload_that_fits_nothing_is_poison_and_the_session_goes_on(session, frame):
+    session.send(frame)
+    answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
+    assert [failure.kind for failure in answer.results] == ["ProtocolError"]
+    assert isinstance(ask(session, Query()), Figures)
+    session.send(Frame(encode(Goodbye())))
 
 
 @pytest.mark.parametrize("frame", BROKEN.values(), ids=BROKEN)

@@ -1,21 +1,34 @@
-"""A client with a ticket that sends nonsense loses its session, and nobody else loses anything."""
+"""A client with a ticket that sends nonsense loses what it asked for, or its session, and other sessions lose nothing."""
 
 from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.ir.form import Constant, Enumerated, Form, Operand, SlotArg
+from djinn_core.ir.form import Constant, Enumerated, Form, ListArg, Operand, SlotArg
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.bindings import pack_handles, unpack_handles
 from djinn_core.wire.message import Failure, Message
-from djinn_core.wire.messages import Completed, First, Submit, Template, Upload, decode, encode
+from djinn_core.wire.messages import (
+    Claim,
+    Completed,
+    Define,
+    First,
+    NeedTemplate,
+    Submit,
+    Template,
+    Upload,
+    decode,
+    encode,
+)
 from djinn_core.wire.templates import digest_of
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
@@ -61,7 +74,7 @@ def upload(**changes: object) -> Upload:
     return Upload(**{**fields, **changes})
 
 
-MALFORMED = {
+REFUSED = {
     "a form that is not there": submit(Template((RELU,), (1,), (0, 1), (0,), (1,)), inputs=(5,), outputs=(6,)),
     "too few references": submit(Template((RELU,), (0,), (0,), (0,), ()), inputs=(5,)),
     "a value before it is made": submit(Template((RELU,), (0,), (0, 1), (), (1,)), outputs=(6,)),
@@ -76,17 +89,45 @@ MALFORMED = {
         Template((Form("aten::relu", (Enumerated("dtype", "os"),), (), ("new",), False),), (0,), (0,), (), (0,)),
         outputs=(6,),
     ),
+}
+REFUSED_UPLOADS = {
+    "an unknown dtype": upload(dtype="object"),
+    "beyond its size": upload(shape=(1000,)),
+    "negative strides": upload(stride=(-1,)),
+    "more than announced": upload(size=4, shape=(1,)),
+    "a part before the first": upload(start=4),
+    "too many dimensions": upload(shape=(1,) * 65, stride=(1,) * 65),
+    "an unknown coding": upload(coding="lzma", length=8),
+}
+MALFORMED = {
     "a number out of turn": Submit(7),
     "half a handle": Submit(1, fetch=(1,)),
     "a handle below zero": Submit(1, free=(-5, 1)),
     "a handle beyond all": Submit(1, free=(1 << 40, 1)),
     "a view beyond all": Submit(1, free=(1, 1 << 40)),
-    "an upload of an unknown dtype": upload(dtype="object"),
-    "an upload beyond its size": upload(shape=(1000,)),
-    "an upload with negative strides": upload(stride=(-1,)),
-    "an upload that announces less than it brings": upload(size=4, shape=(1,)),
-    "a part before the first": upload(start=4),
 }
+
+
+RELU_ = Form("aten::relu_", (Operand(),), (), ("none",), False)
+_GOOD = Template((RELU_, RELU), (0, 1), (0, 0, 1), (0,), (1,))
+# Writes into what `upload` brings, and makes another value of it.
+GOOD = Submit(
+    1,
+    digest=digest_of(_GOOD),
+    template=_GOOD,
+    first=First((), pack_handles((1 << 32 | 1,)), pack_handles((1 << 32 | 1,))),
+    outputs=pack_handles((6,)),
+)
+# The next submissions of a session in which one was refused: what that made, and what was uploaded before.
+AFTERWARDS = (Submit(2, fetch=pack_handles((6,))), Submit(3, fetch=pack_handles((1 << 32 | 1,))))
+
+
+def assert_goes_on(answers: list[Message], *, written: bool = False) -> None:
+    made, uploaded = answers
+    assert isinstance(made, Completed)
+    assert isinstance(made.results[0], Failure)
+    assert isinstance(uploaded, Completed)
+    assert isinstance(uploaded.results[0], Failure) is written
 
 
 @pytest.mark.parametrize("message", MALFORMED.values(), ids=MALFORMED.keys())
@@ -95,6 +136,93 @@ def test_nonsense_ends_the_session_with_a_reason(message: Message) -> None:
     with pytest.raises(ProtocolError, match=r"\w+ \w+"):
         ExecutorSession(CpuRuntime()).serve(script)
     assert not any(isinstance(m, Completed) and m.results for m in script.sent)
+
+
+@pytest.mark.parametrize("message", REFUSED.values(), ids=REFUSED.keys())
+def test_a_program_that_cannot_run_costs_its_own_results(message: Submit) -> None:
+    script = serve(upload(), replace(message, fetch=pack_handles((6, 5))), *AFTERWARDS, body=(bytearray(8),))
+    refused, *after = script.sent
+    assert isinstance(refused, Completed)
+    assert [failure.kind for failure in refused.failures] == ["ProtocolError"]
+    assert all(isinstance(result, Failure) for result in refused.results)
+    assert_goes_on(after)
+
+
+@pytest.mark.parametrize("message", REFUSED_UPLOADS.values(), ids=REFUSED_UPLOADS.keys())
+def test_bytes_that_fit_nothing_cost_their_own_value(message: Upload) -> None:
+    wrong = replace(message, handle=9 << 32 | 9)
+    fetch = Submit(1, fetch=pack_handles((wrong.handle,)))
+    refused, *after = serve(upload(), wrong, fetch, *AFTERWARDS, body=(bytearray(8),)).sent
+    assert isinstance(refused, Completed)
+    assert [result.kind for result in refused.results if isinstance(result, Failure)] == ["ProtocolError"]
+    assert_goes_on(after)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"claims": (Claim(0, 0, (1,) * 65, (1,) * 65, "float32"),)},
+        {"changed": (("text", (0,)),)},
+        {"template": "none"},
+        {"first": "none"},
+    ],
+    ids=str,
+)
+def test_a_message_that_cannot_be_decoded_costs_its_own_results(changes: dict[str, object]) -> None:
+    """It writes into the uploaded value, as far as that can be read."""
+    unreadable = msgspec.structs.replace(GOOD, **changes)
+    first = GOOD.first if changes.get("first") is None else None
+    refused, *after = serve(upload(), unreadable, *AFTERWARDS, body=(bytearray(8),)).sent
+    assert isinstance(refused, Completed)
+    assert [failure.kind for failure in refused.failures] == ["ProtocolError"]
+    assert_goes_on(after, written=first is not None)
+
+
+def test_an_executor_asks_again_for_a_template_after_a_refusal() -> None:
+    """What the template was bound to is not what the client believes."""
+    fine = msgspec.structs.replace(GOOD, outputs=pack_handles((7,)))
+    odd = Submit(2, digest=fine.digest, outputs=pack_handles((8,)), rebound=(0, 1))
+    again = Submit(3, digest=fine.digest, outputs=pack_handles((10,)), fetch=pack_handles((10,)))
+    define = Define(fine.template, fine.first)
+    good, refused, asked, answered = serve(upload(), fine, odd, again, define, body=(bytearray(8),)).sent
+    assert isinstance(good, Completed)
+    assert isinstance(refused, Completed)
+    assert (len(good.failures), len(refused.failures)) == (0, 1)
+    assert isinstance(asked, NeedTemplate)
+    assert isinstance(answered, Completed)
+    assert not answered.failures
+
+
+def test_a_definition_that_cannot_be_decoded_is_a_refusal() -> None:
+    waiting = Submit(1, digest=b"x" * 16, outputs=pack_handles((6,)), fetch=pack_handles((6,)))
+    define = Define("none", First((), (), pack_handles((1 << 32 | 1,))))
+    asked, refused, *after = serve(upload(), waiting, define, *AFTERWARDS, body=(bytearray(8),)).sent
+    assert isinstance(asked, NeedTemplate)
+    assert isinstance(refused, Completed)
+    assert all(isinstance(result, Failure) for result in refused.results)
+    assert_goes_on(after, written=True)
+
+
+def test_what_a_client_refuses_itself_is_poison() -> None:
+    first = First((), (), pack_handles((1 << 32 | 1,)))
+    message = Submit(1, fetch=pack_handles((6,)), outputs=pack_handles((6,)), first=first, refused="too large to send")
+    refused, *after = serve(upload(), message, *AFTERWARDS, body=(bytearray(8),)).sent
+    assert isinstance(refused, Completed)
+    assert [(f.kind, f.message) for f in refused.results] == [("UnsupportedOperation", "too large to send")]
+    assert_goes_on(after, written=True)
+
+
+def test_results_that_no_message_can_describe_are_refused() -> None:
+    """The client would not be able to read the answer."""
+    view = Form("aten::view", (Operand(), ListArg((SlotArg(),) * 65)), (), ("new",), False)
+    wide = Template((view,), (0,), (0, 1), (0,), (1,))
+    first = First((1,) * 64 + (2,), pack_handles((1 << 32 | 1,)))
+    asked = {"outputs": pack_handles((6,)), "fetch": pack_handles((6,)), "describe": pack_handles((6,))}
+    message = Submit(1, digest=digest_of(wide), template=wide, first=first, **asked)
+    (answer,) = serve(upload(), message, body=(bytearray(8),)).sent
+    assert isinstance(answer, Completed)
+    (fetched,), (described,) = answer.results, answer.described
+    assert (fetched.kind, described.kind) == ("UnsupportedOperation",) * 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import djinn
-from djinn_core.errors import SessionLost
+from djinn_core.errors import RemoteError, SessionLost
+from djinn_core.interception.port import Submission
+from djinn_core.ir.program import Program
 from djinn_core.runtime import client
 from djinn_core.runtime.sending import offers
 from djinn_core.runtime.sending.progress import UploadProgress, progress_observers
@@ -155,14 +157,28 @@ def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
 @pytest.mark.parametrize(
     ("message", "body", "reason"),
     [
-        (Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096), [ZEROS[:-2]], "compressed data"),
-        (Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 8192), [ZEROS], "compressed data"),
-        (Upload(1 << 40, "float32", (512,), (1,), 2048, 0, PLANES_ZSTD, 4096), [ZEROS], "announces 2048 bytes"),
-        (Upload(1 << 40, "float32", (1024,), (1,), 4096, 0, "lzma", 4096), [ZEROS], "cannot read"),
+        (Upload(3 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096), ZEROS[:-2], "compressed data"),
+        (Upload(4 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 8192), ZEROS, "compressed data"),
+        (Upload(5 << 40, "float32", (512,), (1,), 2048, 0, PLANES_ZSTD, 4096), ZEROS, "announces 2048 bytes"),
+        (Upload(6 << 40, "float32", (1024,), (1,), 4096, 0, "lzma", 4096), ZEROS, "cannot read"),
+    ],
+    ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding"],
+)
+def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reason):
+    session = client._state.session
+    session.send(Frame(encode(message), [body]))
+    with pytest.raises(RemoteError, match=reason):
+        session.wait(session.submit(Submission(Program((), (), ()), fetch=(message.handle,))))
+    djinn.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("message", "body", "reason"),
+    [
         (Have((1, 2), (bytes(32),)), [], "1 digests come with 2 sizes"),
         (Have((1,) * 4097, (bytes(32),) * 4097), [], "length <= 4096"),
     ],
-    ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding", "sizes", "too many"],
+    ids=["sizes", "too many"],
 )
 def test_what_does_not_fit_ends_the_session(keeping, message, body, reason):
     client._state.session.send(Frame(encode(message), body))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
+
+import torch
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.wire import limits
+
+
+# PyTorch keeps for each view of a `split` a copy of all sizes: with so many a gigabyte.
+_PIECES: Final = 1 << 13
 
 
 def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: Sequence[Slot]) -> None:
@@ -29,6 +35,8 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
                 f"{func.name()} was given an integer of more than 64 bits, which no kernel takes"
             )
     for argument in args:
+        if func is torch.ops.aten.roll.default and isinstance(argument, (list, tuple)) and len(argument) > limits.SHIFTS:
+            raise UnsupportedOperation(f"{func.name()} was given {len(argument):,} shifts; an executor takes {limits.SHIFTS:,}")
         if isinstance(argument, str) and len(argument) > limits.TEXT:
             raise UnsupportedOperation(
                 f"{func.name()} was given a text of {len(argument):,} characters; an executor takes {limits.TEXT:,}"
@@ -44,6 +52,11 @@ def check_made(func: Any, call: Call) -> None:
     if len(call.results) > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
             f"{func.name()} returns {len(call.results):,} tensors; an executor makes {limits.ARGUMENTS_OF_AN_OP:,} in one op"
+        )
+    if func is torch.ops.aten.split_with_sizes.default and len(call.results) > _PIECES:
+        raise UnsupportedOperation(
+            f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} bytes here; at most "
+            f"{_PIECES:,} are made at a time. Split in two steps"
         )
     metas: list[TensorMeta | None] = [*call.results, *[meta for _, meta in call.changes]]
     check_dimensions(func.name(), max((len(meta.shape) for meta in metas if meta is not None), default=0))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from djinn_core.server.checks.arguments import Arguments, Rule, extent
+from djinn_core.wire import limits
 
 _SOBOL_DIMENSIONS, _SOBOL_BITS = 21201, 30
 _DEGREE = 1 << 16  # of a polynomial: kernels take a step for each
@@ -38,6 +39,11 @@ def pdist(a: Arguments) -> None:
         if tensor is not None:
             a.count(name, rows * (rows - 1) // 2)
             a.require(tensor.dim() == 1 and tensor.dtype == a.self.dtype, f"{name} must be a vector of {a.self.dtype}")
+
+
+def roll(a: Arguments) -> None:
+    """The kernel calls itself once for each shift."""
+    a.require(len(a.shifts) <= limits.SHIFTS, f"there may be {limits.SHIFTS} shifts, not {len(a.shifts)}")
 
 
 def fft(a: Arguments) -> None:

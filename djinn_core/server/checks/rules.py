@@ -104,6 +104,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "replication_pad3d_backward": pooling.padded(3, reflected=False),
         "rnn_relu": lists.recurrent(1, 1),
         "rnn_tanh": lists.recurrent(1, 1),
+        "roll": numbers.roll,
         "segment_reduce": indexing.segments,
         "smooth_l1_loss_backward": numbers.floating("grad_output", "self", "target"),
         "tensor_split": numbers.pieces,
