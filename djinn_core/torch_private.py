@@ -47,6 +47,9 @@ NEEDED: Final = (
     "torch._C._acc.register_python_privateuseone_device_guard",
     "torch._C._acc.register_python_privateuseone_hook",
     "torch._C._autograd._get_sequence_nr",
+    "torch._C._autograd._get_creation_meta",
+    "torch._C._autograd._set_creation_meta",
+    "torch.library.get_kernel",
     "torch._C._current_autograd_node",
     "torch._C._current_graph_task_id",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
@@ -285,6 +288,24 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
         "torch._prims_common"
     ).suggest_memory_format
     return suggest(tensor)
+
+
+def kernel_at(func: Any, key: str) -> Callable[..., Any]:
+    """PyTorch's kernel of `func` at a dispatch key, whatever is registered there later. It takes the keys first."""
+    return torch.library.get_kernel(func, key).call_boxed  # type: ignore[no-any-return]
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """In the block ops are not seen by autograd, and views are not known as such."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradPrivateUse1)
+    return torch._C._ExcludeDispatchKeyGuard(keys.add(torch._C.DispatchKey.ADInplaceOrView))
+
+
+def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:
+    """Have autograd judge writes through `view` as it does those through `other`, by where that was made."""
+    meta: Any = torch._C._autograd._get_creation_meta(other)
+    if meta != torch._C._autograd.CreationMeta.DEFAULT:
+        torch._C._autograd._set_creation_meta(view, meta)
 
 
 def composite_kernel(func: Any) -> Callable[..., Any] | None:

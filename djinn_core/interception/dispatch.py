@@ -38,6 +38,7 @@ from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.mixed import CpuOperand, upload_operands
 from djinn_core.interception.ops.own_calls import own_call
+from djinn_core.interception.ops.view_chains import LONGEST, chains
 from djinn_core.interception.port import port
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.module_calls import at_node
@@ -440,7 +441,11 @@ def _wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
     if torch.is_inference_mode_enabled() and not base.is_inference():
         with torch.inference_mode(False):
             return wrap(value)
-    return wrap(value)
+    view = wrap(value)
+    view.depth = depth = base.depth + 1
+    if depth == LONGEST:
+        chains.shorten()
+    return view
 
 
 def _apply_changes(call: Call, operands: list[LazyTensor]) -> None:

@@ -47,6 +47,7 @@ class LazyTensor(torch.Tensor):
     """
 
     remote: Value
+    depth = 0  # views between this one and its base
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
         """A parameter, because libraries make parameters anew as `type(parameter)(data, requires_grad)`."""
