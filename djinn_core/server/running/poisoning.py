@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
-from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.ir.values import storage_of
+from djinn_core.server.running.replay import CompiledTemplate, Environment
+from djinn_core.server.running.sharing import Sharing, address_of
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure
@@ -20,15 +23,22 @@ _SHARING: Final = frozenset(
 
 
 def put_poison(
-    template: CompiledTemplate, step: CompiledStep, poison: Poison, work: Work, env: Environment, values: ValueTable
+    template: CompiledTemplate,
+    at: int,
+    poison: Poison,
+    work: Work,
+    env: Environment,
+    values: ValueTable,
+    sharing: Sharing,
 ) -> None:
-    """In place of what a step would have made, and of what it would have written."""
+    """In place of what step `at` would have made, and of what it would have written."""
+    step = template.steps[at]
     for _, place in step.makes:
         env[place] = poison
     for written in step.writes:
         target = env[written]
-        address = _address(target) if isinstance(target, torch.Tensor) else 0
-        _poison_memory(template, written, address, poison, work, env, values)
+        address = address_of(target) if isinstance(target, torch.Tensor) else 0
+        _poison_memory(template, at, written, address, poison, work, env, values, sharing)
     for place in step.release:
         env[place] = None
 
@@ -44,13 +54,14 @@ def poison_rest(
         return []
     failure = Failure(work.sequence, first, template.steps[first].op, "ProgramStopped", STOPPED)
     poison, addresses = Poison(failure), dict[int, int]()
+    sharing = Sharing(template.steps, env, values)
     for step in template.steps[first:]:
-        found = {place: addresses.get(place) or _address(env[place]) for place in step.reads}
+        found = {place: addresses.get(place) or address_of(env[place]) for place in step.reads}
         if any(found.values()) and _shares(step.op):
             first_found = next(address for address in found.values() if address)
             addresses.update({place: first_found for _, place in step.makes})
         for written in step.writes:
-            _poison_memory(template, written, found.get(written, 0), poison, work, env, values)
+            _poison_memory(template, first, written, found.get(written, 0), poison, work, env, values, sharing)
         for _, place in step.makes:
             env[place] = poison
     return [failure]
@@ -64,41 +75,36 @@ def _shares(op: str) -> bool:
     return op in _SHARING or any(returned.alias_info is not None for returned in returns)
 
 
-def _address(value: Any) -> int:
-    """Where the memory of a value is, also of one that is poison; 0 where it has none."""
-    if isinstance(value, Poison):
-        value = value.memory
-    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
-
-
 def _poison_memory(
     template: CompiledTemplate,
+    at: int,
     written: int,
     address: int,
     poison: Poison,
     work: Work,
     env: Environment,
     values: ValueTable,
+    sharing: Sharing,
 ) -> None:
-    """Poison the value at `written` and all that shares memory with it, within the run and outside."""
+    """Poison the value at `written` and all that shares memory with it, within the run and outside.
+
+    The steps before `at` have run.
+    """
     first_input = len(template.constants) + template.slots
-    for place in _poison_written(env, written, address, poison):
+    for place in _poison_written(env, written, address, poison, sharing.places(address, at) if address else ()):
         if first_input <= place < first_input + template.inputs:
-            values.poison_storage(work.inputs[place - first_input], address, poison.failure)
+            handle = work.inputs[place - first_input]
+            values.poison(sharing.handles(handle, address, at), storage_of(handle), address, poison.failure)
 
 
-def _poison_written(env: Environment, written: int, address: int, poison: Poison) -> list[int]:
+def _poison_written(
+    env: Environment, written: int, address: int, poison: Poison, sharing: Sequence[int]
+) -> list[int]:
     """Poison the value at `written` and every other one of the run with memory at `address`, which may be half written.
 
-    Returns their places.
+    Returns their places, which are among those `sharing`.
     """
-    places = [written]
-    if address:
-        places += [
-            place
-            for place, value in enumerate(env)
-            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == address
-        ]
+    places = [written, *[p for p in sharing if isinstance(env[p], torch.Tensor) and address_of(env[p]) == address]]
     for place in places:
         value = env[place]
         env[place] = value if isinstance(value, Poison) else Poison(poison.failure, value)

@@ -12,6 +12,7 @@ from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
 from djinn_core.server.running.poisoning import poison_rest, put_poison
 from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.sharing import NO_HANDLE, Sharing
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure
@@ -37,6 +38,7 @@ class Run:
     relaid: list[Relaid] = attrs.field(factory=list)
     halt: Sequence[bool] = ()  # as in `Work`
     stopped_at: int | None = None  # the first op that did not run because nobody wanted it any more
+    sharing: Sharing | None = None  # since the first failure
 
 
 class Shortcut(Protocol):
@@ -114,13 +116,18 @@ def run_template(
             except Stopped as stop:
                 step = stop.step
                 failed = template.steps[step]
-                if not (_made_resizable(failed, stop, env, values) or _restored(failed, env, values)):
-                    _poison(template, stop, work, env, values, run)
+                if run.sharing is None or guard is not None:  # a guard moves what does not fit elsewhere
+                    run.sharing = Sharing(template.steps, env, values)
+                if _made_resizable(failed, stop, env, values):
+                    run.sharing = None  # it lies elsewhere now
+                elif not _restored(step, failed, env, values, run.sharing):
+                    _poison(template, stop, work, env, values, run.sharing, run)
                     step += 1
             except ShortcutError as error:
                 assert shortcut is not None
+                sharing = Sharing(template.steps, env, values)
                 for step in range(shortcut.start, shortcut.stop):
-                    _poison(template, Stopped(step, error), work, env, values, run)
+                    _poison(template, Stopped(step, error), work, env, values, sharing, run)
                 step, shortcut = shortcut.stop, None
     if run.stopped_at is None:
         run.stopped_at = work.stop_at
@@ -224,7 +231,7 @@ def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
         tensor.set_(copy, metas[key].offset, metas[key].shape, metas[key].stride)
 
 
-def _restored(step: CompiledStep, env: Environment, values: ValueTable) -> bool:
+def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: Sharing) -> bool:
     """Whether all that was wrong with `step` is poison that it overwrites whole, which now has its memory again."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
@@ -233,8 +240,10 @@ def _restored(step: CompiledStep, env: Environment, values: ValueTable) -> bool:
     if not all(memory is not None and _is_all_of_its_storage(memory) for memory in memories):
         return False
     for address in {memory.untyped_storage().data_ptr() for memory in memories}:
-        env[:] = [value.again(address) if isinstance(value, Poison) else value for value in env]
-        values.restore(address)
+        for place in sharing.places(address, at):
+            value = env[place]
+            env[place] = value.again(address) if isinstance(value, Poison) else value
+        values.restore(sharing.handles(NO_HANDLE, address, at), address)
     return True
 
 
@@ -280,7 +289,13 @@ def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
 
 
 def _poison(
-    template: CompiledTemplate, stop: Stopped, work: Work, env: Environment, values: ValueTable, run: Run
+    template: CompiledTemplate,
+    stop: Stopped,
+    work: Work,
+    env: Environment,
+    values: ValueTable,
+    sharing: Sharing,
+    run: Run,
 ) -> None:
     step = template.steps[stop.step]
     inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)
@@ -291,4 +306,4 @@ def _poison(
         failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[:MESSAGE_LIMIT])
         run.failures.append(failure)
         poison = Poison(failure)
-    put_poison(template, step, poison, work, env, values)
+    put_poison(template, stop.step, poison, work, env, values, sharing)

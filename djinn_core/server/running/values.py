@@ -133,15 +133,22 @@ class ValueTable:
 
         The address finds those that came to share it by other ways than being views of one tensor.
         """
-        storage = storage_of(handle)
-        for other, value in list(self._values.items()):
-            if storage_of(other) == storage or (address and _address(value) == address):
-                memory = value if isinstance(value, torch.Tensor) else None
-                self._values[other] = value if isinstance(value, Poison) else Poison(failure, memory)
+        self.poison(list(self._values), storage_of(handle), address, failure)
 
-    def restore(self, address: int) -> None:
-        """Values that were poisoned together with the memory at `address` are values again: all of it was overwritten."""
-        for handle, value in list(self._values.items()):
+    def poison(self, handles: Iterable[int], storage: int, address: int, failure: Failure) -> None:
+        """As `poison_storage`, where all that can be concerned is among `handles`."""
+        for handle in handles:
+            value = self._values.get(handle, failure)
+            if value is failure:  # it is gone
+                continue
+            if storage_of(handle) == storage or (address and _address(value) == address):
+                memory = value if isinstance(value, torch.Tensor) else None
+                self._values[handle] = value if isinstance(value, Poison) else Poison(failure, memory)
+
+    def restore(self, handles: Iterable[int], address: int) -> None:
+        """Those of `handles` that were poisoned with the memory at `address` are values again: all of it was overwritten."""
+        for handle in handles:
+            value = self._values.get(handle)
             if isinstance(value, Poison):
                 self._values[handle] = value.again(address)
 
