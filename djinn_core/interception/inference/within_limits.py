@@ -35,8 +35,14 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
                 f"{func.name()} was given an integer of more than 64 bits, which no kernel takes"
             )
     for argument in args:
-        if func is torch.ops.aten.roll.default and isinstance(argument, (list, tuple)) and len(argument) > limits.SHIFTS:
-            raise UnsupportedOperation(f"{func.name()} was given {len(argument):,} shifts; an executor takes {limits.SHIFTS:,}")
+        if (
+            func is torch.ops.aten.roll.default
+            and isinstance(argument, (list, tuple))
+            and len(argument) > limits.SHIFTS
+        ):
+            raise UnsupportedOperation(
+                f"{func.name()} was given {len(argument):,} shifts; an executor takes {limits.SHIFTS:,}"
+            )
         if isinstance(argument, str) and len(argument) > limits.TEXT:
             raise UnsupportedOperation(
                 f"{func.name()} was given a text of {len(argument):,} characters; an executor takes {limits.TEXT:,}"

@@ -97,9 +97,7 @@ def _poison_memory(
             values.poison(sharing.handles(handle, address, at), storage_of(handle), address, poison.failure)
 
 
-def _poison_written(
-    env: Environment, written: int, address: int, poison: Poison, sharing: Sequence[int]
-) -> list[int]:
+def _poison_written(env: Environment, written: int, address: int, poison: Poison, sharing: Sequence[int]) -> list[int]:
     """Poison the value at `written` and every other one of the run with memory at `address`, which may be half written.
 
     Returns their places, which are among those `sharing`.

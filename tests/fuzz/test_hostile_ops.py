@@ -1,0 +1,83 @@
+"""The short form of `hostile_ops.py`, and what once lost a session."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hostile_ops import REMOTE, run
+
+import djinn
+from djinn_core.errors import RemoteError, UnsupportedOperation
+from djinn_core.runtime import client
+from djinn_core.wire import limits
+
+
+@pytest.mark.timeout(900)  # a machine that does other things besides
+def test_no_op_costs_a_session(embedded):
+    assert run(200, seed=1)["raised"] > 50
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda one: torch.ones([1] * 65, device=REMOTE),
+        lambda one: one[:1].view([1] * 65),
+        lambda one: torch.empty([1] * 65).to(REMOTE),
+        lambda one: one.repeat([1] * 65),
+        lambda one: torch.div(one, 2, rounding_mode="x" * 100_000),
+        lambda one: one.roll([1] * 100_000, [0] * 100_000),
+        lambda one: one.split([0] * 10_000 + [4]),
+    ],
+    ids=["factory", "view", "upload", "repeat", "text", "roll", "split"],
+)
+def test_what_is_beyond_a_limit_is_refused_at_the_op(embedded, make):
+    witness = torch.arange(4.0).to(REMOTE)
+    session = client._state.session
+    with pytest.raises(UnsupportedOperation, match=r"\d"):
+        make(witness)
+    assert witness.cpu().tolist() == [0, 1, 2, 3]
+    assert client._state.session is session
+
+
+def test_a_program_larger_than_a_message_goes_in_parts(embedded, monkeypatch):
+    monkeypatch.setattr(limits, "ARGUMENTS_SENT", 64)
+    ones = [torch.ones(2, device=REMOTE) for _ in range(200)]
+    djinn.reset_stats()
+    lists = [torch._foreach_add(ones[:n], float(n)) for n in (10, 100, 20, 20, 20)]
+    total = torch.stack([tensor for made in lists for tensor in made]).sum()
+    del lists
+    assert total.item() == 2 * sum(n * (1 + n) for n in (10, 100, 20, 20, 20))
+    assert djinn.stats()["submissions"] > 4
+
+
+def test_values_are_freed_in_parts(embedded, monkeypatch):
+    ones = [torch.ones(2, device=REMOTE) for _ in range(300)]
+    djinn.synchronize()
+    before = torch.remote_accelerator.memory_allocated()
+    monkeypatch.setattr(limits, "HANDLES_SENT", 64)
+    del ones
+    djinn.synchronize()
+    assert torch.remote_accelerator.memory_allocated() <= before - 300 * 8
+
+
+def test_a_program_that_cannot_be_sent_is_poison_and_nothing_else(embedded, monkeypatch):
+    session = client._state.session
+    written, kept = torch.zeros(4, device=REMOTE), torch.ones(4, device=REMOTE)
+    djinn.synchronize()
+    monkeypatch.setattr(limits, "HEAD_BYTES", 1500)
+    made = torch.stack([kept] * 300)
+    written.add_(1)
+    with pytest.raises(RemoteError, match="takes a message of"):
+        made.cpu()
+    monkeypatch.undo()
+    with pytest.raises(RemoteError, match="takes a message of"):
+        written.cpu()
+    assert kept.cpu().tolist() == [1.0] * 4
+    assert torch.stack([kept] * 300).sum().item() == 1200
+    assert client._state.session is session
+
+
+def test_many_tensors_come_back_in_several_answers(embedded, monkeypatch):
+    monkeypatch.setattr(limits, "BUFFERS", 16)
+    model = torch.nn.ParameterList(torch.nn.Parameter(torch.full((2,), float(n))) for n in range(50)).to(REMOTE)
+    assert [p[0].item() for p in model.cpu()] == list(range(50))
