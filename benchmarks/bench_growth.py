@@ -39,7 +39,7 @@ def executor_seconds() -> float:
 
 def made(tensors: list[torch.Tensor]) -> None:
     """A list of new tensors."""
-    torch._foreach_add(tensors, 1.0)[-1].cpu()
+    torch._foreach_add(tensors, 1.0)[-1].cpu()  # noqa: SLF001 - what optimizers call
 
 
 def written(tensors: list[torch.Tensor]) -> None:

@@ -82,7 +82,7 @@ MAKES: tuple[Make, ...] = (
     lambda rng, one: one.roll([1] * rng.choice(COUNTS), [0] * rng.choice(COUNTS)),
     lambda rng, one: torch.cat(tensors(rng, one), rng.choice(SIZES)),
     lambda rng, one: torch.stack(tensors(rng, one)),
-    lambda rng, one: torch.cat(nested(3) + [one]),
+    lambda rng, one: torch.cat([*nested(3), one]),
     lambda rng, one: torch._foreach_add(tensors(rng, one), rng.choice(NUMBERS)),
     lambda rng, one: torch._foreach_mul_(tensors(rng, one.clone()), rng.choice(NUMBERS)),
     lambda rng, one: torch._foreach_add(tensors(rng, one), tensors(rng, one)),

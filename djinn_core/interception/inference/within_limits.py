@@ -12,7 +12,6 @@ from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.wire import limits
 
-
 # PyTorch keeps for each view of a `split` a copy of all sizes: with so many a gigabyte.
 _PIECES: Final = 1 << 13
 

@@ -64,7 +64,7 @@ def _view(func: Any, plain: Callable[..., Any], keys: Any, given: Any, *args: An
     """The view that `func` makes; `plain` is PyTorch's own kernel."""
     if type(given) is not LazyTensor or given.depth < LONGEST:
         return plain(keys, given, *args, **kwargs)
-    base = given._base  # noqa: SLF001 - PyTorch's own name for it
+    base = given._base
     if base is None:
         given.depth = 0
         return plain(keys, given, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import attrs
 
@@ -32,7 +33,7 @@ def _pieces(program: Program) -> list[Program]:
     bounds = [(0, 0, 0), *_cuts(program)]
     pieces: list[Program] = []
     later: set[int] = set()
-    for (first, operand, slot), (end, last, number) in reversed(list(zip(bounds, bounds[1:], strict=False))):
+    for (first, operand, slot), (end, last, number) in reversed(list(pairwise(bounds))):
         operands = program.operands[operand:last]
         dead = program.dead.intersection(operands)
         pieces.append(
