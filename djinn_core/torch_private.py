@@ -292,7 +292,8 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
 
 def kernel_at(func: Any, key: str) -> Callable[..., Any]:
     """PyTorch's kernel of `func` at a dispatch key, whatever is registered there later. It takes the keys first."""
-    return torch.library.get_kernel(func, key).call_boxed  # type: ignore[no-any-return]
+    kernel: Callable[..., Any] = torch.library.get_kernel(func, key).call_boxed
+    return kernel
 
 
 def below_autograd() -> AbstractContextManager[Any]:

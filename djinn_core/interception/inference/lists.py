@@ -63,7 +63,8 @@ def _spread(argument: Any) -> bool:
 
 def _kind(item: Any) -> Hashable:
     """What the result for an element depends on."""
-    return item.remote.meta if isinstance(item, LazyTensor) else type(item)
+    kind: Hashable = item.remote.meta if isinstance(item, LazyTensor) else type(item)
+    return kind
 
 
 def _lengthened(

@@ -138,9 +138,9 @@ class ValueTable:
     def poison(self, handles: Iterable[int], storage: int, address: int, failure: Failure) -> None:
         """As `poison_storage`, where all that can be concerned is among `handles`."""
         for handle in handles:
-            value = self._values.get(handle, failure)
-            if value is failure:  # it is gone
-                continue
+            if handle not in self._values:
+                continue  # it is gone
+            value = self._values[handle]
             if storage_of(handle) == storage or (address and _address(value) == address):
                 memory = value if isinstance(value, torch.Tensor) else None
                 self._values[handle] = value if isinstance(value, Poison) else Poison(failure, memory)
