@@ -61,10 +61,9 @@ def _spread(argument: Any) -> bool:
     return hasattr(argument, "dim") and argument.dim() > 0
 
 
-def _kind(item: Any) -> Hashable:
+def _kind(item: Any) -> Any:
     """What the result for an element depends on."""
-    kind: Hashable = item.remote.meta if isinstance(item, LazyTensor) else type(item)
-    return kind
+    return item.remote.meta if isinstance(item, LazyTensor) else type(item)
 
 
 def _lengthened(
