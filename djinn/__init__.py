@@ -55,6 +55,7 @@ from djinn_core.role import is_client
 from djinn_core.runtime.captured import capture, execute, explain, get_graph, plan
 from djinn_core.runtime.client import (
     attach,
+    cancel,
     configure,
     init,
     init_async,
@@ -122,6 +123,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "WorkloadProfile",
+    "cancel",
     "capture",
     "configure",
     "deadline",

@@ -23,6 +23,7 @@ from djinn_core.hookspecs.transports import (
     Transport,
     TransportCapabilities,
 )
+from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.launch.hosts import VARIABLE as HOSTS_VARIABLE
 from djinn_core.launch.hosts import is_called, is_well_formed, own_names
 from djinn_core.logs import get_logger
@@ -31,6 +32,7 @@ from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame
 
 __all__ = [
     "HOSTS_VARIABLE",
+    "LOOK_SECONDS",
     "AcceptedTlsConnection",
     "Buffer",
     "Connection",
@@ -56,6 +58,7 @@ __all__ = [
     "dial_tls",
     "encode_frame",
     "get_logger",
+    "held",
     "is_called",
     "is_well_formed",
     "own_names",

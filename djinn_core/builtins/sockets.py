@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import attrs
@@ -18,6 +19,7 @@ from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.streams import StreamConnection
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
+from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
 from djinn_core.wire.frames import Buffer, Limits
 
@@ -30,7 +32,9 @@ _DISCARD_BYTES: Final = 64 << 10
 # How long a read waits inside the kernel for what is probably about to come, which spares asking first.
 # Less than the shortest wait of those who wait for an answer, so that they do so in one system call.
 _READ_SECONDS: Final = 0.04
-# How long the rest of a frame may take after an interrupt, where the other end takes in nothing.
+# How long a write waits inside the kernel at a time, where the other end takes in nothing.
+_WRITE_SECONDS: Final = LOOK_SECONDS
+# How long the rest of a frame may take after an exception that a signal handler of the program raised.
 _FINISH_SECONDS: Final = 5.0
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
@@ -42,21 +46,25 @@ def send_buffers(
     buffers: Sequence[Buffer],
     count_sent: Callable[[int], None],
     parts: list[int] | None = None,
-) -> None:
+    deadline: float | None = None,
+) -> list[Buffer]:
     """Write all of `buffers` to a blocking socket without joining them; `count_sent` is told of each part sent.
 
-    `parts` takes in the size of each part in the step in which it is sent. After an interrupt, whoever calls again with the
-    same list sends the rest.
+    What is left, which is nothing unless an interrupt is held back while the other end takes in nothing.
+
+    `parts` takes in the size of each part in the step in which it is sent. After an exception that a signal handler raised, a
+    call with the same list sends the rest. `deadline`, on the monotonic clock, is for sockets that return from a write after a while.
 
     Raises:
-        OSError: the socket's.
+        OSError: the socket's; `TimeoutError` where the deadline has passed.
     """
     parts = [] if parts is None else parts
     if len(buffers) == 1 and not parts:  # what most messages are
-        parts.extend(map(sock.send, buffers))
-        count_sent(parts[0])
-        if parts[0] == len(buffers[0]):
-            return
+        with suppress(BlockingIOError):
+            parts.extend(map(sock.send, buffers))
+            count_sent(parts[0])
+            if parts[0] == len(buffers[0]):
+                return []
     pending = list(buffers)
     first, sent = 0, sum(parts)
     while True:
@@ -64,10 +72,18 @@ def send_buffers(
             sent -= len(pending[first])
             first += 1
         if first == len(pending):
-            return
+            return []
         if sent:
             pending[first] = memoryview(pending[first])[sent:]
-        parts.extend(map(sock.sendmsg, (pending[first : first + _IOV_MAX],)))
+            sent = 0
+        try:
+            parts.extend(map(sock.sendmsg, (pending[first : first + _IOV_MAX],)))
+        except BlockingIOError:
+            if held.pending:
+                return pending[first:]
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError("the other end takes in nothing") from None
+            continue
         sent = parts[-1]
         count_sent(sent)
 
@@ -102,6 +118,7 @@ class SocketConnection(StreamConnection):
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_READ_SECONDS))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_WRITE_SECONDS))
         self.bytes_sent = self._sent_before = 0
         self.bytes_received = 0
         self._socket = sock
@@ -130,21 +147,19 @@ class SocketConnection(StreamConnection):
     def _torn(self) -> bool:
         return self._taking
 
-    def _write(self, buffers: Sequence[Buffer]) -> None:
+    def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         if not self._sent:
             self._sent_before = self.bytes_sent
-        send_buffers(self._socket, buffers, self._count_sent, self._sent)
+        return send_buffers(self._socket, buffers, self._count_sent, self._sent)
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         self.bytes_sent = self._sent_before + sum(self._sent) if self._sent else self.bytes_sent
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_FINISH_SECONDS))
-            self._write(buffers)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+            deadline = time.monotonic() + _FINISH_SECONDS
+            return not send_buffers(self._socket, buffers, self._count_sent, self._sent, deadline)
         except OSError as error:
             log.info("an interrupted frame could not be sent to its end", peer=self.peer, error=str(error))
             return False
-        return True
 
     def _count_sent(self, count: int) -> None:
         self.bytes_sent += count

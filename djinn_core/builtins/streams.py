@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.interrupts import held
 from djinn_core.wire.frames import Buffer, Frame, FrameDecoder, Limits, encode_frame
 
 LEAVE_SECONDS: Final = 1.0
@@ -33,7 +34,8 @@ class StreamConnection(ABC):
         self._process = os.getpid()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
-        self._sent: list[int] = []  # sizes of the parts of the latest frame that were sent
+        self._sent: list[int] = []  # sizes of the parts of what is sent now that were sent
+        self._rest: list[bytes] = []  # of a frame that was interrupted: it goes before the next one
         self._mute = ""  # why nothing can be sent any more
         self._ended = ""  # why nothing goes either way any more
 
@@ -45,8 +47,12 @@ class StreamConnection(ABC):
         """Whether bytes were left half taken in, by an interrupt for instance."""
 
     @abstractmethod
-    def _write(self, buffers: Sequence[Buffer]) -> None:
-        """Write all of `buffers`. `OSError` and `ProtocolError` end the sending direction."""
+    def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Write all of `buffers`, but for what this returns: `OSError` and `ProtocolError` end the sending direction.
+
+        Where the other end takes in nothing and an interrupt is held back (`held.pending`), what is left is returned. It is sent
+        with the next frame.
+        """
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         """Send the rest of a frame at which `_write` was interrupted; False where nobody knows how much was sent.
@@ -92,10 +98,13 @@ class StreamConnection(ABC):
         return self._decoder.held
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError` and leaves the connection as it was."""
+        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError` and leaves the connection as it was.
+
+        Ctrl-C does not lose a frame: one that the other end does not take in is copied, and sent before the next one.
+        """
         buffers = encode_frame(frame, self._decoder.limits)
         try:
-            with self._sending:
+            with held, self._sending:
                 self._send(buffers)
         finally:
             if self._ended:
@@ -129,13 +138,15 @@ class StreamConnection(ABC):
     def _send(self, buffers: Sequence[Buffer]) -> None:
         if self._mute or self._ended:
             raise TransportError(self._ended or self._mute)
+        if self._rest:
+            buffers = [*self._rest, *buffers]
         self._sent = []
         try:
-            self._write(buffers)
+            self._rest = [bytes(buffer) for buffer in self._write(buffers) or ()]
         except (OSError, ProtocolError) as error:
             raise TransportError(self._stop_sending(f"cannot send: {error}")) from error
         except BaseException:
-            finished = False
+            finished, self._rest = False, []
             try:
                 finished = self._finish(buffers)
             finally:

@@ -18,6 +18,7 @@ from djinn_core.builtins.sockets import AcceptedConnection, SocketConnection, wa
 from djinn_core.builtins.tls_contexts import check_fingerprint, client_context
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.interrupts import held
 from djinn_core.wire.frames import Buffer, Limits
 
 _READ_BYTES: Final = 64 << 10
@@ -44,6 +45,7 @@ class TlsSocket:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_name is None, server_name)
         self._records = threading.Lock()
         self._order = threading.Lock()  # records leave in the order in which they were made
+        self._unsent = memoryview(b"")  # the rest of what leaves
         self._scratch = memoryview(bytearray(_READ_BYTES))
         self._read: list[int] = []  # bytes in `_scratch` that were not taken in yet: at most one number
 
@@ -77,14 +79,13 @@ class TlsSocket:
 
     def send(self, data: Buffer) -> int:
         """Send the first bytes of `data`, as many as are sent in one go; how many."""
-        with self._records:
-            taken = self._tls.write(memoryview(data).cast("B")[:_WRITE_BYTES])
-        self._flush()
-        return taken
+        return self.sendmsg([data])
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
-        """Send the first bytes of `buffers`; how many."""
+        """Send the first bytes of `buffers`; how many. Raises `BlockingIOError` as a plain socket would."""
         taken = 0
+        if self._unsent and not self._flush():
+            raise BlockingIOError
         with self._records:
             for buffer in buffers:
                 part = memoryview(buffer).cast("B")[: _WRITE_BYTES - taken]
@@ -156,18 +157,30 @@ class TlsSocket:
                 self._incoming.write_eof()
         self.torn = False
 
-    def _flush(self, wait: bool = True) -> None:
-        """Put finished records on the wire. Without `wait`, whoever is at it takes these along."""
-        while self._outgoing.pending:
+    def _flush(self, wait: bool = True) -> bool:
+        """Put finished records on the wire; whether all are. Without `wait`, another thread that is at it takes these along.
+
+        Not all, where the other end takes in nothing and an interrupt is held back: they go before the next ones.
+        """
+        while self._outgoing.pending or self._unsent:
             if not self._order.acquire(blocking=wait):
-                return
+                return False
             try:
-                with self._records:
-                    data = self._outgoing.read()
-                self._socket.sendall(data)
-                self.bytes_sent += len(data)
+                if not self._unsent:
+                    with self._records:
+                        self._unsent = memoryview(self._outgoing.read())
+                while self._unsent:
+                    try:
+                        count = self._socket.send(self._unsent)
+                    except BlockingIOError:
+                        if held.pending:
+                            return False
+                        continue
+                    self._unsent = self._unsent[count:]
+                    self.bytes_sent += count
             finally:
                 self._order.release()
+        return True
 
 
 class TlsConnection(SocketConnection):

@@ -12,6 +12,7 @@ from typing import Final
 
 from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
 from djinn_core.wire.numbering import Inbox, Numbered, Outbox, Prefix, Wish, numbered, split
 
@@ -26,6 +27,10 @@ _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
 _LONGEST_PROBE_SECONDS: Final = 2.0
 _log = get_logger("djinn.delivery")
+
+
+class NotYet(TimeoutError):
+    """There is no other connection yet, and an interrupt is held back: it is looked for when there is something to do again."""
 
 
 def nothing(_: int) -> None:
@@ -98,6 +103,9 @@ class LastingConnection(Lasting):
         self._closed = ""  # why nothing can be sent any more
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
+        self._probe_at: float | None = (
+            None  # when the other end is asked next how far it is, where something is awaited
+        )
         self._window = _LARGEST_WINDOW  # bytes that may be under way
 
     # --- out --------------------------------------------------------------------------------------------------
@@ -110,21 +118,24 @@ class LastingConnection(Lasting):
         """
         if self._closed:
             raise TransportError(self._closed)
-        try:
-            with self._sending:
-                inner = self._inner
-                with self._keeping:
-                    number = self._outbox.put(frame)
-                if self._outbox.repeats:
-                    return
-                if self._unrepeated is not inner:  # else what was sent before comes first, and this after it
-                    self._put_on_wire(inner, number, frame)
-        except TransportError as error:  # outside of the lock, which is not held while a connection is awaited
-            self._restore(inner, error)
-            return
-        if frame.body and self._outbox.borrows:
-            self._look()
-            self._hold_back()
+        with held:  # once it has a number, it is sent, now or after an interrupt
+            try:
+                with self._sending:
+                    inner = self._inner
+                    with self._keeping:
+                        number = self._outbox.put(frame)
+                    if self._outbox.repeats:
+                        return
+                    if self._unrepeated is not inner:  # else what was sent before comes first, and this after it
+                        self._put_on_wire(inner, number, frame)
+            except TransportError as error:  # outside of the lock, which is not held while a connection is awaited
+                with contextlib.suppress(NotYet):
+                    self._restore(inner, error)
+                return
+            if frame.body and self._outbox.borrows:
+                with contextlib.suppress(NotYet):
+                    self._look()
+                    self._hold_back()
 
     def own(self) -> None:
         """The memory of what was sent is about to change: what was not taken yet is copied."""
@@ -177,25 +188,41 @@ class LastingConnection(Lasting):
             TransportError: there will be no further connection.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._reading:
+        if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"another thread is receiving, for {timeout} s and longer")
+        try:
             while True:
                 if self._early:
                     return self._early.popleft()
-                wait = self._probe if self._probes else None
-                if deadline is not None:
-                    left = max(0.0, deadline - time.monotonic())
-                    wait = left if wait is None or left < wait else wait
                 try:
-                    frame = self._take(wait)
+                    frame = self._take(self._turn(deadline))
                 except TimeoutError:
+                    self._probe_if_due()
                     if deadline is not None and time.monotonic() >= deadline:
                         raise
-                    self._note(Wish.ANSWER)
-                    self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
                     continue
                 if frame is not None:
-                    self._probe = _FIRST_PROBE_SECONDS
+                    self._probe, self._probe_at = _FIRST_PROBE_SECONDS, None
                     return frame
+        finally:
+            self._reading.release()
+
+    def _turn(self, deadline: float | None) -> float | None:
+        """How long to wait at a time."""
+        now = time.monotonic()
+        until = deadline
+        if self._probes:
+            if self._probe_at is None:
+                self._probe_at = now + self._probe
+            until = self._probe_at if until is None else min(until, self._probe_at)
+        return None if until is None else max(0.0, until - now)
+
+    def _probe_if_due(self) -> None:
+        now = time.monotonic()
+        if self._probe_at is not None and now >= self._probe_at:
+            self._note(Wish.ANSWER)
+            self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
+            self._probe_at = now + self._probe
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
         """Take in what came, for `receive`, unless another thread reads; at most so much may wait there. What is new of it.
@@ -306,8 +333,8 @@ class LastingConnection(Lasting):
                 self._reading.release()
 
     def _hold_back(self) -> None:
-        """Wait while more is under way than may be lost at once."""
-        while self._outbox.nbytes > self._window and not self._closed:
+        """Wait while more is under way than may be lost at once, unless an interrupt is held back."""
+        while self._outbox.nbytes > self._window and not self._closed and not held.pending:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
                 continue  # whoever reads takes in what was acknowledged
             try:
@@ -335,6 +362,7 @@ class LastingConnection(Lasting):
 
         Raises:
             TransportError: there will be none.
+            NotYet: there is none yet.
         """
 
     def _retire(self) -> int:

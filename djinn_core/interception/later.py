@@ -14,6 +14,7 @@ from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.parts import PART_BYTES
+from djinn_core.interrupts import held
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -55,13 +56,14 @@ class Pending:
 
     def _take(self, runtime: Runtime, number: int) -> None:
         current()  # raises in a forked child: the connection is the parent's
-        try:
-            with survivable():
-                answer = runtime.wait(number)
-            self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
-        except Exception as error:
-            self._error = error
-        self._open = False
+        with held:  # what was waited for is not lost
+            try:
+                with survivable():
+                    answer = runtime.wait(number)
+                self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
+            except Exception as error:
+                self._error = error
+            self._open = False
 
     def disregard_what_followed(self) -> None:
         """What this thread has recorded since it asked may fail: nobody hears of that who does not look at what failed."""

@@ -57,7 +57,11 @@ class Runtime(Protocol):
     """Runs programs on remote devices."""
 
     def submit(self, submission: Submission) -> int:
-        """Send a submission without waiting for it; returns its number."""
+        """Send a submission without waiting for it; returns its number.
+
+        Raises:
+            KeyboardInterrupt: there was an interrupt, and nothing of it was sent.
+        """
 
     def wait(self, number: int) -> Answer:
         """Wait for what submission `number` asked for: one round trip.

@@ -61,6 +61,7 @@ from djinn_core.wire.messages import DeviceInfo
 
 __all__ = [
     "attach",
+    "cancel",
     "configure",
     "device",
     "executor_process",
@@ -373,6 +374,18 @@ def synchronize() -> None:
         RemoteError: an op failed since the last sync point.
     """
     sync.synchronize()
+
+
+def cancel(thread: threading.Thread | None = None) -> None:
+    """Stop what this program has sent and not got an answer to, from any thread; with `thread`, only what that one has sent.
+
+    Waits for it raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a second: values that
+    were to be made or written by what was stopped raise `ProgramStopped` when they are used, all others can be used, and so can the
+    session. What threads record afterwards runs as usual.
+    """
+    session = _state.session
+    if session is not None and not session.lost and not _state.forked:
+        session.cancel(None if thread is None else thread.ident or 0)
 
 
 def device() -> DeviceInfo | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from djinn_core.errors import ConfigurationError, DeadlineExceeded
+from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped
 
 
 class _Deadlines(threading.local):
@@ -61,4 +61,12 @@ def exceeded(server: str) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
         "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"
+    )
+
+
+def cancelled(server: str) -> ProgramStopped:
+    """What a wait raises that `djinn.cancel` ends."""
+    return ProgramStopped(
+        f"djinn.cancel() was called while this thread waited for {server}. What was sent is stopped between two ops: values that it "
+        "was to make or write raise ProgramStopped, all others can be used"
     )

@@ -16,9 +16,10 @@ from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportE
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
 from djinn_core.interception.port import Answer, Submission
 from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.last_words import LAST_WORDS_SECONDS, last_words
-from djinn_core.runtime.deadlines import due, exceeded
+from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.derived import DerivedValues
 from djinn_core.runtime.planning.planner import Planner
@@ -51,14 +52,19 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.peer_messages import Cargo, Invited, Met, Parcel, Ship
 from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
-from djinn_core.wire.upload_messages import Had, Recalled, Want
+from djinn_core.wire.upload_messages import Had, Recalled, Want, Withdraw
 
 log = get_logger("djinn.session")
 R = TypeVar("R", Figures, Invited, Met)
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
 UNREAD = 8  # answers that may wait to be read together: small ones, where nobody waits
-PATIENCE = 1.0  # seconds of waiting after which locks are let go, so that collections and other threads have a chance
+PATIENCE = (
+    LOOK_SECONDS  # seconds of waiting after which locks are let go, and interrupts and other threads have a chance
+)
+GRACE_SECONDS = (
+    0.2  # for what is nearly done, before executors are told what an interrupted wait does not want any more
+)
 
 
 class Session:
@@ -109,6 +115,11 @@ class Session:
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
         self._replies: list[Figures | Invited | Met] = []
+        self._unheard = 0  # replies still to come whose question was interrupted
+        self._writing = (
+            threading.RLock()
+        )  # around what is sent as one, so that other threads wait for it where they can be interrupted
+        self._cancelled: set[int] = set()
         self.passing = Passing()
         self.lost: str = ""
 
@@ -124,22 +135,44 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
+        with held:
+            self.make_ready()
+            program = submission.program
+            if not program.calls and not self._derived:
+                return self.run(submission)
+            try:
+                prepared, values = self._planner.prepare(program) if program.calls else (None, [])
+            except Exception as error:
+                self.run(Submission(program, submission.free), refused=str(error))
+                raise
+            if prepared is not None:
+                values = self._derived.extend(prepared, values)
+            with held.whole():
+                if self._derived:
+                    written = [values[i] for i in prepared.written] if prepared is not None else ()
+                    self._derived.touched([*submission.free, *program.dead, *written])
+                    submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
+                return self.run(submission, prepared, values)
+
+    def make_ready(self) -> None:
+        """Wait until a submission can be sent at once.
+
+        Raises:
+            SessionLost: the executor is gone.
+            KeyboardInterrupt: there was an interrupt.
+        """
         self._check()
-        program = submission.program
-        if not program.calls and not self._derived:
-            return self.run(submission)
-        try:
-            prepared, values = self._planner.prepare(program) if program.calls else (None, [])
-        except Exception as error:
-            self.run(Submission(program, submission.free), refused=str(error))
-            raise
-        if prepared is not None:
-            values = self._derived.extend(prepared, values)
-        if self._derived:
-            written = [values[i] for i in prepared.written] if prepared is not None else ()
-            self._derived.touched([*submission.free, *program.dead, *written])
-            submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
-        return self.run(submission, prepared, values)
+        held.check()
+        self._make_room(0)
+        # What one of several executors says of its links counts for the next plan.
+        unread = UNREAD if not self._number else 1
+        if len(self._pending) >= unread or self._abandoned or self._uploads.unanswered or self._late.unsettled:
+            self.take_what_came()
+        while len(self._pending) >= WINDOW:
+            self._stats.round_trips += 1
+            self._receive_until(next(iter(self._pending)))
+        with held.patiently(self._writing):  # another thread may be sending for as long as the executor does not read
+            return
 
     def run(
         self,
@@ -155,14 +188,11 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        self._check()
-        # What one of several executors says of its links counts for the next plan.
-        unread = UNREAD if not self._number else 1
-        if len(self._pending) >= unread or self._abandoned or self._uploads.unanswered or self._late.unsettled:
-            self.take_what_came()
-        while len(self._pending) >= WINDOW:
-            self._stats.round_trips += 1
-            self._receive_until(next(iter(self._pending)))
+        self.make_ready()
+        with held.whole():
+            return self._run(submission, prepared, values, refused)
+
+    def _run(self, submission: Submission, prepared: Prepared | None, values: Sequence[int], refused: str) -> int:
         program = submission.program
         sequence = self._sequence + 1
         bound = bind(prepared, program, values) if prepared is not None else None
@@ -205,15 +235,23 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        self._make_room(source.nbytes)
-        self._uploads.upload(handle, source)
-        own(self.connection)
+        with held:
+            try:
+                self._make_room(source.nbytes)
+            except KeyboardInterrupt:
+                self.send(Frame(encode(Withdraw(handle))))
+                raise
+            try:
+                self._uploads.upload(handle, source)
+            finally:
+                own(self.connection)
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`."""
         if tensors:
             self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
-        self._uploads.expect(tensors)
+        with held:
+            self._uploads.expect(tensors)
 
     def _make_room(self, nbytes: int) -> int:
         """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
@@ -224,10 +262,11 @@ class Session:
         return position
 
     def send(self, frame: Frame) -> None:
-        """Send a frame; raises `SessionLost` where the executor is gone."""
+        """Send a frame; raises `SessionLost` where the executor is gone. An interrupt waits until it is on its way."""
         self._check()
         try:
-            self.connection.send(frame)
+            with held.whole(), self._writing:
+                self.connection.send(frame)
         except TransportError as error:
             self._lose_with_reason(error)
 
@@ -252,17 +291,19 @@ class Session:
             SessionLost: the executor is gone.
             DeadlineExceeded: as `deadline` says.
         """
+        with held:
+            return self._wait(number)
+
+    def _wait(self, number: int) -> Answer:
         late, there = number in self._late, number not in self._pending
         self._stats.round_trips += not (late and there)
-        until = due()
         try:
-            if until is None:
-                self._receive_until(number)
-            else:
-                self._receive_before(until, number)
-        except BaseException:
-            if not late:  # who has come for it late may come again
+            self._receive_until(number, due())
+        except BaseException as error:
+            if not late:  # a late one may be waited for again
                 self._abandoned.add(number)
+            if isinstance(error, KeyboardInterrupt):
+                self.stop_waiting(GRACE_SECONDS)
             raise
         completed, body, synchronize, spent = self._answers.pop(number)
         self._late.taken(number)
@@ -285,7 +326,7 @@ class Session:
     def excuse(self, number: int) -> None:
         """As `Runtime.excuse`."""
         thread = threading.get_ident()
-        with collect_later, self._receiving:
+        with held, collect_later, held.patiently(self._receiving):
             self._excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
             self._failures.excuse((self._number, number))
 
@@ -293,7 +334,7 @@ class Session:
         """As `Runtime.has_come`."""
         if number in self._pending and not self.lost:
             try:
-                with collect_later:
+                with held, collect_later:
                     self._take_in_while(lambda: number in self._pending)
             except SessionLost:
                 return True  # `wait` says why
@@ -304,15 +345,23 @@ class Session:
         """As `Runtime.round_trip_seconds`."""
         return self._link.seconds
 
-    def _receive_until(self, number: int) -> None:
-        while number in self._pending:
-            with collect_later, self._receiving:
-                if number in self._pending:
-                    self._receive_one(PATIENCE)
+    def _receive_until(self, number: int, until: float | None = None) -> None:
+        """Take in what comes until submission `number` is answered.
 
-    def _receive_before(self, until: float, number: int) -> None:
+        Raises:
+            DeadlineExceeded: that was not before `until`.
+            ProgramStopped: `djinn.cancel` was called.
+            KeyboardInterrupt: there was an interrupt. Inside `whole`, it ends the wait by stopping what this thread has sent.
+        """
+        stopped = False
         while number in self._pending:
-            left = until - time.monotonic()
+            held.check()
+            if held.pending and not stopped:
+                self.stop_waiting()
+                stopped = True
+            if number in self._cancelled:
+                raise cancelled(self.server)
+            left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
             if left <= 0:
                 self.stop_waiting()
                 raise exceeded(self.called)
@@ -320,24 +369,37 @@ class Session:
                 try:
                     with collect_later:
                         if number in self._pending:
-                            self._receive_one(min(left, PATIENCE))
+                            self._receive_one(left)
                 finally:
                     self._receiving.release()
 
-    def stop_waiting(self) -> None:
-        """This thread does not want any more what it has sent and not got an answer to."""
+    def stop_waiting(self, grace: float = 0.0) -> None:
+        """This thread does not want any more what it has sent and not got an answer to; executors hear so after `grace` seconds."""
         thread = threading.get_ident()
-        numbers = tuple([n for n, p in list(self._pending.items()) if p.thread == thread])[-STOPS_LIMIT:]
+        self._stop_those([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
+
+    def cancel(self, thread: int | None = None) -> None:
+        """Stop what a thread has sent and not got an answer to, or all threads have; their waits for it end."""
+        numbers = [n for n, p in list(self._pending.items()) if thread is None or p.thread == thread]
+        self._cancelled.update(numbers)
+        self._stop_those(numbers)
+
+    def _stop_those(self, numbers: Sequence[int], grace: float = 0.0) -> None:
         if numbers and not self.lost:
             self._excused.update(numbers)
             # Not here: another thread may be sending for as long as the executor does not read.
-            threading.Thread(target=self._stop, args=(numbers,), name="djinn-stop", daemon=True).start()
+            stop = tuple(numbers)[-STOPS_LIMIT:]
+            threading.Thread(target=self._stop, args=(stop, grace), name="djinn-stop", daemon=True).start()
 
-    def _stop(self, numbers: tuple[int, ...]) -> None:
+    def _stop(self, numbers: tuple[int, ...], grace: float) -> None:
+        if grace:
+            time.sleep(grace)
+            numbers = tuple([n for n in numbers if n in self._pending])
         try:
-            self.connection.send(Frame(encode(Stop(numbers))))
+            if numbers:
+                self.connection.send(Frame(encode(Stop(numbers))))
         except TransportError as error:
-            log.debug("nobody was told what to stop", reason=str(error))
+            log.debug("the executor was not told what to stop", reason=str(error))
 
     def take_what_came(self) -> None:
         """Take in the answers that are there, so that neither end waits for the other to read.
@@ -369,6 +431,7 @@ class Session:
 
     def take_next(self) -> None:
         """Wait for an answer to an offer, for a while; another thread may take it in."""
+        held.check()
         with collect_later, self._receiving:
             if self._uploads.unanswered:
                 self._receive_one(PATIENCE)
@@ -399,7 +462,10 @@ class Session:
         elif isinstance(message, Want | Recalled | Had):
             self._uploads.answered(message)
         elif isinstance(message, Figures | Invited | Met):
-            self._replies.append(message)
+            if self._unheard:
+                self._unheard -= 1
+            else:
+                self._replies.append(message)
         elif isinstance(message, Cargo | Parcel):
             self.passing.take(message, body)
         elif isinstance(message, Broken):
@@ -433,6 +499,7 @@ class Session:
             self._dropped.discard(completed.sequence)
         elif pending.answered:
             self._answers[completed.sequence] = (completed, body, pending.synchronize, self._spent)
+        self._cancelled.discard(completed.sequence)
         del self._pending[completed.sequence]
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -454,10 +521,15 @@ class Session:
             SessionLost: the executor is gone.
         """
         self._stats.round_trips += 1
-        with collect_later, self._receiving:
+        with held, collect_later, held.patiently(self._receiving):
             self.tell(question)
-            while not self._replies:
-                self._receive_one(PATIENCE)
+            try:
+                while not self._replies:
+                    held.check()
+                    self._receive_one(PATIENCE)
+            except KeyboardInterrupt:
+                self._unheard += 1
+                raise
             reply = self._replies.pop()
         if not isinstance(reply, kind):
             self._lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
@@ -470,7 +542,7 @@ class Session:
             SessionLost: the executor is gone.
         """
         self._stats.round_trips += 1
-        with collect_later, self._receiving:
+        with held.whole(), collect_later, self._receiving:
             self.tell(ship)
             while not self.passing.complete:
                 self._receive_one(PATIENCE)

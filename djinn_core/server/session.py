@@ -77,7 +77,7 @@ from djinn_core.wire.unreadable import (
     UnreadableUpload,
     salvage,
 )
-from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want
+from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want, Withdraw
 
 _log = get_logger("djinn.server")
 YES, NO = b"\1", b"\0"
@@ -143,6 +143,8 @@ class ExecutorSession:
             METER.check_values()
             recalled = decided(connection, lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((Recalled if recalled else Want)(message.handle))))
+        elif isinstance(message, Withdraw):
+            self._take_withdrawal(message)
         elif isinstance(message, Meaning):
             if self._memory is not None:
                 self._memory.learn(message)
@@ -410,10 +412,13 @@ class ExecutorSession:
         if isinstance(message, UnreadableUpload) and not message.offered:
             self._pass_over(message, connection)
             return None
-        if isinstance(message, Upload | Stop):  # what is kept for later is counted then
+        if isinstance(message, Upload | Withdraw | Stop):  # what is kept for later is counted then
             METER.message(type(message).__name__, sum(map(len, frame.body)))
         if isinstance(message, Upload):
             self._take_upload(message, frame)
+            return None
+        if isinstance(message, Withdraw):
+            self._take_withdrawal(message)
             return None
         if isinstance(message, Stop):
             self._wanted.stop(message.submissions)
@@ -434,6 +439,10 @@ class ExecutorSession:
         except ProtocolError as error:
             _log.warning("an upload is refused", reason=str(error))
             self._uploads.refuse(upload.handle, str(error))
+
+    def _take_withdrawal(self, withdraw: Withdraw) -> None:
+        METER.check_values()
+        self._uploads.withdraw(withdraw.handle)
 
     def _run(self, known: BoundTemplate | None, work: Work) -> Run:
         if known is None:

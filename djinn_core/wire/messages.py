@@ -45,7 +45,7 @@ from djinn_core.wire.peer_messages import (
 from djinn_core.wire.resume_messages import Aside, Resume, Resumed
 from djinn_core.wire.state_messages import AskState, State, StatePiece
 from djinn_core.wire.stop_messages import Stop
-from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want
+from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want, Withdraw
 
 PROTOCOL_VERSION = 1
 PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values have had to make room
@@ -393,6 +393,7 @@ AnyMessage = (
     | Had
     | Want
     | Recalled
+    | Withdraw
     | Submit
     | Completed
     | Meaning

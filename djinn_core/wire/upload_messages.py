@@ -65,3 +65,9 @@ class Recalled(Message, frozen=True):
     """The executor has made the value `handle` of what it had."""
 
     handle: Count
+
+
+class Withdraw(Message, frozen=True):
+    """An upload was interrupted, and what is missing of it does not come: its value says so when it is used."""
+
+    handle: Count

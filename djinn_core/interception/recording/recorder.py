@@ -24,7 +24,7 @@ from djinn_core.interception.recording.parts import in_parts
 from djinn_core.interception.recording.site import Issued
 from djinn_core.interception.recording.streaming import Entry, steady_cut
 from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
-from djinn_core.interception.undivided import undivided
+from djinn_core.interrupts import held
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
 from djinn_core.torch_private import without_modes
@@ -40,6 +40,8 @@ sending = threading.RLock()
 _tracking = threading.RLock()
 # Uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
 _held: deque[tuple[int, torch.Tensor, int]] = deque()
+# What was taken and not sent, because an interrupt came before: it goes first.
+_unsent: deque[Submission] = deque()
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.watching import Watcher
@@ -172,7 +174,7 @@ class Recorder:
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
-        with survivable(), collect_later, sending:
+        with held, survivable(), collect_later, held.patiently(sending):
             self.flush()
             return _runtime().figures(reset_peak=reset_peak, device=device)
 
@@ -206,17 +208,23 @@ class Recorder:
             rest = self.ask(Ask(ask.fetch[limits.BUFFERS :]))
             return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
         runtime = _runtime()
-        number = self._send(runtime, ask)
-        with survivable():
-            return runtime.wait(number)
+        with held:
+            number = self._send(runtime, ask)
+            with survivable():
+                return runtime.wait(number)
 
     @without_modes
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> tuple[Runtime, int]:
         """Send what was recorded so far, and ask for values of `nbytes` that `wait` of the runtime gives later."""
-        runtime = _runtime()
-        with sending:
-            number = self._send(runtime, Ask(fetch=fetch))
-            runtime.leave(number, nbytes)
+        runtime, number = _runtime(), None
+        try:
+            with held, held.patiently(sending):
+                number = self._send(runtime, Ask(fetch=fetch))
+                runtime.leave(number, nbytes)
+        except KeyboardInterrupt:
+            if number is not None:
+                runtime.forget(number)  # it was sent, and is not asked for any more
+            raise
         return runtime, number
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
@@ -232,7 +240,7 @@ class Recorder:
             _held.append((handle, source.clone(), device))
             return
         runtime = _runtime()
-        with survivable(), collect_later:
+        with held, survivable(), collect_later:
             _send_held(runtime)
             runtime.upload(handle, source, device)
         self.uploaded += source.nbytes
@@ -243,20 +251,15 @@ class Recorder:
                 self._send(runtime, Ask())
 
     def _send(self, runtime: Runtime, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> int:
-        number: int | None = None
-        try:
-            with undivided, survivable(), collect_later, sending:
-                _send_held(runtime)
-                if ask.synchronize or _waiting.count > WAITING_LIMIT:
-                    for other in recorders():
-                        if other is not self and other.entries:
-                            _submit(runtime, other.take(Ask()))
-                number = _submit(runtime, self.take(ask, cut))
-        except KeyboardInterrupt:
-            if number is not None:
-                runtime.forget(number)  # it was sent, and nobody will ask what came of it
-            raise
-        return number
+        with held, survivable(), collect_later, held.patiently(sending):
+            _send_held(runtime)
+            while _unsent:
+                _submit(runtime, _unsent.popleft())
+            if ask.synchronize or _waiting.count > WAITING_LIMIT:
+                for other in recorders():
+                    if other is not self and other.entries:
+                        _submit(runtime, other.take(Ask()))
+            return _submit(runtime, self.take(ask, cut))
 
     def take(self, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
@@ -334,16 +337,24 @@ def _runtime() -> Runtime:
         return port.runtime()
 
 
-def _submit(runtime: Runtime, submission: Submission) -> int:
-    number = 0
-    for part in in_parts(submission):
-        number = runtime.submit(part)
-    return number
-
-
 def _send_held(runtime: Runtime) -> None:
     while _held:
-        runtime.upload(*_held.popleft())
+        runtime.upload(*_held[0])
+        _held.popleft()
+
+
+def _submit(runtime: Runtime, submission: Submission) -> int:
+    """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
+    number, parts = 0, deque(in_parts(submission))
+    while parts:
+        try:
+            number = runtime.submit(parts[0])
+        except KeyboardInterrupt:
+            rest = [attrs.evolve(part, fetch=(), describe=(), synchronize=False) for part in parts]
+            _unsent.extendleft(reversed(rest))
+            raise
+        parts.popleft()
+    return number
 
 
 def freeze(entries: list[Entry], dead: list[int]) -> Program:
@@ -399,6 +410,7 @@ def drop_everything() -> None:
             recorder.take(Ask())
         freed.clear()
         _held.clear()
+        _unsent.clear()
         absent.clear()
         port.sessions_ended += 1
 
@@ -424,4 +436,5 @@ def forget_everything() -> None:
     _all.clear()
     freed.clear()
     _held.clear()
+    _unsent.clear()
     _local = _Refusing() if port.forked else _PerThread()

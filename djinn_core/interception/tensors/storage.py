@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_storage, storage_of
 
@@ -23,6 +24,8 @@ def take_freed() -> list[Value]:
     gone: list[Value] = []
     for _ in range(len(freed)):
         value = freed.popleft()
+        if not hasattr(value, "handle"):
+            continue  # of a copy that was made without calling its constructor
         if sys.getrefcount(value) > _ONLY_HERE:
             freed.append(value)
         else:
@@ -101,9 +104,9 @@ class Value:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a remote value cannot be pickled; pickle its tensor, which travels by way of the CPU")
 
-    def __del__(self, append: Any = freed.append) -> None:  # globals are gone when the interpreter ends
-        if hasattr(self, "handle"):  # whoever copies objects may make one without calling its constructor
-            append(self)
+    # `freed.append(self)`, without a step of Python's own: in one, the handler of a signal would run, and Python drops what a
+    # finalizer raises, which is how Ctrl-C gets lost in the middle of a backward pass.
+    __del__ = property(partial(partial, freed.append))
 
 
 class BorrowedValue(Value):
@@ -116,8 +119,7 @@ class BorrowedValue(Value):
         self.meta = meta
         self.handle = handle
 
-    def __del__(self, append: Any = None) -> None:
-        """Nothing: whoever holds the value frees it."""
+    __del__ = property(partial(partial, bool))  # nothing: another value frees it
 
 
 def borrow(handle: int, meta: TensorMeta) -> BorrowedValue:

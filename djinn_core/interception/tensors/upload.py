@@ -12,6 +12,7 @@ from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.expected import here
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.interrupts import held
 from djinn_core.ir.values import contiguous_strides, tensor_meta
 
 _EMPTY = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
@@ -38,18 +39,21 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     source = torch_objects.of_own_class(source)
     if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
-    if meta.extent * meta.dtype.itemsize != meta.nbytes or not current().take_back(target.remote, _EMPTY):
-        return False  # not dense: padding would travel; or it has been used already
-    plain = _plain(source)
-    if plain.stride() != meta.stride:
-        plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
-    _upload(target.remote.handle, plain, meta.device)
+    if meta.extent * meta.dtype.itemsize != meta.nbytes:
+        return False  # not dense: padding would travel
+    with held:  # what was taken back is made by the upload, or said to have been stopped
+        if not current().take_back(target.remote, _EMPTY):
+            return False  # it has been used already
+        plain = _plain(source)
+        if plain.stride() != meta.stride:
+            plain = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu").copy_(plain)
+        _upload(target.remote.handle, plain, meta.device)
     return True
 
 
 def _upload(handle: int, plain: torch.Tensor, device: int) -> None:
     if here.expected is not None and port.is_open() and (following := here.expected.to_upload()):
-        with survivable(), collect_later:
+        with held, survivable(), collect_later:
             port.runtime().expect_uploads(following)
     current().upload(handle, plain, device)
 

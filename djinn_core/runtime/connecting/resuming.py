@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from djinn_core.delivery.lasting import LastingConnection
+from djinn_core.delivery.lasting import LastingConnection, NotYet
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
+from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.last_words import LAST_WORDS_SECONDS
 from djinn_core.runtime.connecting.patience import jittered
@@ -57,9 +58,13 @@ class ResumingConnection(LastingConnection):
         return True
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        with self._mending:
+        while not self._mending.acquire(timeout=LOOK_SECONDS):
+            _leave_if_interrupted()
+        try:
             if self._inner is not broken:
                 return
+            if self._closed:
+                raise TransportError(self._closed)
             self._take_last_words()
             if self._expired:
                 raise error
@@ -69,6 +74,8 @@ class ResumingConnection(LastingConnection):
             started = time.monotonic()
             self._dial_until(started + self._patience, taken, error)
             _log.warning("connected again", server=self._server, seconds=round(time.monotonic() - started, 3))
+        finally:
+            self._mending.release()
 
     def _notice_vanity(self, taken: int, error: TransportError) -> None:
         """Give up where connections break again and again before anything is taken: it is what is sent that breaks them."""
@@ -96,8 +103,9 @@ class ResumingConnection(LastingConnection):
     def _dial_until(self, deadline: float, taken: int, error: TransportError) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while not self._expired:
+            _leave_if_interrupted()
             try:
-                inner, theirs = self._redial(taken, max(0.1, deadline - time.monotonic()))
+                inner, theirs = self._dial(taken, max(0.1, deadline - time.monotonic()))
                 self._adopt(inner, theirs)
             except AccessRefused as refused:
                 self.deadly = refused.deadly
@@ -106,7 +114,7 @@ class ResumingConnection(LastingConnection):
                 if time.monotonic() + pause > deadline:
                     self._give_up(f"{error}; nobody has answered for {self._patience:g} s since then: {again}")
                 _log.debug("cannot connect again yet", server=self._server, reason=str(again))
-                time.sleep(jittered(pause))
+                _sleep(jittered(pause))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 self.resumed += 1
@@ -114,9 +122,29 @@ class ResumingConnection(LastingConnection):
                 return
         self._give_up(str(error))
 
+    def _dial(self, taken: int, seconds: float) -> tuple[Connection, int]:
+        try:
+            with held.let_through():
+                return self._redial(taken, seconds)
+        except KeyboardInterrupt:
+            held.hold()
+            raise NotYet from None
+
     def _give_up(self, reason: str) -> None:
         self._closed = reason
         raise TransportError(reason)
+
+
+def _sleep(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        _leave_if_interrupted()
+        time.sleep(min(left, LOOK_SECONDS))
+
+
+def _leave_if_interrupted() -> None:
+    if held.pending:
+        raise NotYet
 
 
 def hasten(connection: Connection, patience: float) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 
 from djinn_core.hookspecs.optimizations import Judge
+from djinn_core.interrupts import held
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
@@ -84,7 +85,8 @@ class Planner:
 
     def _result(self, program: Program, without: Without) -> PipelineResult:
         self._stats.plans_made += 1
-        return self._plan(program, without)
+        with held.let_through():
+            return self._plan(program, without)
 
     def _prepared(self, result: PipelineResult, program: Program) -> Prepared:
         schedule = result.schedule

@@ -119,7 +119,8 @@ class PoolPlanner:
         where = {v: names[e] for v, e in homes.items()}
         known = self._earlier.residency(program)
         there = (where, copies, stream, self.derived.places, self._occupied(graph), known)
-        result = self._plan(graph, Whereabouts(*there))
+        with held.let_through():
+            result = self._plan(graph, Whereabouts(*there))
         assert result.schedule is not None
         assert result.placement is not None
         rewritten = result.schedule.rewritten

@@ -11,7 +11,7 @@ import torch
 
 from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
 from djinn_core.interception.port import Answer, DescribedValue, Submission
-from djinn_core.interception.undivided import undivided
+from djinn_core.interrupts import held
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
@@ -25,7 +25,7 @@ from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.streams import Alike, Turns
-from djinn_core.runtime.session import Session
+from djinn_core.runtime.session import GRACE_SECONDS, Session
 
 NOTHING = Program((), (), ())
 
@@ -159,14 +159,19 @@ class PoolSession:
         """
         if self.lost:
             raise SessionLost(self.lost)
-        with self._tables:
-            return self._submit(submission)
+        with held:
+            for member in self.members:
+                member.make_ready()
+            with held.patiently(self._tables):
+                prepared = self._prepare(submission.program) if submission.program.calls else None
+                with held.whole():  # what all of them have to hear is said to all of them
+                    return self._submit(submission, prepared)
 
-    def _submit(self, submission: Submission) -> int:
+    def _submit(self, submission: Submission, prepared: tuple[Alike, PooledPlan, Sequence[int]] | None) -> int:
         number, questions = next(self._numbers), []
         alike: Alike | None = None
-        if submission.program.calls:
-            alike, plan, values = self._prepare(submission.program)
+        if prepared is not None:
+            alike, plan, values = prepared
             wishes = self._wishes(submission, self._account(plan, values))
             self._forget_derived(
                 wishes, [*submission.free, *submission.program.dead, *(values[i] for i in plan.written)]
@@ -198,8 +203,9 @@ class PoolSession:
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
         """Have a plan done of which nobody wants to know anything."""
         values = tuple(dict.fromkeys(program.operands))
-        self._account(plan, values)
-        self._do(plan, values, program, [_Wish() for _ in self.members])
+        with held.whole():
+            self._account(plan, values)
+            self._do(plan, values, program, [_Wish() for _ in self.members])
 
     def _forget_derived(self, wishes: Sequence[_Wish], touched: Sequence[int]) -> None:
         """What was derived from weights that were written, or that nobody holds any more, is freed."""
@@ -303,13 +309,13 @@ class PoolSession:
         if self.lost:
             raise SessionLost(self.lost)
         if device:
-            with self._tables, undivided:
+            with held.whole(), self._tables:
                 self.members[device - 1].upload(handle, source)
                 self._residency.add(handle, device - 1, source.nbytes)
                 self._residency.given.add(storage_of(handle))
             return
         copy = source.detach().clone()
-        with self._tables, undivided:
+        with held.whole(), self._tables:
             for waiting in self._uploads.hold(handle, copy):
                 self._place(waiting)
 
@@ -325,12 +331,19 @@ class PoolSession:
             RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
             SessionLost: an executor is gone.
         """
+        with held:
+            return self._wait(number)
+
+    def _wait(self, number: int) -> Answer:
         asked = self._asked[number]
         try:
             while asked.waiting:
                 question = asked.waiting[0]
                 asked.hear(question, self._answer_to(question))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                for member in self.members:
+                    member.stop_waiting(GRACE_SECONDS)
             if not asked.late:
                 del self._asked[number]
                 for question in asked.waiting[1:]:
@@ -347,6 +360,11 @@ class PoolSession:
                 for member in self.members:
                     member.stop_waiting()
             return error
+
+    def cancel(self, thread: int | None = None) -> None:
+        """As `Session.cancel`, on all executors."""
+        for member in self.members:
+            member.cancel(thread)
 
     def leave(self, number: int, nbytes: int) -> None:
         """As `Runtime.leave`."""

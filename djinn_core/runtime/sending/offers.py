@@ -12,6 +12,7 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.interrupts import held
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.stats import Stats
@@ -20,7 +21,7 @@ from djinn_core.wire.compression import PLANES_ZSTD
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import TensorHeader, encode
 from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
-from djinn_core.wire.upload_messages import HAVE_LIMIT, Had, Have, Offer, Recalled, Upload, Want
+from djinn_core.wire.upload_messages import HAVE_LIMIT, Had, Have, Offer, Recalled, Upload, Want, Withdraw
 
 CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again if it is lost on the way
 OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
@@ -100,7 +101,7 @@ class Uploads:
             known = self._expected.pop(_content(source), None)
             self._offer(handle, header, data, known.digest if known is not None else b"")
         else:
-            self._send(handle, _Upload(header, data))
+            self._send_or_withdraw(handle, _Upload(header, data))
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
         """These will be uploaded next: ask for all large ones at once whether the executor has them.
@@ -203,9 +204,18 @@ class Uploads:
         self._held -= size if offered is not None and offered.copied else 0
         return size
 
+    def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
+        """Send an upload; after an interrupt the executor is told that the rest does not come."""
+        try:
+            self._send(handle, upload)
+        except KeyboardInterrupt:
+            self._channel.send(Frame(encode(Withdraw(handle))))
+            raise
+
     def _send(self, handle: int, upload: _Upload) -> None:
         size = upload.data.nbytes
         while True:
+            held.check()
             self._channel.take_what_came()
             part = upload.data[upload.sent : upload.sent + CHUNK]
             self._send_part(handle, upload, part)

@@ -16,7 +16,9 @@ from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure
 
-STOPPED: Final = "its program was stopped before this op: a deadline was over, and nobody waited for it any more"
+STOPPED: Final = (
+    "its program was stopped before this op (a deadline, Ctrl-C or djinn.cancel), and nothing waited for it any more"
+)
 _SHARING: Final = frozenset(
     {"aten::_unsafe_view"}
 )  # what it returns shares memory, although its schema does not say so

@@ -19,6 +19,7 @@ from djinn_core.wire.message import Failure
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import HAVE_LIMIT, Had, Have, Offer, Upload
 
+WITHDRAWN = "its upload was interrupted: make it again"
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
 
 
@@ -129,6 +130,13 @@ class Uploads:
                 f"part of upload {upload.handle} at byte {upload.start} does not follow what came before"
             )
         self._continue(partial, upload, part, size)
+
+    def withdraw(self, handle: int) -> None:
+        """What is missing of an upload does not come."""
+        self._partial.pop(handle, None)
+        self.wanted.pop(handle, None)
+        if handle not in self._values:
+            self._values[handle] = Poison(Failure(0, -1, "upload", "ProgramStopped", WITHDRAWN))
 
     def _continue(self, partial: _Partial, upload: Upload, part: Buffer, size: int) -> None:
         partial.received += size

@@ -8,7 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from djinn.transports import Buffer, FrameDecoder, Limits, ProtocolError, StreamConnection, TransportError
+from djinn.transports import (
+    LOOK_SECONDS,
+    Buffer,
+    FrameDecoder,
+    Limits,
+    ProtocolError,
+    StreamConnection,
+    TransportError,
+    held,
+)
 from djinn_http import dialect
 from djinn_http.exchange import Endpoint, Exchange
 from djinn_http.pulse import keep_alive
@@ -96,25 +105,34 @@ class HttpConnection(StreamConnection):
             raise TransportError(f"no Djinn server answers at {self.peer.removeprefix('server ')}: {answer}")
         return response.header(dialect.CHANNEL)
 
-    def _write(self, buffers: Sequence[Buffer]) -> None:
-        for piece in pieces(buffers, dialect.PIECE_BYTES):
-            self._send_piece(piece)
+    def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        left = list(pieces(buffers, dialect.PIECE_BYTES))
+        for sent, piece in enumerate(left):
+            if not self._send_piece(piece):
+                return [buffer for piece in left[sent:] for buffer in piece]
+        return ()
 
-    def _send_piece(self, piece: Sequence[Buffer]) -> None:
+    def _send_piece(self, piece: Sequence[Buffer]) -> bool:
+        """Whether it was sent: not while an earlier one is unanswered and an interrupt is held back."""
         exchange = self._sends[self._sent_pieces % len(self._sends)]
-        self._settle(exchange)
+        if not self._settle(exchange):
+            return False
         try:
             exchange.request(dialect.SEND, self._headers(self._sent_pieces), piece)
         except OSError as error:
             raise TransportError(_last_words(exchange) or str(error)) from error
         self._sent_pieces += 1
+        return True
 
-    def _settle(self, exchange: Exchange) -> None:
-        """Wait for the answer to the last request on `exchange`, which must be a good one."""
-        exchange.read(None)
+    def _settle(self, exchange: Exchange) -> bool:
+        """Wait for the answer to the last request on `exchange`, which must be a good one; whether it came."""
+        while not exchange.read(time.monotonic() + LOOK_SECONDS):
+            if held.pending:
+                return False
         response = exchange.response
         if response is not None and response.status not in {_NO_CONTENT, _CREATED}:
             raise TransportError(_describe(exchange))
+        return True
 
     def _collect_answers(self) -> None:
         """Read the answers to sends that have come. Never blocks; trouble is left to the next `send`."""

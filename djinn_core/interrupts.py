@@ -1,0 +1,132 @@
+"""Ctrl-C held back from code that must not be left half done, and let through where it can be.
+
+Python runs the handler of a signal between any two steps of the main thread. Where that is inside a submission, values would be
+waited for that no executor was told to make, or an answer be lost that was just read. So the code that talks to executors holds
+interrupts back, and says itself where one is raised: in every wait, a few times a second, and while a program is planned.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Final, Protocol
+
+LOOK_SECONDS: Final = 0.1  # of waiting, after which it is looked whether there was an interrupt
+
+
+class Lock(Protocol):
+    """A lock of `threading`, reentrant or not."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it; whether it was taken in time."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
+class HeldInterrupts:
+    """Context manager, reentrant, for all threads: inside it, an interrupt of the main thread waits for `check`, or the end.
+
+    Sections are short, or call `check` every `LOOK_SECONDS`. Other threads are never interrupted and pass through.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0  # of the main thread, which alone is interrupted
+        self._whole = 0
+        self._before: Any = None
+        self._caught: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> None:
+        if not _is_main():
+            return
+        if not self._depth:
+            self._before = signal.getsignal(signal.SIGINT)
+            self._caught = None
+            if callable(self._before):
+                signal.signal(signal.SIGINT, self._catch)
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not _is_main():
+            return
+        self._depth -= 1
+        if self._depth or not callable(self._before):
+            return
+        signal.signal(signal.SIGINT, self._before)
+        self._deliver()
+
+    @property
+    def pending(self) -> bool:
+        """Whether this thread was interrupted, and does not know it yet."""
+        return self._caught is not None and _is_main()
+
+    def check(self) -> None:
+        """Raise here what was held back.
+
+        Raises:
+            KeyboardInterrupt: there was an interrupt, unless the program handles them otherwise. Not inside `whole`.
+        """
+        if self._caught is not None and not self._whole and _is_main():
+            self._deliver()
+
+    def hold(self) -> None:
+        """Take a `KeyboardInterrupt` back that was raised and caught: it is raised at the next check."""
+        if _is_main() and self._depth:
+            self._caught = signal.SIGINT, None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Nothing inside is interrupted, not at a check either: for what several steps do together."""
+        if not _is_main():
+            yield
+            return
+        with self:
+            self._whole += 1
+            try:
+                yield
+            finally:
+                self._whole -= 1
+
+    @contextmanager
+    def let_through(self) -> Iterator[None]:
+        """Inside, an interrupt is raised at once, wherever it comes; inside `whole`, the caller catches it."""
+        if not _is_main() or not self._depth or not callable(self._before):
+            yield
+            return
+        try:
+            signal.signal(signal.SIGINT, self._before)
+            self._deliver()
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._catch)
+
+    @contextmanager
+    def patiently(self, lock: Lock) -> Iterator[None]:
+        """Hold a lock, as a `with` statement does; while it is waited for, interrupts are raised."""
+        while not lock.acquire(timeout=LOOK_SECONDS):
+            self.check()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _deliver(self) -> None:
+        caught, self._caught = self._caught, None
+        if caught is not None:
+            self._before(*caught)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        self._caught = number, frame
+
+
+def _is_main() -> bool:
+    return threading.get_ident() == _main.ident
+
+
+_main = threading.main_thread()
+held = HeldInterrupts()
