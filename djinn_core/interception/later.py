@@ -61,6 +61,9 @@ class Pending:
                 with survivable():
                     answer = runtime.wait(number)
                 self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
+            except KeyboardInterrupt:
+                runtime.interrupted()
+                raise
             except Exception as error:
                 self._error = error
             self._open = False

@@ -71,6 +71,9 @@ class Runtime(Protocol):
             SessionLost: the remote state is gone.
         """
 
+    def interrupted(self) -> None:
+        """A wait of this thread was interrupted: what it has sent and got no answer to is stopped, unless it is nearly done."""
+
     def leave(self, number: int, nbytes: int) -> None:
         """Submission `number` asked for `nbytes` that will be waited for later, once, or forgotten.
 

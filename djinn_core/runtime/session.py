@@ -163,6 +163,13 @@ class Session:
         """
         self._check()
         held.check()
+        try:
+            self._await_room()
+        except KeyboardInterrupt:
+            self.interrupted()
+            raise
+
+    def _await_room(self) -> None:
         self._make_room(0)
         # What one of several executors says of its links counts for the next plan.
         unread = UNREAD if not self._number else 1
@@ -298,12 +305,10 @@ class Session:
         late, there = number in self._late, number not in self._pending
         self._stats.round_trips += not (late and there)
         try:
-            self._receive_until(number, due())
-        except BaseException as error:
+            self._receive_until(number, due(), wanted=True)
+        except BaseException:
             if not late:  # a late one may be waited for again
                 self._abandoned.add(number)
-            if isinstance(error, KeyboardInterrupt):
-                self.stop_waiting(GRACE_SECONDS)
             raise
         completed, body, synchronize, spent = self._answers.pop(number)
         self._late.taken(number)
@@ -345,12 +350,12 @@ class Session:
         """As `Runtime.round_trip_seconds`."""
         return self._link.seconds
 
-    def _receive_until(self, number: int, until: float | None = None) -> None:
-        """Take in what comes until submission `number` is answered.
+    def _receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
+        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the answer itself.
 
         Raises:
             DeadlineExceeded: that was not before `until`.
-            ProgramStopped: `djinn.cancel` was called.
+            ProgramStopped: `djinn.cancel` was called, and it is wanted.
             KeyboardInterrupt: there was an interrupt. Inside `whole`, it ends the wait by stopping what this thread has sent.
         """
         stopped = False
@@ -359,7 +364,7 @@ class Session:
             if held.pending and not stopped:
                 self.stop_waiting()
                 stopped = True
-            if number in self._cancelled:
+            if wanted and number in self._cancelled:
                 raise cancelled(self.server)
             left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
             if left <= 0:
@@ -372,6 +377,10 @@ class Session:
                             self._receive_one(left)
                 finally:
                     self._receiving.release()
+
+    def interrupted(self) -> None:
+        """As `Runtime.interrupted`."""
+        self.stop_waiting(GRACE_SECONDS)
 
     def stop_waiting(self, grace: float = 0.0) -> None:
         """This thread does not want any more what it has sent and not got an answer to; executors hear so after `grace` seconds."""

@@ -32,6 +32,22 @@ def interruptible():
     signal.signal(signal.SIGINT, previous)
 
 
+class Rang(BaseException):
+    """What a signal handler of a program may raise."""
+
+
+@pytest.fixture
+def alarming():
+    """SIGUSR1 raises an exception that is not Ctrl-C."""
+
+    def ring(*_):
+        raise Rang
+
+    previous = signal.signal(signal.SIGUSR1, ring)
+    yield
+    signal.signal(signal.SIGUSR1, previous)
+
+
 def interrupt(number):
     signal.pthread_kill(threading.main_thread().ident, number)
 
@@ -194,16 +210,33 @@ def test_what_comes_after_a_long_silence_is_received(monkeypatch):
     connection.close()
 
 
-def test_an_interrupted_send_is_finished_first(raw_and_ours, interruptible):
+def test_an_interrupted_send_is_finished_before_the_next(raw_and_ours, interruptible):
+    raw, connection = raw_and_ours
+    body = bytearray(b"b" * (8 << 20))
+    frames = [Frame(b"first", [bytes(body), b"end"]), Frame(b"last")]
+    timer = threading.Timer(0.1, interrupt, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        connection.send(Frame(b"first", [body, b"end"]))  # nobody reads
+    body[:] = bytes(len(body))
+    stream = b"".join(map(encoded, frames))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_late, raw, len(stream), timer)
+        connection.send(frames[1])
+        assert reading.result(10) == stream
+    assert connection.bytes_sent == len(stream)
+
+
+def test_a_send_that_a_signal_handler_leaves_is_finished_first(raw_and_ours, alarming):
     raw, connection = raw_and_ours
     frames = [Frame(b"first", [bytes(8 << 20), b"end"]), Frame(b"x" * (8 << 20)), Frame(b"last")]
     stream = b"".join(map(encoded, frames))
     with ThreadPoolExecutor(1) as pool:
         for frame in frames[:2]:
-            timer = threading.Timer(0.1, interrupt, [signal.SIGINT])
+            timer = threading.Timer(0.1, interrupt, [signal.SIGUSR1])
             timer.start()
             reading = pool.submit(read_late, raw, len(encoded(frame)), timer)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(Rang):
                 connection.send(frame)
             assert reading.result(10) == encoded(frame)
     connection.send(frames[2])
@@ -219,12 +252,12 @@ def read_late(raw, count, timer):
     return bytes(came)
 
 
-def test_an_interrupted_send_ends_the_connection_where_nobody_reads(raw_and_ours, interruptible, monkeypatch):
+def test_a_send_that_a_signal_handler_leaves_ends_the_connection_where_nobody_reads(raw_and_ours, alarming, monkeypatch):
     monkeypatch.setattr("djinn_core.builtins.sockets._FINISH_SECONDS", 0.1)
     _, connection = raw_and_ours
-    timer = threading.Timer(0.2, interrupt, [signal.SIGINT])
+    timer = threading.Timer(0.2, interrupt, [signal.SIGUSR1])
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Rang):
         connection.send(Frame(b"", [bytes(64 << 20)]))
     timer.join()
     with pytest.raises(TransportError, match="interrupted while it sent"):

@@ -176,7 +176,12 @@ class Recorder:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
         with held, survivable(), collect_later, held.patiently(sending):
             self.flush()
-            return _runtime().figures(reset_peak=reset_peak, device=device)
+            runtime = _runtime()
+            try:
+                return runtime.figures(reset_peak=reset_peak, device=device)
+            except KeyboardInterrupt:
+                runtime.interrupted()
+                raise
 
     def reached(self) -> None:
         """There are `limit` entries: send a piece that was foreseen, or most of a program that has grown too long."""
@@ -209,9 +214,13 @@ class Recorder:
             return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
         runtime = _runtime()
         with held:
-            number = self._send(runtime, ask)
-            with survivable():
-                return runtime.wait(number)
+            try:
+                number = self._send(runtime, ask)
+                with survivable():
+                    return runtime.wait(number)
+            except KeyboardInterrupt:
+                runtime.interrupted()
+                raise
 
     @without_modes
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> tuple[Runtime, int]:

@@ -25,7 +25,7 @@ from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.streams import Alike, Turns
-from djinn_core.runtime.session import GRACE_SECONDS, Session
+from djinn_core.runtime.session import Session
 
 NOTHING = Program((), (), ())
 
@@ -340,10 +340,7 @@ class PoolSession:
             while asked.waiting:
                 question = asked.waiting[0]
                 asked.hear(question, self._answer_to(question))
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                for member in self.members:
-                    member.stop_waiting(GRACE_SECONDS)
+        except BaseException:
             if not asked.late:
                 del self._asked[number]
                 for question in asked.waiting[1:]:
@@ -360,6 +357,11 @@ class PoolSession:
                 for member in self.members:
                     member.stop_waiting()
             return error
+
+    def interrupted(self) -> None:
+        """As `Runtime.interrupted`."""
+        for member in self.members:
+            member.interrupted()
 
     def cancel(self, thread: int | None = None) -> None:
         """As `Session.cancel`, on all executors."""

@@ -1,0 +1,272 @@
+"""Ctrl-C at the moments that matter: it is raised at once, what it stops says so, and everything else is as it was."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.errors import ProgramStopped
+from djinn_core.interrupts import held
+from djinn_core.runtime import client
+from djinn_core.runtime import session as sessions
+from djinn_core.runtime.sending import offers
+
+DEVICE = "remote_accelerator:0"
+SIDE = 500
+LONG = 12_000  # ops of several milliseconds each: no test waits for the end of them
+AT_ONCE = 20.0  # seconds, on a busy machine; the long program takes several times as long
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """SIGINT raises, also where the suite runs in the background of a shell, which has it ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is the program's own again"
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture
+def session(embedded):
+    djinn.synchronize()
+    return client._state.session
+
+
+@pytest.fixture
+def presses():
+    """Presses Ctrl-C once the main thread has waited for a while, as often as called; gives when."""
+    threads = []
+
+    def presses(session):
+        pressed = []
+
+        def press():
+            while not session._pending:
+                time.sleep(0.01)
+            time.sleep(0.5)
+            pressed.append(time.monotonic())
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        threads.append(threading.Thread(target=press, daemon=True))
+        threads[-1].start()
+        return pressed
+
+    yield presses
+    for thread in threads:
+        thread.join(10)
+
+
+def long_program():
+    matrix = torch.full((SIDE, SIDE), 0.001, device=DEVICE)
+    for _ in range(LONG):
+        matrix = matrix @ matrix
+    return matrix.sum()
+
+
+def test_ctrl_c_ends_a_wait_and_stops_what_it_waited_for(session, presses):
+    kept = torch.arange(4.0).to(DEVICE)
+    total = long_program()
+    pressed = presses(session)
+    with pytest.raises(KeyboardInterrupt):
+        total.item()
+    raised = time.monotonic() - pressed[0]
+    assert str(torch.ones(2, device=DEVICE)).startswith("tensor([1., 1.]")
+    assert time.monotonic() - pressed[0] < AT_ONCE
+    assert raised < AT_ONCE / 4
+    with pytest.raises(ProgramStopped, match=r"Ctrl-C"):
+        total.item()
+    assert kept.tolist() == [0, 1, 2, 3]
+    djinn.synchronize()
+
+
+def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(session, presses, monkeypatch):
+    monkeypatch.setattr(sessions, "GRACE_SECONDS", 1000.0)  # as for a single op that takes long
+    kept = torch.arange(4.0).to(DEVICE)
+    total = long_program()
+    for program in (total.item, lambda: print(torch.ones(2, device=DEVICE)), kept.sum().item):
+        pressed = presses(session)
+        with pytest.raises(KeyboardInterrupt):
+            program()
+        assert time.monotonic() - pressed[0] < AT_ONCE / 4
+    djinn.cancel()
+    assert kept.sum().item() == 6
+    with pytest.raises(ProgramStopped):
+        total.item()
+
+
+def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
+    monkeypatch.setattr(sessions, "GRACE_SECONDS", 1000.0)
+    x = torch.ones(3, device=DEVICE)
+    djinn.synchronize()
+    for where, place in (("run", session), ("_plan", session._planner), ("connection", session)):
+        reached = getattr(place, where)
+
+        def interrupted_once(*arguments, reached=reached, place=place, where=where):
+            monkeypatch.setattr(place, where, reached)
+            signal.raise_signal(signal.SIGINT)
+            return reached(*arguments)
+
+        class Interrupting:
+            def __getattr__(self, name, reached=reached):
+                monkeypatch.setattr(session, "connection", reached)
+                signal.raise_signal(signal.SIGINT)
+                return getattr(reached, name)
+
+        x.add_(1)
+        doubled = x * (2.0 if where == "run" else 3.0 if where == "_plan" else 4.0)  # so that it is planned anew
+        monkeypatch.setattr(place, where, Interrupting() if where == "connection" else interrupted_once)
+        with pytest.raises(KeyboardInterrupt):
+            (doubled.neg() if where == "_plan" else doubled).sum().item()
+        assert getattr(place, where) == reached, "it was interrupted there"
+        factor = {"run": 2, "_plan": 3, "connection": 4}[where]
+        assert doubled.tolist() == [factor * value for value in x.tolist()]
+    assert x.tolist() == [4, 4, 4]
+
+
+def test_planning_is_interrupted_where_it_is(session, monkeypatch):
+    planner = session._planner
+    plan, reached = planner._plan, []
+
+    def slow(*arguments):
+        monkeypatch.setattr(planner, "_plan", plan)
+        reached.append("began")
+        signal.raise_signal(signal.SIGINT)
+        reached.append("went on")
+        return plan(*arguments)
+
+    x = torch.arange(5.0, device=DEVICE)
+    djinn.synchronize()
+    monkeypatch.setattr(planner, "_plan", slow)
+    y = x.atan().sinh().cosh().mul(7.25)
+    with pytest.raises(KeyboardInterrupt):
+        y.tolist()
+    assert reached == ["began"]
+    assert y.tolist() == pytest.approx(torch.arange(5.0).atan().sinh().cosh().mul(7.25).tolist())
+
+
+def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
+    monkeypatch.setattr(offers, "CHUNK", 1 << 16)
+    sent, send_part = [], offers.Uploads._send_part
+
+    def interrupted_at_the_third(*arguments):
+        sent.append(arguments)
+        if len(sent) == 3:
+            signal.raise_signal(signal.SIGINT)
+        send_part(*arguments)
+
+    kept, target = torch.arange(4.0).to(DEVICE), torch.empty(1 << 18, device=DEVICE)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(offers.Uploads, "_send_part", interrupted_at_the_third)
+        target.copy_(torch.ones(1 << 18))
+    assert len(sent) == 3
+    with pytest.raises(ProgramStopped, match="its upload was interrupted"):
+        target.sum().item()
+    target = torch.empty(1 << 18, device=DEVICE)
+    target.copy_(torch.ones(1 << 18))
+    assert target.sum().item() == 1 << 18
+    assert kept.sum().item() == 6
+
+
+def test_a_question_that_was_interrupted_is_not_answered_to_the_next(session, monkeypatch):
+    receive = session.connection.receive
+
+    def interrupted_once(timeout=None):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        raise TimeoutError
+
+    monkeypatch.setattr(session.connection, "receive", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        torch.remote_accelerator.memory_allocated()
+    assert session.connection.receive == receive
+    before = torch.remote_accelerator.memory_allocated()
+    kept = torch.ones(1 << 18, device=DEVICE)
+    djinn.synchronize()
+    assert torch.remote_accelerator.memory_allocated() - before >= kept.nbytes, "and not the figures from before"
+
+
+def test_cancel_ends_the_waits_of_all_threads_or_of_one(session):
+    found = {}
+
+    def wait(name):
+        total = long_program()
+        begun.release()
+        try:
+            found[name] = total.item()
+        except ProgramStopped as stopped:
+            found[name] = str(stopped)
+
+    begun = threading.Semaphore(0)
+    threads = {name: threading.Thread(target=wait, args=(name,)) for name in ("one", "other")}
+    for thread in threads.values():
+        thread.start()
+        begun.acquire()
+    while len({pending.thread for pending in list(session._pending.values())}) < 2:
+        time.sleep(0.01)
+    started = time.monotonic()
+    djinn.cancel(threads["one"])
+    threads["one"].join()
+    assert "cancel" in found["one"]
+    assert threads["other"].is_alive(), "what the other thread has sent goes on"
+    djinn.cancel()
+    threads["other"].join()
+    assert "cancel" in found["other"]
+    assert torch.ones(3, device=DEVICE).sum().item() == 3.0
+    assert time.monotonic() - started < AT_ONCE
+
+
+def test_cancelling_nothing_does_nothing(session):
+    x = torch.ones(3, device=DEVICE)
+    djinn.cancel()
+    djinn.cancel(threading.current_thread())
+    assert x.sum().item() == 3.0
+
+
+def test_interrupts_are_raised_at_checks_and_at_the_end():
+    reached = []
+    with pytest.raises(KeyboardInterrupt), held:
+        with held:
+            signal.raise_signal(signal.SIGINT)
+            assert held.pending
+        with held.whole():
+            held.check()
+            reached.append("in the whole")
+        held.check()
+        reached.append("after a check")
+    with pytest.raises(KeyboardInterrupt), held:
+        signal.raise_signal(signal.SIGINT)
+        reached.append("before the end")
+    with pytest.raises(KeyboardInterrupt), held, held.let_through():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("after what was let through")
+    assert reached == ["in the whole", "before the end"]
+    assert not held.pending
+
+
+def test_a_handler_of_the_programs_own_is_called(session):
+    calls = []
+    previous = signal.signal(signal.SIGINT, lambda *_: calls.append("called"))
+    try:
+        with held:
+            signal.raise_signal(signal.SIGINT)
+            assert not calls
+        assert calls == ["called"]
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_no_finalizer_swallows_an_interrupt(session):
+    """What a finalizer raises is dropped by Python, so none of a tensor's may take a step in which a signal is looked at."""
+    from djinn_core.interception.tensors.storage import Value
+
+    assert not hasattr(Value.__dict__["__del__"], "__code__")
+    handle = session._sequence
+    x = torch.ones(3, device=DEVICE)
+    del x
+    djinn.synchronize()
+    assert session._sequence > handle
