@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -214,6 +214,24 @@ def without_modes(function: F) -> F:
             return function(*args, **kwargs)
 
     return unseen  # type: ignore[return-value]
+
+
+@contextmanager
+def modes_as_before() -> Iterator[None]:
+    """Where an interrupt leaves the block, perhaps in the middle of entering or leaving a mode, modes are what they were."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    dispatching, calling = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    try:
+        yield
+    except KeyboardInterrupt:
+        while torch._C._len_torch_dispatch_stack() > dispatching:
+            torch._C._pop_torch_dispatch_stack()
+        while torch._C._len_torch_function_stack() > calling:
+            torch._C._pop_torch_function_stack()
+        if torch.is_inference_mode_enabled() != inference:
+            torch._C._InferenceMode(inference).__enter__()  # type: ignore[no-untyped-call]
+        torch._C._set_grad_enabled(grad)
+        raise
 
 
 def in_backward() -> bool:

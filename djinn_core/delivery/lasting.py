@@ -29,7 +29,7 @@ _LONGEST_PROBE_SECONDS: Final = 2.0
 _log = get_logger("djinn.delivery")
 
 
-class NotYet(TimeoutError):
+class NotYet(TimeoutError):  # noqa: N818 - a signal within this file and those above it
     """There is no other connection yet, and an interrupt is held back: it is looked for when there is something to do again."""
 
 

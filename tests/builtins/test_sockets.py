@@ -252,7 +252,9 @@ def read_late(raw, count, timer):
     return bytes(came)
 
 
-def test_a_send_that_a_signal_handler_leaves_ends_the_connection_where_nobody_reads(raw_and_ours, alarming, monkeypatch):
+def test_a_send_that_a_signal_handler_leaves_ends_the_connection_where_nobody_reads(
+    raw_and_ours, alarming, monkeypatch
+):
     monkeypatch.setattr("djinn_core.builtins.sockets._FINISH_SECONDS", 0.1)
     _, connection = raw_and_ours
     timer = threading.Timer(0.2, interrupt, [signal.SIGUSR1])

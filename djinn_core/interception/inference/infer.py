@@ -24,6 +24,7 @@ from djinn_core.interception.inference.writes import check_cast, check_targets, 
 from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.storage import Storage
+from djinn_core.interrupts import held
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, contiguous_strides, meta_of, tensor_meta
 from djinn_core.torch_private import CGenerator
@@ -125,7 +126,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
     before = world.metas(device)
     try:
-        with torch.no_grad():
+        with held, torch.no_grad():  # an interrupt in between would leave gradients off
             check_cast(func, meta_args, meta_kwargs)
             check_arguments(func, meta_args, meta_kwargs)
             doubtful = may_lack_kernel(func, before) or may_refuse_target(func, meta_args, meta_kwargs)

@@ -18,6 +18,7 @@ from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.planning.trials import NOTHING, Trials, Verdicts, Without, tried_of
 from djinn_core.runtime.sending.template import Prepared, make_template, nodes_rewritten, sizes_of
 from djinn_core.runtime.stats import Stats
+from djinn_core.torch_private import modes_as_before
 
 VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
 
@@ -85,7 +86,7 @@ class Planner:
 
     def _result(self, program: Program, without: Without) -> PipelineResult:
         self._stats.plans_made += 1
-        with held.let_through():
+        with modes_as_before(), held.let_through():
             return self._plan(program, without)
 
     def _prepared(self, result: PipelineResult, program: Program) -> Prepared:

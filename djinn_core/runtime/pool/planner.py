@@ -24,6 +24,7 @@ from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.streams import Alike
 from djinn_core.runtime.stats import Stats
+from djinn_core.torch_private import modes_as_before
 
 VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, in scalars, and in whose turn it was
 FOLLOW = "pipeline"  # the hint of who makes use of programs that follow each other
@@ -119,7 +120,7 @@ class PoolPlanner:
         where = {v: names[e] for v, e in homes.items()}
         known = self._earlier.residency(program)
         there = (where, copies, stream, self.derived.places, self._occupied(graph), known)
-        with held.let_through():
+        with modes_as_before(), held.let_through():
             result = self._plan(graph, Whereabouts(*there))
         assert result.schedule is not None
         assert result.placement is not None

@@ -1,0 +1,162 @@
+"""Ctrl-C at random moments of ordinary work, and a second one up to two seconds later; what came of each."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+import torch
+
+import djinn
+from djinn_core.runtime import client
+
+DEVICE = "remote_accelerator:0"
+SECOND_SECONDS = 2.0  # within which the second one comes
+UPLOAD_BYTES = 48 << 20
+
+
+@attrs.define
+class Trial:
+    """One press, or two: seconds until each was raised, and until the executor had nothing left to do."""
+
+    work: str
+    moment: float
+    raised: list[float] = attrs.field(factory=list)
+    idle: float = 0.0
+    wrong: str = ""
+
+
+class Works:
+    """Programs that never end by themselves, by name."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0)
+        self.model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(DEVICE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.matrix = torch.full((400, 400), 0.002, device=DEVICE)
+        self.source = torch.ones(UPLOAD_BYTES // 4)
+        self.fresh = 0
+
+    def training(self) -> Iterator[None]:
+        """Steps of a small transformer."""
+        while True:
+            x = torch.randn(8, 32, 64).to(DEVICE)
+            self.optimizer.zero_grad()
+            loss = self.model(x).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            loss.item()
+            yield
+
+    def generation(self) -> Iterator[None]:
+        """Tokens, each of which needs the one before."""
+        tokens = torch.zeros(1, 1, 64, device=DEVICE)
+        while True:
+            with torch.no_grad():
+                out = self.model(tokens)[:, -1:]
+                out.argmax(-1).item()
+                tokens = torch.cat([tokens, out], 1)[:, -48:]
+            yield
+
+    def upload(self) -> Iterator[None]:
+        """Large tensors, behind work that keeps the executor busy."""
+        while True:
+            for _ in range(20):
+                self.matrix @ self.matrix
+            self.source.to(DEVICE)
+            yield
+
+    def planning(self) -> Iterator[None]:
+        """Programs of a structure that was never seen."""
+        while True:
+            self.fresh += 1
+            x = torch.ones(4, device=DEVICE)
+            bits = f"{self.fresh:012b}"
+            for _ in range(60):
+                for bit in bits:
+                    x = x.sin() if bit == "1" else x.cos()
+            x.sum().item()
+            yield
+
+    def waiting(self) -> Iterator[None]:
+        """One program that takes long."""
+        while True:
+            product = self.matrix
+            for _ in range(4000):
+                product = product @ self.matrix
+            product.sum().item()
+            yield
+
+
+def trials(count: int, seed: int, longest: float = 3.0) -> Iterator[Trial]:
+    """Trials at random moments; each begins where the one before has left the session."""
+    chance, works = random.Random(seed), Works()
+    kept = {n: torch.full((100 + n,), float(n)).to(DEVICE) for n in range(20)}
+    djinn.synchronize()
+    programs: list[Callable[[], Iterator[None]]] = [
+        works.training,
+        works.generation,
+        works.upload,
+        works.planning,
+        works.waiting,
+    ]
+    for number in range(count):
+        program = programs[number % len(programs)]
+        trial = Trial(program.__name__, chance.uniform(0.0, longest))
+        _run(trial, program, chance.uniform(0.0, SECOND_SECONDS))
+        trial.wrong = trial.wrong or _wrong_of(kept)
+        yield trial
+        if trial.work == "training":
+            works.__init__()  # type: ignore[misc] # a step that was stopped leaves weights that say so
+
+
+def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> None:
+    pressed: list[float] = []
+
+    def press() -> None:
+        for pause in (trial.moment, second):
+            time.sleep(pause)
+            pressed.append(time.monotonic())
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    caught: list[float] = []
+    thread = threading.Thread(target=press)
+    steps = program()
+    try:
+        try:
+            thread.start()
+            while True:
+                next(steps)
+        except KeyboardInterrupt:
+            caught.append(time.monotonic())
+        while thread.is_alive() or time.monotonic() - pressed[-1] < 0.2:  # the second one comes in the middle of this
+            torch.ones(2, device=DEVICE).sum().item()
+    except KeyboardInterrupt:
+        caught.append(time.monotonic())
+    thread.join()
+    if len(caught) == 1 and pressed[1] > caught[0]:
+        trial.wrong = "the second one was not raised"
+    trial.raised = [came - went for came, went in zip(caught, pressed, strict=False)]
+    session = client._state.session
+    while session is not None and session._pending and not session.lost:
+        session.take_what_came()
+        time.sleep(0.01)
+    trial.idle = time.monotonic() - caught[-1]
+    if torch.ones(2, device=DEVICE).sum().item() != 2.0:
+        trial.wrong = "the next op is wrong"
+
+
+def _wrong_of(kept: dict[int, torch.Tensor]) -> str:
+    """What is wrong with tensors that were finished before; empty: nothing."""
+    for number, tensor in kept.items():
+        if tensor.tolist() != [float(number)] * (100 + number):
+            return f"tensor {number} is not what it was"
+    session = client._state.session
+    if session is None or session.lost:
+        return "the session is lost"
+    return ""
