@@ -7,8 +7,10 @@ interrupts back, and says itself where one is raised: in every wait, a few times
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -44,6 +46,8 @@ class HeldInterrupts:
             return
         if not self._depth:
             self._before = signal.getsignal(signal.SIGINT)
+            if self._before is signal.default_int_handler:  # notebooks put it back for each cell
+                self._before = raise_outside_torch
             self._caught = None
             if callable(self._before):
                 signal.signal(signal.SIGINT, self._catch)
@@ -122,6 +126,66 @@ class HeldInterrupts:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught = number, frame
+
+
+def raise_outside_torch(number: int, frame: FrameType | None) -> None:
+    """The handler of Ctrl-C, in place of Python's own: raises `KeyboardInterrupt`, a moment later where PyTorch could not bear it.
+
+    PyTorch asks Python for the device of a tensor, also where an exception in C++ aborts the process, and Python then looks
+    for signals. So inside PyTorch's C++ the signal is sent once more instead.
+    """
+    if _inside_torch():
+        threading.Thread(target=_press_again, name="djinn-interrupt", daemon=True).start()
+    else:
+        signal.default_int_handler(number, frame)
+
+
+def handle_interrupts() -> None:
+    """Use `raise_outside_torch` from now on, unless the program handles interrupts itself."""
+    if threading.current_thread() is _main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, raise_outside_torch)
+
+
+def _press_again() -> None:
+    time.sleep(_AGAIN_SECONDS)
+    if _main.ident is not None and _main.is_alive():
+        signal.pthread_kill(_main.ident, signal.SIGINT)
+
+
+class _Symbol(ctypes.Structure):
+    """What the dynamic linker knows of an address: `Dl_info`."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _inside_torch() -> bool:
+    """Whether the handler that calls this runs in the middle of PyTorch's C++, which no step of Python's lies before."""
+    try:
+        stack = (ctypes.c_void_p * _FRAMES)()
+        count = _program.backtrace(stack, _FRAMES)
+    except AttributeError:  # a C library without it
+        return False
+    symbol, loops = _Symbol(), 0
+    for address in stack[:count]:
+        if not _program.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol)):
+            continue
+        if symbol.name == b"_PyEval_EvalFrameDefault":
+            loops += 1
+        elif loops == 1 and b"libtorch" in (symbol.file or b""):
+            return True
+        if loops > 1:
+            return False
+    return False
+
+
+_FRAMES: Final = 64
+_AGAIN_SECONDS: Final = 0.002
+_program = ctypes.CDLL(None)
 
 
 def _is_main() -> bool:

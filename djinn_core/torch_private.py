@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -102,34 +103,72 @@ def _exists(name: str) -> bool:
     return True
 
 
-def register_backend(name: str, module: ModuleType, keep: Callable[[BaseException], None]) -> None:
-    """Make `torch.device(name)` a device whose kernels are written in Python, with `torch.<name>` as its module.
-
-    PyTorch asks the device guard for its type also while it unwinds from an exception that Python code raised in a
-    backward pass. What is pending then goes to `keep`: the answer would be an error otherwise, which aborts the process.
-    """
+def register_backend(name: str, module: ModuleType) -> None:
+    """Make `torch.device(name)` a device whose kernels are written in Python, with `torch.<name>` as its module."""
     backend_registration._setup_privateuseone_for_python_backend(
-        rename=name, backend_module=module, device_guard=_device_guard(keep, torch._C._autograd.DeviceType.PrivateUse1)
+        rename=name, backend_module=module, device_guard=_device_guard(torch._C._autograd.DeviceType.PrivateUse1)
     )
 
 
-def _device_guard(keep: Callable[[BaseException], None], device_type: Any) -> Any:
-    # ctypes raises what is pending after each call of a function of Python's own interface.
-    raise_pending = ctypes.pythonapi.PyErr_Occurred
-    raise_pending.argtypes, raise_pending.restype = [], ctypes.c_void_p
+def _device_guard(device_type: Any) -> Any:
+    """A guard that says its type, which PyTorch asks for where it cannot bear an exception: one aborts the process.
+
+    It asks also while it unwinds from an exception that Python code raised in a backward pass. What is pending then is put aside for
+    `take_pending_errors`. And nothing of it is a step of Python's own, in which the handler of a signal might run, and raise.
+    """
+    put_aside: Any = ctypes.PyDLL(None).PyErr_Fetch
+    put_aside.restype = functools.partial(next, itertools.repeat(device_type))
+    places = [[ctypes.byref(_pending, (3 * n + part) * _POINTER) for n in range(_PENDING)] for part in range(3)]
+    calls = map(put_aside, *(_endless(column) for column in places))
 
     class Guard(torch._C._acc.DeviceGuard):
-        def type_(self) -> Any:
-            try:
-                raise_pending()
-            except BaseException as error:
-                keep(error)
-            return device_type
+        type_ = staticmethod(functools.partial(next, calls))
 
     return Guard()
 
 
-def stand_in_for_cuda(keep: Callable[[BaseException], None]) -> None:
+def _endless(items: list[Any]) -> Iterator[Any]:
+    cycle = itertools.cycle(items)
+    for _ in range(len(items) + 1):  # from then on it has a list of its own, and looks at no iterator
+        next(cycle)
+    return cycle
+
+
+# Errors that were put aside, in turns: type, value and traceback of each.
+_PENDING: Final = 1024
+_POINTER: Final = ctypes.sizeof(ctypes.c_void_p)
+_pending: Any = (ctypes.c_void_p * (3 * _PENDING))()
+_NONE_PENDING: Final = bytes(_pending)
+
+
+def take_pending_errors() -> list[BaseException]:
+    """The errors that were pending when PyTorch asked for the type of a device; once."""
+    if bytes(_pending) == _NONE_PENDING:
+        return []
+    taken = [_owned(place) for place in range(3 * _PENDING)]
+    found = zip(taken[::3], taken[1::3], taken[2::3], strict=True)
+    return [_raised(kind, value).with_traceback(trace) for kind, value, trace in found if kind is not None]
+
+
+def _owned(place: int) -> Any:
+    """The object that a place holds a reference to, which the place gives away; None where there is none."""
+    address, _pending[place] = _pending[place], None
+    if address is None:
+        return None
+    held = ctypes.cast(address, ctypes.py_object)
+    found = held.value
+    ctypes.pythonapi.Py_DecRef(held)
+    return found
+
+
+def _raised(kind: type[BaseException], value: Any) -> BaseException:
+    """The exception that Python would make of what was pending."""
+    if isinstance(value, BaseException):
+        return value
+    return kind(*value) if isinstance(value, tuple) else kind() if value is None else kind(value)
+
+
+def stand_in_for_cuda() -> None:
     """Give the device type `cuda` a guard written in Python, in place of PyTorch's, which is missing or finds no GPU.
 
     PyTorch registers such guards for the device type of `register_backend` only, so this one is registered there for a
@@ -142,7 +181,7 @@ def stand_in_for_cuda(keep: Callable[[BaseException], None]) -> None:
     ours, theirs = int(_DEVICE_KINDS.PrivateUse1), int(_DEVICE_KINDS.CUDA)
     registered, table[ours] = table[ours], None
     try:
-        guard = _device_guard(keep, _DEVICE_KINDS.CUDA)
+        guard = _device_guard(_DEVICE_KINDS.CUDA)
         torch._C._acc.register_python_privateuseone_device_guard(guard)
         table[theirs] = table[ours]
     finally:

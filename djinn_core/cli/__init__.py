@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "Show Djinn at work on this machine, no GPU needed.",
     "doctor": "Say what is wrong with this installation and how to mend it.",
     "explain": "Show what each stage decides about a script or a model, and why.",
+    "kill": "End a session on a server.",
     "plan": "Plan a model for a cluster that is only described.",
     "plugins": "List the plugins, built-in, installed and broken ones.",
     "run": "Run a script written for CUDA on the remote device.",

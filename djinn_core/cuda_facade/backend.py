@@ -9,7 +9,6 @@ import torch
 from djinn_core import torch_private
 from djinn_core.errors import StartupError
 from djinn_core.interception.ops import factories
-from djinn_core.interception.ops.backward import keep_error
 from djinn_core.interception.tensors import lazy_tensor
 
 _libraries: list[torch.library.Library] = []
@@ -22,7 +21,7 @@ def register() -> None:
         StartupError: this PyTorch is not laid out as expected.
     """
     try:
-        torch_private.stand_in_for_cuda(keep_error)
+        torch_private.stand_in_for_cuda()
     except (OSError, ValueError) as error:
         raise StartupError(
             f"`djinn run` does not know PyTorch {torch.__version__}: {error}. Let the script use the device "

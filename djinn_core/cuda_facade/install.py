@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from djinn_core.cuda_facade import autocast, backend, backends, legacy, module, parallel, pinning, profiling, tensors
+from djinn_core.cuda_facade import (
+    autocast,
+    backend,
+    backends,
+    legacy,
+    module,
+    parallel,
+    pinning,
+    profiling,
+    tensors,
+    tracing,
+)
 from djinn_core.cuda_facade.spawning import call_in_new_processes
 
 
@@ -29,5 +40,6 @@ def install() -> None:
     parallel.replace()
     pinning.replace()
     profiling.replace()
+    tracing.replace()
     call_in_new_processes(install)
     _Installed.done = True

@@ -13,7 +13,7 @@ from djinn_core.interception.libraries.install import install as adapt_libraries
 from djinn_core.interception.ops import attention, autocast, cuda_roads, factories
 from djinn_core.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
 from djinn_core.interception.ops import normalise as _normalise  # noqa: F401 - its handlers
-from djinn_core.interception.ops.backward import guard_engine, keep_error
+from djinn_core.interception.ops.backward import guard_engine
 from djinn_core.interception.ops.composite import register_whole
 from djinn_core.interception.ops.default_dtype import noting_changes
 from djinn_core.interception.ops.padding import pad_with_zeros
@@ -40,7 +40,7 @@ def install() -> None:
     if _libraries:
         return
     lazy_tensor.dispatcher.append(dispatch)
-    register_backend(lazy_tensor.DEVICE_NAME, make_module(), keep_error)
+    register_backend(lazy_tensor.DEVICE_NAME, make_module())
     _libraries.extend([factories.register(), pinning.register()])
     _libraries.extend([register_whole(dispatch), attention.register(), cuda_roads.register()])
     _libraries.extend(autocast.register())

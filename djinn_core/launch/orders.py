@@ -16,7 +16,7 @@ import msgspec
 from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
 from djinn_core.launch.places import Places
-from djinn_core.wire.message import Count
+from djinn_core.wire.message import Count, Name
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 
 
@@ -94,13 +94,20 @@ class Evict(msgspec.Struct, frozen=True, tag="evict"):
     tokens: tuple[str, ...]
 
 
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """End a session: what it computes is stopped, its client is told the reason."""
+
+    session: Name
+    reason: str
+
+
 class Belong(msgspec.Struct, frozen=True, tag="belong"):
     """Work for that tenant. Nobody else's sessions are recovered here, whoever has their secrets."""
 
     tenant: str
 
 
-Order = Start | Report | Drain | Evict | Belong
+Order = Start | Report | Drain | Evict | End | Belong
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -25,6 +25,7 @@ from djinn_core.launch.orders import (
     Answer,
     Belong,
     Drain,
+    End,
     Evict,
     Failed,
     Full,
@@ -252,6 +253,11 @@ class ExecutorProcess:
         """Have the sessions of tokens that are not good any more ended; returns at once."""
         with contextlib.suppress(OSError):  # already gone, and the sessions with it
             self._order(Evict(tokens))
+
+    def end(self, session: str, reason: str) -> None:
+        """Have a session ended, if it is there; returns at once."""
+        with contextlib.suppress(OSError):  # already gone, and the session with it
+            self._order(End(session, reason))
 
     def drain(self, seconds: float) -> None:
         """Ask it to take no new sessions and to end when the last has ended, or after `seconds`; returns at once."""

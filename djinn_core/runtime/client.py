@@ -22,6 +22,7 @@ from djinn_core.interception.install import install
 from djinn_core.interception.port import Runtime, port
 from djinn_core.interception.recording import recorder
 from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.interrupts import handle_interrupts
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.values import new_storage
 from djinn_core.logs import get_logger, set_debug_level
@@ -502,6 +503,7 @@ def _at_exit() -> None:
 def attach() -> None:
     """Register the device and become its runtime; called once, when `djinn` is imported by a client."""
     install()
+    handle_interrupts()
     port.start = _runtime
     port.is_open = is_initialized
     port.is_available = _is_available

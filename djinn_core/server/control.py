@@ -12,7 +12,7 @@ from typing import Protocol
 
 from djinn_core.errors import StartupError
 from djinn_core.launch.lines import LineReader, write_line
-from djinn_core.launch.orders import Answer, Belong, Drain, Evict, Report, Sessions, Start, read_order, to_line
+from djinn_core.launch.orders import Answer, Belong, Drain, End, Evict, Report, Sessions, Start, read_order, to_line
 from djinn_core.logs import get_logger
 
 START_SECONDS = 30.0
@@ -33,6 +33,9 @@ class Serving(Protocol):
 
     def evict(self, tokens: Collection[str]) -> None:
         """End the sessions of whoever came with one of these tokens."""
+
+    def end(self, session: str, reason: str) -> None:
+        """End a session, and what it computes."""
 
     def belong(self, tenant: str) -> None:
         """Work for that tenant."""
@@ -118,6 +121,8 @@ class Control:
                 self.report(serving.sessions(order.number))
             elif isinstance(order, Evict):
                 serving.evict(order.tokens)
+            elif isinstance(order, End):
+                serving.end(order.session, order.reason)
             elif isinstance(order, Belong):
                 serving.belong(order.tenant)
             elif isinstance(order, Drain):

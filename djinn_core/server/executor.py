@@ -237,6 +237,16 @@ class Executor:
                 )
                 entry.connection.close()
 
+    def end(self, session: str, reason: str) -> None:
+        """End a session, and what it computes."""
+        entry = self._roster.entry(session)
+        if entry is None or entry.connection is None:
+            return
+        _log.warning("a session is ended", session=entry.id, client=entry.client, reason=reason)
+        entry.session.stop()
+        _part(entry.connection, reason)
+        entry.connection.close()
+
     def full(self, reason: str) -> None:
         """Nobody is let in for now: the gateway, which has less to do than this process, may say so by itself for a while."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:

@@ -26,6 +26,9 @@ class Session(Protocol):
     def figures(self) -> Mapping[str, int]:
         """`values` (live tensors), `memory` (their bytes) and `submissions`, from any thread."""
 
+    def stop(self) -> None:
+        """Stop what it computes before the next op, and begin nothing more; from any thread."""
+
     def close(self) -> None:
         """Free everything that the session holds."""
 
@@ -81,6 +84,11 @@ class Roster:
         """All sessions, oldest first."""
         with self._lock:
             return list(self._entries.values())
+
+    def entry(self, name: str) -> Entry | None:
+        """The session of that name, with who has it."""
+        with self._lock:
+            return self._entries.get(name)
 
     def session(self, name: str) -> Session | None:
         """The session of that name."""

@@ -518,6 +518,10 @@ class ExecutorSession:
             | (self._memory.figures() if self._memory is not None else {})
         )
 
+    def stop(self) -> None:
+        """As `Session.stop` of the roster."""
+        self._wanted.stop_all()
+
     def close(self) -> None:
         """Free everything."""
         METER.leave(self)

@@ -378,6 +378,21 @@ class Status(Message, frozen=True):
     executors: tuple[ExecutorStatus, ...]
 
 
+class Kill(Message, frozen=True):
+    """Ask a gateway to end a session, named by the beginning of its name."""
+
+    protocol: int
+    token: Secret
+    session: Name
+
+
+class Killed(Message, frozen=True):
+    """Answer to `Kill`: the whole name of the session that ends, and what its client is called."""
+
+    session: Name
+    client: Name
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -422,6 +437,8 @@ AnyMessage = (
     | Parcel
     | StatusRequest
     | Status
+    | Kill
+    | Killed
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,6 +12,7 @@ import click
 from interrupting import Trial, trials
 
 import djinn
+from djinn_core.interrupts import raise_outside_torch
 
 
 @click.command()
@@ -23,7 +24,7 @@ import djinn
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
 def main(presses: int, seed: int, server: str, raised_seconds: float, idle_seconds: float, file: Path | None) -> None:
     """Press Ctrl-C, and again; exit with 1 where one came late or something was lost."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, raise_outside_torch)
     djinn.configure(threads=1, **({"servers": [server]} if server else {}))
     found: dict[str, list[Trial]] = defaultdict(list)
     bad = 0

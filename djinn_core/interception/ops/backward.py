@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import torch
 
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.recording.site import Boundary, mark_boundary
-from djinn_core.torch_private import EngineRun
+from djinn_core.torch_private import EngineRun, take_pending_errors
 from djinn_core.tracebacks import shorten_through
-
-
-class _Kept(threading.local):
-    def __init__(self) -> None:
-        self.errors: list[BaseException] = []
-
-
-_kept = _Kept()
-
-
-def keep_error(error: BaseException) -> None:
-    """Keep what Python code raised while the engine unwinds; `guard_engine` raises it when the engine is left."""
-    _kept.errors.append(error)
 
 
 def guard_engine(run: EngineRun) -> EngineRun:
@@ -36,7 +22,7 @@ def guard_engine(run: EngineRun) -> EngineRun:
 
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        before, _kept.errors = _kept.errors, []
+        take_pending_errors()  # of before
         recorder = current()
         outer = recorder.differentiating, recorder.module, recorder.issued.backward
         recorder.differentiating, recorder.module, recorder.issued.backward = True, None, None
@@ -44,12 +30,12 @@ def guard_engine(run: EngineRun) -> EngineRun:
             with torch.autograd.set_multithreading_enabled(False):
                 return run(*args, **kwargs)
         except BaseException as error:
-            if not _kept.errors:
+            pending = take_pending_errors()
+            if not pending:
                 shorten_through(error)
                 raise
-            raise _kept.errors[0] from (None if isinstance(error, SystemError) else error)
+            raise pending[0] from (None if isinstance(error, SystemError) else error)
         finally:
-            _kept.errors = before
             recorder.differentiating, recorder.module, recorder.issued.backward = outer
 
     for function in (run, guarded):

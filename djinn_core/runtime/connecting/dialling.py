@@ -43,6 +43,8 @@ from djinn_core.wire.messages import (
     Attach,
     Attached,
     Hello,
+    Kill,
+    Killed,
     Refused,
     Status,
     StatusRequest,
@@ -185,6 +187,21 @@ def _hinting_at_tls(transport: Transport, url: str) -> Iterator[None]:
         if secured is None:
             raise
         raise TransportError(f"{error}. If that server speaks TLS, its address is {secured}://{rest}") from error
+
+
+def ask_to_kill(url: str, token: str, transports: Iterable[Transport], timeout: float, session: str) -> Killed:
+    """Have the server at `url` end the session whose name begins like this.
+
+    Raises:
+        PluginError: no transport serves the address.
+        TransportError: nobody answers there.
+        AccessRefused: the token is wrong or good for looking only, or there is no such session, or several.
+    """
+    connection = transport_for(url, transports).connect(url, _GREETING, timeout)
+    try:
+        return ask(connection, Kill(PROTOCOL_VERSION, token, session), Killed, timeout, url)
+    finally:
+        connection.close()
 
 
 def client_name() -> str:

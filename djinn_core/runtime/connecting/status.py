@@ -1,4 +1,4 @@
-"""Asking the configured servers what they are doing."""
+"""Asking the configured servers what they are doing, and to end a session."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.errors import DjinnError
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.runtime.connecting.dialling import ask_status
+from djinn_core.runtime.connecting.dialling import ask_status, ask_to_kill
 from djinn_core.runtime.connecting.servers import find_servers, standby_servers
-from djinn_core.wire.messages import Status
+from djinn_core.wire.messages import Killed, Status
 
 AVAILABLE_SECONDS = 4.0  # that a program is made to wait for an answer to "is there a device?"
 
@@ -69,3 +69,26 @@ def _ask_any(settings: Settings, registry: Registry, reasons: list[str]) -> None
                     return
     except DjinnError as error:
         reasons.append(str(error))
+
+
+def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnError]:
+    """By URL what each configured server says, as far as it was asked: the first that ends a session of that name is the last.
+
+    Raises:
+        ConfigurationError: the connection file cannot be read, or there is no token.
+        PluginError: a plugin that was asked for cannot be used.
+    """
+    servers = find_servers(settings)
+    if servers is None:
+        return {}
+    registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
+    transports = servers.transports(registry.transports)
+    answers: dict[str, Killed | DjinnError] = {}
+    for url in servers.urls:
+        try:
+            answers[url] = ask_to_kill(url, servers.token, transports, settings.connect_timeout, session)
+        except DjinnError as error:
+            answers[url] = error
+        else:
+            break
+    return answers

@@ -24,7 +24,17 @@ from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.giving_back import GIVING_BACK
 from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.rates import Bucket, Buckets
-from djinn_core.wire.messages import PROTOCOL_VERSION, AnyMessage, Attach, Hello, Status, StatusRequest, Welcome
+from djinn_core.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Attach,
+    Hello,
+    Kill,
+    Killed,
+    Status,
+    StatusRequest,
+    Welcome,
+)
 from djinn_core.wire.resume_messages import Aside, Resume
 
 HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
@@ -86,10 +96,12 @@ class Admission:
             if message is None:
                 return
             identity = self._identify(connection, message)
-        if identity is None or not isinstance(message, Hello | StatusRequest):
+        if identity is None or not isinstance(message, Hello | StatusRequest | Kill):
             return
         try:
-            if isinstance(message, StatusRequest):
+            if isinstance(message, Kill):
+                self._kill(connection, message, identity)
+            elif isinstance(message, StatusRequest):
                 self.audit.note("status", tenant=identity.tenant, key=identity.token, peer=_peer(connection))
                 send_message(connection, self.status(identity))
             else:
@@ -102,7 +114,7 @@ class Admission:
 
     def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
         """Who sent the first message; None where nobody is let in with it, who was told why."""
-        if not isinstance(message, Hello | StatusRequest):
+        if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denied(_FIRST, "no_token"), type(message).__name__)
             return None
         identity = self.gatekeeper.identify(message.token)
@@ -112,10 +124,9 @@ class Admission:
         if message.protocol != PROTOCOL_VERSION:
             self._refuse(connection, Denied(_versions(message), "version"), type(message).__name__, identity)
             return None
-        if identity.monitor and isinstance(message, Hello):
-            self._refuse(
-                connection, Denied("this token is good for watching the server only", "monitor"), "Hello", identity
-            )
+        if identity.monitor and not isinstance(message, StatusRequest):
+            denied = Denied("this token is good for watching the server only", "monitor")
+            self._refuse(connection, denied, type(message).__name__, identity)
             return None
         wait = self._too_often(identity)
         if wait:
@@ -155,6 +166,24 @@ class Admission:
         except TransportError as error:
             _log.info("a connection ended before it asked for anything", error=str(error))
         return None
+
+    def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
+        """End a session that the one who asks may see."""
+        shown = self.tenants.statuses(None if identity.sees_all else identity.tenant)
+        found = {
+            s.session: s.client for executor in shown for s in executor.sessions if s.session.startswith(kill.session)
+        }
+        if len(found) != 1 or not kill.session:
+            several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
+            reason = f"{several} {kill.session!r}: `djinn status --json` shows their whole names"
+            self._refuse(connection, Denied(reason, "no_such_session"), "Kill", identity)
+            return
+        ((session, client),) = found.items()
+        facts = {"session": session, "client": client, "tenant": identity.tenant, "key": identity.token}
+        self.audit.note("killed", **facts, peer=_peer(connection))
+        who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
+        self.tenants.end(session, f"it was ended by {who}, with `djinn kill`")
+        send_message(connection, Killed(session, client))
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
         pool = self.tenants.pool_of(identity.tenant, identity.quota.memory)
@@ -234,7 +263,7 @@ def _denied(refusal: Refusal) -> Denied:
     return Denied(refusal.reason, "busy" if refusal.again else "device", refusal.again)
 
 
-def _versions(message: Hello | StatusRequest) -> str:
+def _versions(message: Hello | StatusRequest | Kill) -> str:
     client = f" (Djinn {message.version})" if isinstance(message, Hello) else ""
     older = "the client" if message.protocol < PROTOCOL_VERSION else "the server"
     return (

@@ -28,7 +28,7 @@ class Audit:
         self._sparing = Sparing()
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write one line: `event` is one of `admitted`, `refused`, `status`, `evicted`, `started`, `stopped`.
+        """Write one line: `event` is one of `admitted`, `refused`, `status`, `evicted`, `killed`, `started`, `stopped`.
 
         Of many refusals for the same reason some are left out, and the next line says how many.
         """

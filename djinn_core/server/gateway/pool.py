@@ -84,6 +84,10 @@ class Seat:
         """End the sessions of tokens that are not good any more."""
         self._process.evict(tokens)
 
+    def end(self, session: str, reason: str) -> None:
+        """End a session, if it is here."""
+        self._process.end(session, reason)
+
     def drain(self, seconds: float) -> None:
         """Let its sessions end within `seconds`; returns at once."""
         self._closing.set()
@@ -185,6 +189,11 @@ class Pool:
         """End the sessions of tokens that are not good any more."""
         for seat in self._seats:
             seat.evict(tokens)
+
+    def end(self, session: str, reason: str) -> None:
+        """End a session, on whichever executor it is."""
+        for seat in self._seats:
+            seat.end(session, reason)
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
         """What `djinn status` shows of each."""

@@ -97,6 +97,11 @@ class Tenants:
         for _, pool in self._owned(None):
             pool.evict(tokens)
 
+    def end(self, session: str, reason: str) -> None:
+        """End a session, whose ever it is."""
+        for _, pool in self._owned(None):
+            pool.end(session, reason)
+
     @property
     def ready(self) -> bool:
         """Whether somebody who comes now finds an executor."""

@@ -1,0 +1,40 @@
+"""`djinn kill`: ends a session on a server, for the one whose it is, or for the operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import click
+
+from djinn_core.cli.status import PATIENCE
+from djinn_core.errors import ConfigurationError
+
+
+@click.command(name="kill")
+@click.argument("session")
+@click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
+@click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
+def command(session: str, servers: tuple[str, ...], connection_file: Path | None) -> None:
+    """End SESSION, named by the beginning of its name as `djinn status` shows it.
+
+    What it computes is stopped before the next op, its tensors are freed, and its program gets SessionLost. The operator may end every
+    session, a tenant its own.
+    """
+    from djinn_core.config import resolve
+    from djinn_core.runtime.connecting.status import kill_session
+    from djinn_core.wire.messages import Killed
+
+    given = {"servers": servers or None, "connection_file": connection_file}
+    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
+    answers = kill_session(attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE)), session)
+    if not answers:
+        raise ConfigurationError(
+            "no server is configured: name one with --server URL (and DJINN_TOKEN), or the file that `djinn serve` wrote "
+            "with --connection-file or DJINN_CONNECTION_FILE. Ctrl-C or djinn.cancel() stop what a program of your own runs"
+        )
+    killed = [answer for answer in answers.values() if isinstance(answer, Killed)]
+    for one in killed:
+        click.echo(f"ended session {one.session} of {one.client}")
+    if not killed:
+        raise click.ClickException("; ".join(dict.fromkeys(str(answer) for answer in answers.values())))

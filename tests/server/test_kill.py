@@ -1,0 +1,102 @@
+"""`djinn kill`: a session that its owner or the operator ends is stopped at once, and its program hears by whom."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+from click.testing import CliRunner
+from servers import start_server
+
+import djinn
+from djinn_core.cli import main
+from djinn_core.errors import AccessRefused, SessionLost
+from djinn_core.launch.connection_file import read_connection_file
+from djinn_core.runtime import client
+from djinn_core.runtime.connecting.dialling import ask_to_kill
+
+DEVICE = "remote_accelerator:0"
+AT_ONCE = 20.0  # seconds, on a busy machine; the program takes several times as long
+
+
+@pytest.fixture
+def killing(serving):
+    """`djinn kill` with these arguments, as the operator of the shared server."""
+    environ = {"DJINN_SERVERS": serving.urls[0], "DJINN_TOKEN": serving.token}
+    return lambda *arguments: CliRunner().invoke(main, ["kill", *arguments], env=environ)
+
+
+def test_a_session_that_computes_is_ended_and_its_program_hears_why(connect, url_of, killing):
+    with connect(url_of("tcp")):
+        matrix = torch.full((500, 500), 0.001, device=DEVICE)
+        djinn.synchronize()
+        name, found = client.session_name(), []
+
+        def wait():
+            product = matrix
+            for _ in range(6000):
+                product = product @ matrix
+            try:
+                found.append(product.sum().item())
+            except SessionLost as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not client._state.session._pending:
+            time.sleep(0.01)
+        started = time.monotonic()
+        ended = killing(name[:8])
+        assert ended.exit_code == 0, ended.output
+        assert f"ended session {name}" in ended.output
+        thread.join()
+        assert "ended by the operator of the server, with `djinn kill`" in found[0]
+        assert time.monotonic() - started < AT_ONCE
+        with pytest.raises(SessionLost):
+            matrix.sum().item()
+        djinn.init()
+        assert torch.ones(2, device=DEVICE).sum().item() == 2.0, "the executor lives on"
+
+
+def test_a_name_that_is_none_or_several_ends_nothing(connect, url_of, killing):
+    with connect(url_of("tcp")):
+        x = torch.ones(2, device=DEVICE)
+        refused = killing("nothing-begins-like-this")
+        assert refused.exit_code == 1
+        assert "there is no session that begins with 'nothing-begins-like-this'" in refused.output
+        assert killing("").exit_code != 0
+        assert x.sum().item() == 2.0
+
+
+def test_tenants_end_their_own_sessions_and_watchers_none(python, plain_environment, tmp_path, registry):
+    tokens, audit = tmp_path / "tokens.json", tmp_path / "audit.log"
+    token = {}
+    for who, extra in (("alice", ()), ("bob", ()), ("watcher", ("--monitor",))):
+        made = CliRunner().invoke(main, ["token", "create", who, "--file", str(tokens), *extra])
+        token[who] = made.stdout.strip()
+    options = ["--threads", "1", "--token-file", str(tokens), "--audit-log", str(audit), "--drain-seconds", "1"]
+    (tmp_path / "server").mkdir()
+    server = start_server(python.start, tmp_path / "server", *options, env=plain_environment)
+    try:
+        url = next(u for u in read_connection_file(server.file).urls if u.startswith("tcp"))
+        transports = registry.transports
+        djinn.configure(servers=[url], token=token["alice"], disable=("local",))
+        x = torch.ones(2, device=DEVICE)
+        assert x.sum().item() == 2.0
+        name = client.session_name()
+        for who, why in (("bob", "no session"), ("watcher", "watching the server only")):
+            with pytest.raises(AccessRefused, match=why):
+                ask_to_kill(url, token[who], transports, 10.0, name)
+        assert x.sum().item() == 2.0
+        assert ask_to_kill(url, token["alice"], transports, 10.0, name).session == name
+        with pytest.raises(SessionLost, match="ended by its owner alice"):
+            while True:
+                x.sum().item()
+    finally:
+        djinn.configure()
+        server.stop()
+    killed = [line for line in map(json.loads, audit.read_text().splitlines()) if line["audit"] == "killed"]
+    assert [(line["tenant"], line["session"]) for line in killed] == [("alice", name)]
