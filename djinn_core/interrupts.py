@@ -7,6 +7,7 @@ interrupts back, and says itself where one is raised: in every wait, a few times
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import signal
 import threading
@@ -134,8 +135,10 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
     PyTorch asks Python for the device of a tensor, also where an exception in C++ aborts the process, and Python then looks
     for signals. So inside PyTorch's C++ the signal is sent once more instead.
     """
+    if _is_handling(frame):
+        return  # what is just being decided holds for this one, too
     if _inside_torch():
-        threading.Thread(target=_press_again, name="djinn-interrupt", daemon=True).start()
+        _thread.start_new_thread(_press_again, ())
     else:
         signal.default_int_handler(number, frame)
 
@@ -144,6 +147,15 @@ def handle_interrupts() -> None:
     """Use `raise_outside_torch` from now on, unless the program handles interrupts itself."""
     if threading.current_thread() is _main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, raise_outside_torch)
+
+
+def _is_handling(frame: FrameType | None) -> bool:
+    """Whether a signal came in the middle of this handler."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        if frame.f_code is raise_outside_torch.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _press_again() -> None:

@@ -35,8 +35,7 @@ def command(
     from djinn_core.cuda_facade.install import install
 
     install()
-    if verbose:
-        _say_what_cuda_is()
+    _connect(verbose)
     with _counting(stats):
         try:
             Script(script, arguments, as_module).run()
@@ -45,10 +44,15 @@ def command(
             raise SystemExit(130) from None
 
 
-def _say_what_cuda_is() -> None:
+def _connect(verbose: bool) -> None:
+    """Where servers are configured, connect now: a wrong address or token is an error before the script does anything."""
     from djinn_core.runtime import client
 
-    client.init()
+    settings = client.settings()
+    if verbose or settings.servers or settings.connection_file:
+        client.init()
+    if not verbose:
+        return
     device = client.device()
     assert device is not None
     click.echo(f"djinn: cuda:0 is {device.id} of the executor ({device.name})", err=True)

@@ -102,6 +102,39 @@ def test_generation(on_both):
     assert remote == local
 
 
+def test_a_gpt_with_a_scaler_workers_a_checkpoint_and_resuming(on_both, tmp_path):
+    saved = {"remote": ("--checkpoint", "remote.pt"), "local": ("--device", "cpu", "--checkpoint", "local.pt")}
+    assert_alike(*on_both("train_gpt.py", **saved), 0.02)
+    again = {"remote": ("--resume", "remote.pt"), "local": ("--device", "cpu", "--resume", "local.pt")}
+    remote, local = on_both("train_gpt.py", **again)
+    assert_alike(remote, local, 0.02)
+    assert remote[0].startswith("step 3 ")
+
+
+def test_the_trainer_with_workers(on_both):
+    assert_alike(*on_both("trainer.py", local=("--cpu",)), 0.01)
+
+
+def test_a_pipeline_that_streams(on_both):
+    remote, local = on_both("stream_text.py", local=("--device", "cpu"))
+    assert remote == local
+    assert len(remote) == 2
+
+
+def test_compiled_models_infer_and_train(on_both):
+    assert_alike(*on_both("compiled.py", local=("--device", "cpu")), 1e-3)
+
+
+def test_a_wrong_token_is_an_error_before_the_script_runs(python, served_environment, tmp_path):
+    (tmp_path / "script.py").write_text("print('it ran')\n")
+    environ = served_environment | {"DJINN_TOKEN": "x" * 43}
+    with python.start_captured(*REMOTE, "script.py", env=environ, cwd=tmp_path) as process:
+        said, told = end(process, 1)
+    assert said == ""
+    assert "token" in told
+    assert "Traceback" not in told
+
+
 def test_a_benchmark_with_events_and_streams(start):
     remote = start("remote", "--stats", "--verbose", SCRIPTS / "benchmark_matmul.py", served=False)
     local = start("local", SCRIPTS / "benchmark_matmul.py")
@@ -150,9 +183,13 @@ def test_modules_options_and_mistakes(start, tmp_path):
     )
     module = start("remote", "-m", "package", "-m", "--stats")
     nowhere = start("remote", "--server", "tcp://127.0.0.1:9", "--verbose", "-m", "package")
+    quiet = start("remote", "--server", "tcp://127.0.0.1:9", "-m", "package")
     missing = start("remote", "nothing.py")
     assert end(module, 7) == ("__main__ package.__main__ ['-m', '--stats']\n", "")
     assert "tcp://127.0.0.1:9" in end(nowhere, 1)[1]
+    said, told = end(quiet, 1)
+    assert said == "", "the script has not run"
+    assert "tcp://127.0.0.1:9" in told
     assert "There is no file 'nothing.py'" in end(missing, 2)[1]
 
 

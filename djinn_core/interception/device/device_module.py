@@ -80,6 +80,8 @@ def manual_seed(seed: int) -> None:
 def manual_seed_all(seed: int) -> None:
     """Start the random state of every index from `seed`."""
     _seeds[:] = [seed]
+    if port.forked:  # as on CUDA: this process cannot use the device, and workers seed all that there is
+        return
     for generator in default_generators():
         generator.manual_seed(seed)
 
