@@ -177,20 +177,19 @@ class _Symbol(ctypes.Structure):
 
 def _inside_torch() -> bool:
     """Whether the handler that calls this runs in the middle of PyTorch's C++, which no step of Python's lies before."""
-    try:
-        stack = (ctypes.c_void_p * _FRAMES)()
-        count = _program.backtrace(stack, _FRAMES)
-    except AttributeError:  # a C library without it
+    if _backtrace is None or _dladdr is None:  # a C library without them
         return False
+    stack = (ctypes.c_void_p * _FRAMES)()
+    count = _backtrace(stack, _FRAMES)
     symbol, loops = _Symbol(), 0
     for address in stack[:count]:
-        if not _program.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol)):
+        if not _dladdr(ctypes.c_void_p(address), ctypes.byref(symbol)):
             continue
         if symbol.name == b"_PyEval_EvalFrameDefault":
             loops += 1
-        elif loops == 1 and b"libtorch" in (symbol.file or b""):
+        elif b"libtorch" in (symbol.file or b""):
             return True
-        if loops > 1:
+        if loops > 1:  # the first is that of the handler
             return False
     return False
 
@@ -198,6 +197,8 @@ def _inside_torch() -> bool:
 _FRAMES: Final = 64
 _AGAIN_SECONDS: Final = 0.002
 _program = ctypes.CDLL(None)
+# Looked up here: in the handler nothing may run that an interrupt could be raised in.
+_backtrace, _dladdr = getattr(_program, "backtrace", None), getattr(_program, "dladdr", None)
 
 
 def _is_main() -> bool:

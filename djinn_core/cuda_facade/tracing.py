@@ -1,7 +1,7 @@
-"""What `torch.compile` asks of devices while it traces: tensors that it makes up say `cuda`, as those do that they stand for.
+"""What `torch.compile` asks of devices while it traces, where tensors say `cuda`.
 
-PyTorch's C++ knows one accelerator, which has the remote device's own name. Autograd asks it for streams, and must be told that
-name for tensors that are made up, too, or its backward pass finds no stream for them.
+PyTorch's C++ knows one accelerator, which has the remote device's own name. Autograd asks that for streams, also for the tensors
+that are made up while a backward pass is traced: those have the own name, or no stream would be found for them.
 """
 
 from __future__ import annotations
@@ -11,37 +11,39 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from djinn_core.cuda_facade.tensors import meant
+
+_DEVICE_PLACE = 7  # of the device among the arguments of `_make_wrapper_subclass`
 
 
 def replace() -> None:
     """Let tracing work with both names."""
-    _answer_with_own_name()
+    _make_with_own_name()
     _accept_both_names()
 
 
-def _answer_with_own_name() -> None:
-    """`prim::device`, with which C++ asks a made up tensor for its device."""
-    dispatch = vars(FakeTensor)["__torch_dispatch__"].__func__
-    asked = torch.ops.prim.device.default
+def _make_with_own_name() -> None:
+    make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass  # noqa: SLF001 - where the tracer makes them
 
-    @functools.wraps(dispatch)
-    def dispatch_or_name(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = dispatch(cls, func, types, args, kwargs or {})
-        return meant(found) if func is asked else found
+    @functools.wraps(make)
+    def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is FunctionalTensor and len(args) >= _DEVICE_PLACE:
+            before, device, after = args[: _DEVICE_PLACE - 1], args[_DEVICE_PLACE - 1], args[_DEVICE_PLACE:]
+            args = (*before, meant(device), *after)
+        return make(cls, *args, **kwargs)
 
-    FakeTensor.__torch_dispatch__ = classmethod(dispatch_or_name)  # type: ignore[assignment]
+    torch.Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # type: ignore[assignment]  # noqa: SLF001
 
 
 def _accept_both_names() -> None:
     """`torch.accelerator`'s functions, some of which compiled functions call with the device of a tensor."""
-    index: Callable[..., int] = torch.accelerator._get_device_index  # noqa: SLF001 - see `torch_private`
+    index: Callable[..., int] = torch.accelerator._get_device_index  # noqa: SLF001 - the one place that compares names
 
     @functools.wraps(index)
     def index_of_either(device: Any, optional: bool = False) -> int:
         return index(meant(device), optional)
 
     for module in (torch.accelerator, torch.accelerator.memory, torch.accelerator._utils):  # noqa: SLF001
-        module._get_device_index = index_of_either  # noqa: SLF001
+        module._get_device_index = index_of_either  # type: ignore[attr-defined]  # noqa: SLF001

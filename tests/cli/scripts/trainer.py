@@ -4,7 +4,7 @@ import argparse
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainingArguments
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--cpu", action="store_true")
@@ -38,6 +38,7 @@ arguments = TrainingArguments(
     seed=3,
 )
 trainer = Trainer(model=model, args=arguments, train_dataset=Tokens())
+trainer.remove_callback(PrinterCallback)
 trainer.train()
 for entry in trainer.state.log_history:
     if "loss" in entry:
