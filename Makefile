@@ -21,7 +21,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos clusters fuzz load hostile-ops zoo curves clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos interrupts clusters fuzz load hostile-ops zoo curves clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -72,6 +72,9 @@ chaos: $(READY) ## kill executors at random moments of generation and training; 
 
 clusters: $(READY) ## random programs on random clusters with every placement policy; ARGS="--clusters 10000 --seed 1"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/stages/run_clusters.py --json $(ARGS)
+
+interrupts: $(READY) ## press Ctrl-C, and again, at random moments of training, generation, upload and planning; ARGS="--presses 40"
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos/run_interrupts.py $(ARGS)
 
 fuzz: $(READY) ## malformed input, mutations of real work on a live executor, bad arguments for ops; ARGS="--inputs 100000 --mutations 10000"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/fuzz/run_fuzz.py --json $(ARGS)

@@ -36,6 +36,7 @@ from djinn_core.runtime.counting import reset_stats, stats
 from djinn_core.runtime.deadlines import limit_waits
 from djinn_core.runtime.planning.planning import load_plugins
 from djinn_core.runtime.planning.session_plans import (
+    asked_by_size_in,
     last_profile,
     new_planner,
     plan_anew,

@@ -1,0 +1,30 @@
+"""A short form of `make interrupts`: Ctrl-C at a few random moments of each kind of work, with limits for busy machines."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from interrupting import trials
+
+from djinn_core.interrupts import raise_outside_torch
+
+AT_ONCE = 20.0  # seconds; `make interrupts` asks for half of one
+
+
+@pytest.fixture
+def interruptible():
+    previous = signal.signal(signal.SIGINT, raise_outside_torch)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_ctrl_c_is_raised_at_once_and_costs_nothing_that_was_finished(embedded, interruptible):
+    seen = set()
+    for trial in trials(5, seed=11, longest=1.0):
+        seen.add(trial.work)
+        assert not trial.wrong, trial
+        assert trial.raised, trial
+        assert max(trial.raised) < AT_ONCE, trial
+        assert trial.idle < AT_ONCE, trial
+    assert seen == {"training", "generation", "upload", "planning", "waiting"}
