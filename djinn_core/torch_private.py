@@ -268,7 +268,7 @@ def modes_as_before() -> Iterator[None]:
         while torch._C._len_torch_function_stack() > calling:
             torch._C._pop_torch_function_stack()
         if torch.is_inference_mode_enabled() != inference:
-            torch._C._InferenceMode(inference).__enter__()  # type: ignore[no-untyped-call]
+            torch._C._InferenceMode(inference).__enter__()
         torch._C._set_grad_enabled(grad)
         raise
 
