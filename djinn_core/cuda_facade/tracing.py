@@ -34,12 +34,12 @@ def _make_with_own_name() -> None:
             args = (*before, meant(device), *after)
         return make(cls, *args, **kwargs)
 
-    torch.Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # type: ignore[assignment]  # noqa: SLF001
+    torch.Tensor._make_wrapper_subclass = staticmethod(make_wrapper)  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def _accept_both_names() -> None:
     """`torch.accelerator`'s functions, some of which compiled functions call with the device of a tensor."""
-    index: Callable[..., int] = torch.accelerator._get_device_index  # noqa: SLF001 - the one place that compares names
+    index: Callable[..., int] = torch.accelerator._utils._get_device_index  # noqa: SLF001 - it compares names
 
     @functools.wraps(index)
     def index_of_either(device: Any, optional: bool = False) -> int:

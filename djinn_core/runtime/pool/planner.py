@@ -120,7 +120,7 @@ class PoolPlanner:
         where = {v: names[e] for v, e in homes.items()}
         known = self._earlier.residency(program)
         there = (where, copies, stream, self.derived.places, self._occupied(graph), known)
-        with modes_as_before(), held.let_through():
+        with modes_as_before(), held_interrupts.let_through():
             result = self._plan(graph, Whereabouts(*there))
         assert result.schedule is not None
         assert result.placement is not None
