@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from djinn_core.interrupts import held as held_interrupts
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
