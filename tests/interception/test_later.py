@@ -88,10 +88,11 @@ def test_an_interrupted_look_can_be_repeated(embedded, monkeypatch):
     pending = fetch_later([x])
     session = client._state.session
 
-    def interrupted(_number):
+    def interrupted(_number, *_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("djinn_core.runtime.session.GRACE_SECONDS", 1000.0)  # nothing is stopped
         patch.setattr(session, "_receive_until", interrupted)
         pending.result()
     assert pending.result()[0].tolist() == [0, 1, 2]

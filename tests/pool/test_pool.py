@@ -194,7 +194,7 @@ def test_uploads_that_die_unused_are_not_held(blind):
     assert not blind._uploads._held
 
 
-def interrupted(*_):
+def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
@@ -203,6 +203,7 @@ def test_an_interrupted_look_at_both_can_be_repeated(blind, monkeypatch):
     pending = fetch_later([given + 1, given * 2, given - 1])
     assert len(blind._asked[pending._asked[1]].questions) == 2
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("djinn_core.runtime.session.GRACE_SECONDS", 1000.0)  # nothing is stopped
         patch.setattr(blind.members[1], "_receive_until", interrupted)
         pending.result()
     assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
@@ -215,6 +216,7 @@ def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
 
     def interrupted_once(*arguments):
         monkeypatch.undo()
+        monkeypatch.setattr("djinn_core.runtime.session.GRACE_SECONDS", 1000.0)  # nothing is stopped
         signal.raise_signal(signal.SIGINT)
         expect(*arguments)
 
