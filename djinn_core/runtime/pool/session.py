@@ -132,7 +132,7 @@ class PoolSession:
 
     def plan_by(self, planner: Planner) -> None:
         """Plan anew from now on; `planner` says whether sizes count exactly."""
-        self._planner.forget_plans(planner.exact)
+        self._planner.forget_plans(planner.factor)
 
     @property
     def topology(self) -> NetworkTopology:
