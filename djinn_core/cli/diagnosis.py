@@ -18,6 +18,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Resolved, SettingRow, Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Transport
+from djinn_core.pipeline import asked_by_size
 from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
 from djinn_core.runtime.connecting.dialling import ask_status
@@ -83,6 +84,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
         or Registry()
     )
     findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
+    findings += check_growth(registry, resolved.settings)
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
@@ -178,6 +180,19 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
         else:
             mend = f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}."
         yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in wanted)
+
+
+def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Plugins in use with which plans hold for fewer sizes."""
+    policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
+    found = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
+    names = list(dict.fromkeys(name for asked in found for name in asked))
+    if names:
+        yield Finding(
+            f"Plans are made anew where sizes change more than fourfold, because of {', '.join(names)}.",
+            "Say `tolerates_growth = True` in what always says the same for other sizes, or leave its plugin out.",
+            fatal=False,
+        )
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:

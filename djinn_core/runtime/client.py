@@ -287,12 +287,12 @@ def _open() -> Session | PoolSession:
 
 def _new_session(opened: tuple[Opened, ...]) -> Session | PoolSession:
     if len(opened) > 1:
-        return open_pool(opened, settings(), new_planner(), plan_whole, _state.stats, _state.observers)
+        return open_pool(opened, settings(), new_planner(len(opened)), plan_whole, _state.stats, _state.observers)
     (only,) = opened
     attached = only.attached
     return Session(
         only.connection,
-        new_planner(),
+        new_planner(1),
         _state.stats,
         only.url,
         _state.observers,

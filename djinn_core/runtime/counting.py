@@ -12,8 +12,13 @@ from djinn_core.runtime.stats import Stats
 
 
 def stats() -> Mapping[str, int]:
-    """Counters since the start or the last reset; sizes in bytes."""
+    """Counters since the start or the last reset; sizes in bytes.
+
+    Plugins with which plans hold for fewer sizes are named beside `plans_for_sizes`.
+    """
     counts = {k: int(v) for k, v in attrs.asdict(state.stats).items() if k != "server_seconds"}
+    for plugin in state.asked_by_size:
+        counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
     names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
     return counts | {n: now - then for n, now, then in zip(names, _totals(), state.baseline, strict=True)}
 

@@ -32,6 +32,7 @@ class State:
     registry: Registry | None = None
     opened: tuple[Opened, ...] = ()
     session: Session | PoolSession | None = None
+    asked_by_size: tuple[str, ...] = ()  # plugins with which plans of the open session hold for fewer sizes
     stats: Stats = attrs.field(factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of former ones
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)

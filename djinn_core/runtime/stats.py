@@ -16,6 +16,7 @@ class Stats:
 
     `client_fallbacks` are ops that were computed on this machine because the executor cannot do them. `optimizations_tried`
     were left out of some runs to see whether they pay, and `optimizations_switched_off` did not.
+    `plans_for_sizes` are those of `plans_made` that a known program needed because its sizes had left the range of its plans.
     Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
     `bytes_recalled` what the server had already. `server_..._us` is where the server's time went, in microseconds, as its
     answers say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
@@ -30,6 +31,7 @@ class Stats:
     templates_sent: int = 0
     templates_reused: int = 0
     plans_made: int = 0
+    plans_for_sizes: int = 0
     plans_reused: int = 0
     client_fallbacks: int = 0
     optimizations_tried: int = 0

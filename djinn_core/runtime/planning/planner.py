@@ -56,6 +56,7 @@ class Planner:
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
         """The plan of a program, and its values by first appearance."""
+        left = self._planned.ranges_left
         variants, values = self._planned.find(program)
         for prepared in variants:
             if prepared.holds_for(program):
@@ -64,6 +65,8 @@ class Planner:
                 self.recent.append((chosen, values))
                 return chosen, list(values)
         began = time.perf_counter()
+        if self._planned.ranges_left > left or any(one.held_by_sizes for one in variants):
+            self._stats.plans_for_sizes += 1
         result = self._result(program, {**self.verdicts.about(program), **self._held_by_sizes(variants)})
         prepared = self._prepared(result, program)
         self._trials.begin(prepared, tried_of(result), time.perf_counter() - began, program)
@@ -77,7 +80,7 @@ class Planner:
 
         A program whose sizes keep changing would be planned for ever with them.
         """
-        if len(variants) < VARIANTS_LIMIT - 1 or any(one.remade is None and not one.relied for one in variants):
+        if len(variants) < VARIANTS_LIMIT - 1 or not all(one.held_by_sizes for one in variants):
             return NOTHING
         return dict.fromkeys((name for one in variants for name in one.substituted), _SIZES_CHANGE)
 

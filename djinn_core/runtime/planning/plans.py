@@ -50,17 +50,6 @@ class _Planned(Generic[P]):
     structure: Structure
     ranges: list[_Range[P]] = attrs.field(factory=list)
 
-    def variants(self, program: Program, numbers: Sequence[int], factor: int) -> list[P]:
-        for index, one in enumerate(self.ranges):
-            if one.covers(program):
-                if index:
-                    self.ranges.insert(0, self.ranges.pop(index))
-                return one.variants
-        sizes = size_range(program, self.structure.places, numbers, factor)
-        self.ranges.insert(0, _Range(sizes, program.calls, program.slots))
-        del self.ranges[RANGES_LIMIT:]
-        return self.ranges[0].variants
-
 
 @attrs.define
 class _Alike(Generic[P]):
@@ -103,6 +92,7 @@ class PlansByStructure(Generic[P]):
     def __init__(self, factor: int = FACTOR) -> None:
         """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
         self.factor = factor
+        self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
         self._alike: TemplateCache[_Alike[P]] = TemplateCache()
 
     def find(self, program: Program) -> tuple[list[P], tuple[int, ...]]:
@@ -113,7 +103,17 @@ class PlansByStructure(Generic[P]):
             alike = _alike_of(program)
             self._alike.put(kinds, alike, len(program))
         planned, values = alike.find(program)
-        return planned.variants(program, alike.sizes, self.factor), values
+        for index, one in enumerate(planned.ranges):
+            if one.covers(program):
+                if index:
+                    planned.ranges.insert(0, planned.ranges.pop(index))
+                return one.variants, values
+        if planned.ranges:
+            self.ranges_left += 1
+        sizes = size_range(program, planned.structure.places, alike.sizes, self.factor)
+        planned.ranges.insert(0, _Range(sizes, program.calls, program.slots))
+        del planned.ranges[RANGES_LIMIT:]
+        return planned.ranges[0].variants, values
 
 
 def _alike_of(program: Program) -> _Alike[Any]:

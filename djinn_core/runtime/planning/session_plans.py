@@ -44,13 +44,13 @@ def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tu
     return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
 
 
-def new_planner() -> Planner:
-    """A session's planner; what is known of whole programs and of their values begins anew with it."""
+def new_planner(devices: int) -> Planner:
+    """The planner of a session on so many devices; what is known of whole programs and of their values begins anew with it."""
     state.wholes = WholePrograms()
     registry, settings = _configured()
-    asked = asked_by_size_in(registry, settings, 1)
+    state.asked_by_size = asked_by_size_in(registry, settings, devices)
     unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth([o]))
-    factor = NARROW_FACTOR if asked else FACTOR
+    factor = NARROW_FACTOR if state.asked_by_size else FACTOR
     state.planner = Planner(plan, state.stats, _planned, factor, judge_among(registry.optimizations), unsure)
     state.earlier = EarlierPrograms(state.planner.recent)
     return state.planner
@@ -59,7 +59,7 @@ def new_planner() -> Planner:
 def plan_anew() -> None:
     """Forget the plans of the open session: settings or plugins have changed that they depend on."""
     with recorder.sending:
-        planner = new_planner()
+        planner = new_planner(max(1, len(state.opened)))
         if state.session is not None:
             state.session.plan_by(planner)
 

@@ -69,9 +69,9 @@ class PoolPlanner:
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
 
-    def forget_plans(self, exact: bool) -> None:
-        """Make all plans anew, since what they depend on has changed. `exact`: as in `PlansByStructure`."""
-        self._plans = PlansByStructure(exact)
+    def forget_plans(self, factor: int) -> None:
+        """Make all plans anew, since what they depend on has changed. `factor`: as in `PlansByStructure`."""
+        self._plans = PlansByStructure(factor)
 
     def find(self, program: Program) -> tuple[Alike, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""

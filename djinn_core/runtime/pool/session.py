@@ -131,7 +131,7 @@ class PoolSession:
         planner.derive_by(self._carry_out)
 
     def plan_by(self, planner: Planner) -> None:
-        """Plan anew from now on; `planner` says whether sizes count exactly."""
+        """Plan anew from now on; `planner` says how far sizes may be from those that a plan was made for."""
         self._planner.forget_plans(planner.factor)
 
     @property

@@ -102,6 +102,11 @@ class Prepared:
     fixed: tuple[tuple[int, Slot], ...] = ()
     substituted: tuple[str, ...] = ()
 
+    @property
+    def held_by_sizes(self) -> bool:
+        """Whether this holds for the very sizes of some instructions."""
+        return self.remade is not None or bool(self.relied)
+
     def holds_for(self, program: Program) -> bool:
         """Whether `program`, of the right structure, also has the scalars that the plan relied on."""
         if self.remade is not None and not self.remade.holds_for(program):

@@ -16,6 +16,7 @@ class ExampleCostModel:
     """Two floating-point operations for each multiply-add, at the device's peak."""
 
     name = "example"
+    tolerates_growth = True  # what it says does not depend on how long a sequence or a cache is
     operations = MATRIX_PRODUCT  # `mm`, `addmm`, `linear` and their like; an empty set would be every op
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:

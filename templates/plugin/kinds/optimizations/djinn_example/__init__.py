@@ -14,6 +14,7 @@ class ExampleOptimization:
     before: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
     after_placement = False
+    tolerates_growth = True  # what it says does not depend on how long a sequence or a cache is
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """A rewrite with the reason for it, or `applied=False` with the reason against."""

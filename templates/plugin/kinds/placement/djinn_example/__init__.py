@@ -11,6 +11,7 @@ class ExamplePolicy:
     """One device for the whole program. Chosen with `djinn.configure(placement_policy="example")`."""
 
     name = "example"
+    tolerates_growth = True  # what it says does not depend on how long a sequence or a cache is
 
     def place(self, context: PlacementContext) -> Placement:
         """A device and a reason for every node of the plan, and a device for every value."""

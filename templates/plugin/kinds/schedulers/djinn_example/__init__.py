@@ -25,6 +25,7 @@ class ExampleScheduler:
     """Chosen with `djinn.configure(scheduler="example")`."""
 
     name = "example"
+    tolerates_growth = True  # what it says does not depend on how long a sequence or a cache is
 
     def schedule(self, context: SchedulingContext) -> ExecutionSchedule:
         """Groups and per-device steps that respect every edge of the graph."""
