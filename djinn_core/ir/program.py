@@ -117,9 +117,10 @@ _kind_numbers = itertools.count()
 
 
 def _kind_of(call: Call) -> int:
-    """The number of a call's kind: of its signature and of all of its results but their sizes."""
+    """The number of a call's kind: of its signature, and of its operands and results but their sizes."""
+    operands = tuple([m.tensor_class for m in call.operands])
     results = tuple([m and (m.dtype, len(m.shape), m.device, m.conj, m.neg) for m in call.results])
-    key = (call.signature.id, results, call.random, call.inplace, call.aliases, call.writes)
+    key = (call.signature.id, operands, results, call.random, call.inplace, call.aliases, call.writes)
     if len(_kinds) >= KINDS_LIMIT:
         _kinds.clear()
     return _kinds.setdefault(key, next(_kind_numbers))

@@ -14,7 +14,7 @@ def test_an_unknown_tenant_is_not_limited(tmp_path):
     assert run(command, ["create", "alice", *table]).exit_code == 0
     refused = run(command, ["limit", "bob", "--sessions", "1", *table])
     assert isinstance(refused.exception, ConfigurationError)
-    assert "has no tenant 'bob'" in str(refused.exception)
+    assert "has no token of a tenant 'bob'" in str(refused.exception)
     assert "djinn token create bob" in str(refused.exception)
     assert run(command, ["limit", "alice", "--sessions", "1", *table]).exit_code == 0
     assert run(command, ["revoke", "alice", *table]).exit_code == 0

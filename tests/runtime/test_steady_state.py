@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import types
 from collections import Counter
 
 import attrs
@@ -18,6 +17,7 @@ from djinn_core.pipeline import tolerate_growth
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
+from djinn_core.runtime.state import state
 
 DEVICE = "remote_accelerator:0"
 WORK = [
@@ -191,29 +191,22 @@ class DropsWhatItSaw(Innocent):
         return OptimizationResult(self.name, bool(replace), "1", Rewrite(frozenset(n.id for n in found), replace))
 
 
-def with_optimization(one: Innocent):
-    @djinn.hookimpl
-    def djinn_register_optimizations():
-        return [one]
-
-    return types.SimpleNamespace(
-        __name__=one.name, djinn_api=djinn.API_VERSION, djinn_register_optimizations=djinn_register_optimizations
-    )
-
-
 @pytest.fixture
-def beside_a_plugin():
+def beside_an_optimization():
+    """A session in which this optimization is the only one; it need not be importable by the executor."""
+
     def begin(one: Innocent) -> str:
         djinn.shut_down()
-        djinn.configure(plugins=["local", with_optimization(one)])
+        djinn.configure(plugins=["local"])
+        state.registry = attrs.evolve(client.registry(), optimizations=(one,))
         return DEVICE
 
     yield begin
     djinn.shut_down()
 
 
-def test_a_plugin_that_says_nothing_of_growth_is_asked_for_representative_sizes(beside_a_plugin):
-    device = beside_a_plugin(Innocent())
+def test_a_plugin_that_says_nothing_of_growth_is_asked_for_representative_sizes(beside_an_optimization):
+    device = beside_an_optimization(Innocent())
     draw, weight = random.Random(0), torch.rand(8, 8, device=device)
 
     def steps(count: int) -> int:
@@ -224,12 +217,12 @@ def test_a_plugin_that_says_nothing_of_growth_is_asked_for_representative_sizes(
         return djinn.stats()["plans_made"] - before
 
     steps(40)
-    assert steps(40) == 0
+    assert steps(40) <= 1
     assert "optimization 'innocent'" in client.plugins_asked_by_size()
 
 
-def test_what_such_a_plugin_rewrote_holds_for_what_it_saw(beside_a_plugin):
-    device = beside_a_plugin(DropsWhatItSaw())
+def test_what_such_a_plugin_rewrote_holds_for_what_it_saw(beside_an_optimization):
+    device = beside_an_optimization(DropsWhatItSaw())
     for size in (5, 6, 7, 8, 9, 10):
         for number in (1.0, 2.0, 1.0, 3.0):
             given = torch.ones(size, 3, device=device)
@@ -250,9 +243,11 @@ class Fuses(Innocent):
         return OptimizationResult(self.name, bool(made), "twice", Rewrite(substitutions=tuple(made)))
 
 
-def test_substitutions_are_given_up_where_sizes_keep_changing(beside_a_plugin):
-    device = beside_a_plugin(Fuses())
+def test_substitutions_are_given_up_where_sizes_keep_changing(beside_an_optimization):
+    device = beside_an_optimization(Fuses())
+    djinn.reset_stats()
     for size in range(5, 60):
         given = torch.ones(size, 3, device=device)
         assert (given + given).sum().item() == size * 6
-    assert djinn.stats()["plans_made"] <= 16
+    assert djinn.stats()["plans_made"] <= 10
+    assert djinn.stats()["plans_for_sizes, optimization 'fuses'"] > 0

@@ -111,11 +111,14 @@ def _taken(argument: Argument) -> int:
 
 @functools.cache
 def _sizes_of(op: str) -> tuple[tuple[str, bool], ...]:
-    """Each parameter of an op by name, and whether it takes sizes."""
+    """Each parameter of an op by name, and whether it takes sizes; nothing for ops that this PyTorch does not have."""
     if op in OWN_OPERATORS:
         return ()
     packet, overload = split_name(op)
-    schema = schema_named(f"aten::{packet}", "" if overload == "default" else overload)
+    try:
+        schema = schema_named(f"aten::{packet}", "" if overload == "default" else overload)
+    except RuntimeError:
+        return ()
     names = [a.name for a in schema.arguments]
     if packet in _NOT_SIZES:
         return ()
