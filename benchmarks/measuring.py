@@ -145,7 +145,7 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
     broken = 0
     with threads_of_torch(effort.threads):
         for case in cases:
-            if any(_meant(name, case) for name in options.case.split(",")):
+            if any(_meant(name, case, cases) for name in options.case.split(",")):
                 broken += not _measure(case, effort, found, missing)
                 if options.save:
                     _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, found, effort)
@@ -178,15 +178,17 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on either side")
     parser.add_argument("--save", default="", help="a folder for all figures, as JSON")
     options = parser.parse_args(arguments)
-    unknown = {name for name in options.case.split(",") if not any(_meant(name, case) for case in cases)}
+    unknown = {name for name in options.case.split(",") if not any(_meant(name, case, cases) for case in cases)}
     if unknown:
         parser.error(f"no case is called {', '.join(sorted(unknown))}; there are {names}")
     return options
 
 
-def _meant(name: str, case: Case) -> bool:
-    """Whether a name on the command line is the case's, or that of several that begin so; no name means all of them."""
-    return not name or name == case.name or case.name.startswith(f"{name}_")
+def _meant(name: str, case: Case, cases: Sequence[Case]) -> bool:
+    """Whether a name on the command line is the case's, or, where no case has it, that of several that begin so."""
+    if not name or name == case.name:
+        return True
+    return case.name.startswith(f"{name}_") and all(name != other.name for other in cases)
 
 
 def _measure(case: Case, effort: Effort, found: dict[str, Outcome], missing: dict[str, str]) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 
 import attrs
 
+from djinn_core.tracebacks import shorten_through
+
 
 @attrs.frozen
 class Script:
@@ -40,6 +42,7 @@ class Script:
         except SystemExit:
             raise
         except BaseException as error:
+            shorten_through(error)  # such as the frame of the handler of Ctrl-C
             trace = _without_runner(error.__traceback__)
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             if isinstance(error, KeyboardInterrupt):

@@ -110,7 +110,7 @@ class TensorMeta:
         return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
 
 
-CLASSES_LIMIT: Final = 16384  # interned classes; all are forgotten when there are as many
+CLASSES_LIMIT: Final = 65536  # interned classes; all are forgotten when there are as many
 _classes: dict[tuple[object, ...], TensorClass] = {}
 
 

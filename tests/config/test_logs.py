@@ -159,7 +159,7 @@ def test_warnings_alone_look_as_they_do_without_any_set_up(log):
     log.info("quiet")
     log.warning("loud", pct="5%", token="hunter2")
     assert stream.getvalue() == f"loud pct='5%' token={logs.HIDDEN!r}\n"
-    logs.set_debug_level("wire")
+    logs.set_debug_level("runtime")
     log.debug("in detail")
     assert "[debug" in stream.getvalue().splitlines()[-1], (
         "a log with levels and times, where more than warnings is shown"

@@ -141,7 +141,7 @@ def test_a_chain_that_the_user_made_in_a_module_stays(embedded):
     assert _own(error) == _own(error.__cause__) == []
 
 
-@pytest.mark.parametrize("part", ["all", "wire"])
+@pytest.mark.parametrize("part", ["all", "transport"])
 def test_everything_is_shown_while_debug_messages_are(embedded, part):
     djinn.set_debug_level(part)
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from djinn_core import hookspecs
 from djinn_core.hookspecs import API_VERSION
+from djinn_core.ir.brief import Brief
 from djinn_core.ir.plan import Rewrite
 from djinn_core.plugins.kinds import KINDS, Kind
 
@@ -30,14 +31,14 @@ def sections() -> dict[str, str]:
 def classes(kind: Kind) -> Iterator[type]:
     """What authors of a kind meet: Protocols and values in the module of its hook."""
     for item in vars(kind.specification).values():
-        if inspect.isclass(item) and item.__module__.startswith("djinn_core."):
+        if inspect.isclass(item) and item.__module__.startswith("djinn_core.") and item is not Brief:
             yield item
 
 
 def members(item: type) -> Iterator[str]:
     """Fields of a value; attributes of a Protocol, and its methods with their arguments."""
     if attrs.has(item):
-        yield from (field.name for field in attrs.fields(item))
+        yield from (field.name for field in attrs.fields(item) if not field.name.startswith("_"))
         return
     yield from inspect.get_annotations(item)
     for name, member in vars(item).items():

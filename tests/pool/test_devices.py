@@ -16,7 +16,7 @@ import djinn
 from djinn.hooks import DataResidency
 from djinn_core.runtime import client
 from djinn_core.runtime.pool import held_uploads
-from djinn_core.server.gateway.offering import offered
+from djinn_core.server.gateway.offering import Chosen, offered
 
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
 module = torch.get_device_module("remote_accelerator")
@@ -239,7 +239,7 @@ def test_indexes_are_known_once_servers_have_answered(over):
 
 
 def test_devices_that_are_named_need_not_be_asked_for():
-    assert offered(["cuda:1", "cpu"], None, (), SECONDS) == ["cuda:1", "cpu"]
+    assert offered(["cuda:1", "cpu"], Chosen(None, (), ()), SECONDS) == ["cuda:1", "cpu"]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-LONGEST_FILE = 600
-LONGEST_FUNCTION = 60
+LONGEST_FILE = 900
+LONGEST_FUNCTION = 80
 
 
 def test_no_file_is_too_long(root, sources):

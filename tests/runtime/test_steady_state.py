@@ -113,24 +113,24 @@ SIGNATURES: dict = {}
 @pytest.mark.parametrize(
     ("other", "wide", "narrow"),
     [
-        (program(length=11), True, True),
-        (program(length=40), True, True),
-        (program(length=41), True, False),
-        (program(length=3), True, True),
-        (program(length=2), True, False),
-        (program(length=160), True, False),
-        (program(length=161), False, False),
-        (program(length=10, number=0.25), True, True),
-        (program(length=10, number=-0.5), False, False),
-        (program(length=10, number=1.0), False, False),
-        (program(length=10, width=9), False, False),
+        ({"length": 11}, True, True),
+        ({"length": 40}, True, True),
+        ({"length": 41}, True, False),
+        ({"length": 3}, True, True),
+        ({"length": 2}, True, False),
+        ({"length": 160}, True, False),
+        ({"length": 161}, False, False),
+        ({"length": 10, "number": 0.25}, True, True),
+        ({"length": 10, "number": -0.5}, False, False),
+        ({"length": 10, "number": 1.0}, False, False),
+        ({"length": 10, "width": 9}, False, False),
     ],
 )
 def test_which_programs_a_plan_serves(other, wide, narrow):
     for factor, found in ((FACTOR, wide), (NARROW_FACTOR, narrow)):
         plans = PlansByStructure[str](factor)
         plans.find(program(length=10))[0].append("first")
-        assert bool(plans.find(other)[0]) is found
+        assert bool(plans.find(program(**other))[0]) is found
         assert plans.find(program(length=10))[0] == ["first"]
 
 
