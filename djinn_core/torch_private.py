@@ -366,6 +366,7 @@ def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:
         torch._C._autograd._set_creation_meta(view, meta)
 
 
+@functools.cache
 def composite_kernel(func: Any) -> Callable[..., Any] | None:
     """What `func` is made of, where it is registered as made of other ops."""
     keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd)
@@ -375,6 +376,7 @@ def composite_kernel(func: Any) -> Callable[..., Any] | None:
     return None
 
 
+@functools.cache
 def is_composite(func: Any) -> bool:
     """Whether PyTorch takes `func` apart before a backend sees it, unless the backend asks for it."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd

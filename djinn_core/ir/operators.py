@@ -139,6 +139,7 @@ def refusal(name: str) -> str:
     return f"it takes or returns what cannot travel: {', '.join(strange)}" if strange else ""
 
 
+@functools.cache
 def needs_other_layout(name: str) -> bool:
     """Whether an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
     return bool(_OTHER_LAYOUTS.search(split_name(name)[0]))

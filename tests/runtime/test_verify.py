@@ -24,7 +24,7 @@ def test_a_training_step_of_gpt2_passes_to_the_last_bit(embedded):
             model(ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert report.checked > 700
+    assert report.checked > 380
     assert report.first is None
     assert set(report.unchecked) <= {"random", "makes memory without content"}
 
@@ -55,7 +55,7 @@ def test_training_a_cnn_passes_with_uploads_inside(embedded):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-    assert report.checked > 80
+    assert report.checked > 60
 
 
 def test_views_writes_aliases_and_shapes_that_depend_on_data_pass(embedded):

@@ -160,6 +160,8 @@ def test_a_port_that_is_taken_is_told_before_executors_start(python, plain_envir
         serve = ["-m", "djinn_core.cli", "serve", "--device", "cpu", "--port", port, "--connection-file", file]
         done = python.run(*serve, env=plain_environment)
     assert done.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    told = " ".join(done.stderr.split())
+    assert "cannot listen" in told
+    assert str(port) in told
     assert "Choose another port" in done.stderr.replace("\n", " ")
     assert "executor is ready" not in done.stderr

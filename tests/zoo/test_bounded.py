@@ -105,6 +105,6 @@ def test_nothing_grows(training):
     after = djinn.stats()
     for name in ("templates_sent", "plans_made", "bytes_uploaded"):
         assert after[name] == stats[name], name
-    assert after["instructions_sent"] > stats["instructions_sent"] + 50 * STEPS, "nothing ran: nothing is shown"
+    assert after["instructions_sent"] > stats["instructions_sent"] + 30 * STEPS, "nothing ran: nothing is shown"
     # How many of the latest programs are kept differs with how they were cut; what is never freed grows each time.
     assert min(grown) < 1024 * TRACED, "one recorded step has more than that"
