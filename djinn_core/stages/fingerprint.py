@@ -3,7 +3,7 @@
 Values are numbered by first appearance, so that the next step of a loop looks like the last. Everything else counts exactly
 where some plugin may look at it: sizes, scalars, dtypes, what dies. A plugin that says the same for sizes and numbers of the
 same class says so by its attribute `tolerates_growth`; where all do, sizes and whole numbers from 8 count by class only (8
-to 127, 128 to 2047, and so on), but for the sizes of weights, and of other numbers than small whole ones only the sign.
+to 127, 128 to 2047, and so on), but for the sizes of weights, and of numbers that are not whole only the sign.
 """
 
 from __future__ import annotations
@@ -129,11 +129,10 @@ def _class_of(size: int) -> int:
 
 
 def _class_of_slot(slot: Slot) -> Slot | str:
-    if slot is True or slot is False:
-        return slot
-    if not isinstance(slot, float):
-        return _class_of(slot)
-    if not math.isfinite(slot) or (slot.is_integer() and abs(slot) < _EXACT_BELOW):
+    """Equal numbers have the same class, whichever type they are of: what is remembered of one is found for the other."""
+    if not isinstance(slot, float) or slot.is_integer():
+        return _class_of(int(slot))
+    if not math.isfinite(slot):
         return str(slot)
     return "+" if slot > 0 else "-"
 
