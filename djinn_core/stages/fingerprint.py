@@ -3,13 +3,12 @@
 Values are numbered by first appearance, so that the next step of a loop looks like the last. Everything else counts exactly
 where some plugin may look at it: sizes, scalars, dtypes, what dies. A plugin that says the same for sizes and numbers of the
 same class says so by its attribute `tolerates_growth`; where all do, sizes and whole numbers from 8 count by class only (8
-to 127, 128 to 2047, and so on), but for the sizes of weights, and of numbers that are not whole only the sign.
+to 127, 128 to 2047, and so on), but for the sizes of weights; of numbers that are not small and whole only the sign.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -129,11 +128,14 @@ def _class_of(size: int) -> int:
 
 
 def _class_of_slot(slot: Slot) -> Slot | str:
-    """Equal numbers have the same class, whichever type they are of: what is remembered of one is found for the other."""
-    if not isinstance(slot, float) or slot.is_integer():
-        return _class_of(int(slot))
-    if not math.isfinite(slot):
-        return str(slot)
+    """A small whole number itself, which may say how an op works; of others the sign: they are sizes, rates and positions.
+
+    Equal numbers have the same class, whichever type they are of: what is remembered of one is found for the other.
+    """
+    if slot != slot:  # noqa: PLR0124 - nan
+        return "nan"
+    if abs(slot) < _EXACT_BELOW and slot == int(slot):
+        return int(slot)
     return "+" if slot > 0 else "-"
 
 
