@@ -61,7 +61,7 @@ _calls: dict[tuple[Any, ...], tuple[Call | None, tuple[Slot, ...] | None]] = {}
 # Of these, random ones of indexes that are bound to a device; `_calls` has None for them.
 _drawing: dict[tuple[Any, ...], Call] = {}
 _handlers: dict[int, Handler] = {}
-_LIST = object()
+_LENGTHS = tuple(object() for _ in range(64))  # in keys, lists of so many elements
 
 
 def handles(*funcs: Any) -> Callable[[Handler], Handler]:
@@ -125,10 +125,10 @@ def _record_unknown(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], operands: list[LazyTensor]
 ) -> Any:
     """Find out what a call returns, record it, and remember that."""
-    foretold = foretell(func, args, kwargs, operands)
+    foretold = foretell(func, args, kwargs, key, operands)
     if foretold is not None:
         slots = slots_of(args, kwargs)
-        check_given(func, (*args, *kwargs.values()), operands, slots)
+        check_given(func, (), operands, slots)
         return _record_foretold(foretold, func, key, operands, slots)
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
@@ -165,7 +165,7 @@ def _record_unknown(
         return record(func, floats, kwargs)
     check_made(func, call)
     if _changes_nothing(func, call):
-        learn(func, args, kwargs, call, numbers_in_tensors=False)
+        learn(func, args, kwargs, key, call, numbers_in_tensors=False)
         _remember(tuple(key), None, ())
         return _again(operands[0])
     if call.random and index_of_call(call):
@@ -175,7 +175,7 @@ def _record_unknown(
     if leaves_index_open(kwargs):
         return append(call, operands, slots)
     numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
-    learn(func, args, kwargs, call, numbers_in_tensors=numbers_in_tensors)
+    learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
     _remember_call(func, key, call, None if numbers_in_tensors else slots)
     return append(call, operands, slots)
 
@@ -249,8 +249,8 @@ def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) ->
         elif kind is int or a is None or kind is torch.dtype:
             key.append(a)
         elif kind is list or kind is tuple or kind is torch.Size:
-            key.append(_LIST)
-            key.append(len(a))
+            length = len(a)
+            key.append(_LENGTHS[length] if length < len(_LENGTHS) else (length,))
             _flatten(a, key, operands)
         elif kind is float:
             key.append(kind)
@@ -269,7 +269,7 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
             raise CpuOperand
         key.append(a.dtype)
     elif isinstance(a, (list, tuple)):
-        key.append(len(a))
+        key.append((len(a),))
         _flatten(a, key, operands)
     elif isinstance(a, CGenerator):
         state = operand_of(a)

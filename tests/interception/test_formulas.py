@@ -35,13 +35,15 @@ def tensors(dtype, layout):
 
 def compare(func, args, kwargs, operands):
     """Whether a formula told the result; if so, rightly."""
-    foretold = foretell(func, args, kwargs, operands)
+    key, found = [id(func)], []
+    dispatch._flatten(args, key, found)
+    foretold = foretell(func, args, kwargs, key, operands)
     try:
         inferred = infer(func, args, kwargs, 0)
     except Exception:
         assert foretold is None
         return False
-    learn(func, args, kwargs, inferred, numbers_in_tensors=False)
+    learn(func, args, kwargs, key, inferred, numbers_in_tensors=False)
     if foretold is not None:
         assert_equal(foretold.call, inferred)
     return foretold is not None
@@ -63,8 +65,8 @@ def compared(monkeypatch):
     counted = collections.Counter()
     real = dispatch.foretell
 
-    def comparing(func, args, kwargs, operands):
-        foretold = real(func, args, kwargs, operands)
+    def comparing(func, args, kwargs, key, operands):
+        foretold = real(func, args, kwargs, key, operands)
         if foretold is not None:
             counted[func] += 1
             device = operands[0].remote.meta.device if operands else 0

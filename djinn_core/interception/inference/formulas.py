@@ -30,10 +30,7 @@ Key = tuple[Any, ...]
 Results = tuple[TensorMeta | None, ...]
 KINDS_LIMIT: Final = 16384  # remembered kinds of calls
 LARGEST: Final = 1 << 60  # bytes of a result; beyond that PyTorch's own arithmetic overflows, and it says so
-_LIST: Final = object()
-_NUMBER_IN_TENSOR: Final = object()
-_BY_VALUE: Final = frozenset({bool, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device})
-_BY_TYPE: Final = frozenset({int, float, complex})
+_NUMBERS: Final = frozenset({int, float})
 
 
 @attrs.frozen
@@ -52,11 +49,8 @@ class _Layout:
 
     def of_shape(self, shape: tuple[int, ...], first: TensorMeta | None) -> TensorMeta | None:
         """The result of this shape; None where its layout is not known because other sizes are 0 or 1 than before."""
-        if len(shape) != len(self.small):
+        if tuple([n if n < 2 else -1 for n in shape]) != self.small:
             return None
-        for size, before in zip(shape, self.small, strict=True):
-            if before != (size if size < 2 else -1):
-                return None
         if self.as_first:
             if first is None or first.shape != shape:
                 return None
@@ -143,13 +137,15 @@ class Foretold:
 
 
 def foretell(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[LazyTensor]
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Sequence[Any], operands: Sequence[LazyTensor]
 ) -> Foretold | None:
-    """The call of `func` with these arguments, `operands` the tensors among them; None where a meta kernel has to say."""
-    if not has_formula(func):
+    """The call of `func` with these arguments; None where a meta kernel has to say.
+
+    `key` is what the call is remembered by, `operands` are the tensors among the arguments.
+    """
+    if not has_formula(func) or kwargs.get("generator") is not None:
         return None
-    key = _key(func, args, kwargs)
-    kind = _kinds.get(key) if key is not None else None
+    kind = _kinds.get(_kind_key(key))
     if kind is None or not kind.trusted:
         return None
     metas = tuple([operand.remote.meta for operand in operands])
@@ -164,16 +160,22 @@ def foretell(
     return Foretold(kind.example.of_other_sizes(metas, results, nbytes), kind.numbers_in_tensors)
 
 
-def learn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call, *, numbers_in_tensors: bool) -> None:
+def learn(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    key: Sequence[Any],
+    call: Call,
+    *,
+    numbers_in_tensors: bool,
+) -> None:
     """Keep `call`, which was inferred, as an example of its kind; or compare what the formula says for it."""
-    if not has_formula(func) or call.changes or not call.results:
+    if not has_formula(func) or kwargs.get("generator") is not None or call.changes or not call.results:
         return
-    key = _key(func, args, kwargs)
-    if key is None:
-        return
-    kind = _kinds.get(key)
+    kind_key = _kind_key(key)
+    kind = _kinds.get(kind_key)
     if kind is None:
-        keep(_kinds, key, _kind(call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
+        keep(_kinds, kind_key, _kind(call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
         return
     if kind.trusted or kind.wrong:
         return
@@ -233,37 +235,14 @@ def _kind(call: Call, *, numbers_in_tensors: bool) -> _Kind:
     return _Kind(call, tuple(layouts), numbers_in_tensors=numbers_in_tensors)
 
 
-def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
-    """All that counts of a call but sizes and scalars; None where an argument is of a kind that formulas do not know."""
-    key: list[Any] = [id(func)]
-    if not _describe(args, key):
-        return None
-    for name, value in kwargs.items():
-        key.append(name)
-        if not _describe((value,), key):
-            return None
-    return tuple(key)
+def _kind_key(key: Sequence[Any]) -> Key:
+    """All that counts of a call but sizes and scalars, from the key that it is remembered by.
 
-
-def _describe(args: Sequence[Any], key: list[Any]) -> bool:
-    for a in args:
-        kind = type(a)
-        if kind is LazyTensor:
-            key.append(a.remote.meta.tensor_class)
-        elif kind in _BY_TYPE:
-            key.append(kind)
-        elif kind in _BY_VALUE:
-            key.append(a)
-        elif isinstance(a, (list, tuple)):
-            key.append(_LIST)
-            key.append(len(a))
-            if not _describe(a, key):
-                return False
-        elif isinstance(a, LazyTensor):
-            key.append(a.remote.meta.tensor_class)
-        elif isinstance(a, torch.Tensor) and not a.dim():
-            key.append(_NUMBER_IN_TENSOR)
-            key.append(a.dtype)
-        else:
-            return False
-    return True
+    That has the metadata of tensors, numbers as they are, and a mark for the length of each list.
+    """
+    parts = [
+        part.tensor_class if type(part) is TensorMeta else type(part) if type(part) in _NUMBERS else part
+        for part in key
+    ]
+    parts[0] = key[0]  # which op it is
+    return tuple(parts)
