@@ -21,7 +21,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos interrupts clusters fuzz load hostile-ops zoo curves clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops zoo curves clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -69,6 +69,9 @@ load: $(READY) ## many clients, overload, crashes, slow clients, sessions that a
 
 chaos: $(READY) ## kill executors at random moments of generation and training; ARGS="--kills 10"
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/chaos/run_chaos.py --json $(ARGS)
+
+documents: $(READY) ## run the commands of all documents
+	DJINN_TEST_ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)
 
 clusters: $(READY) ## random programs on random clusters with every placement policy; ARGS="--clusters 10000 --seed 1"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/stages/run_clusters.py --json $(ARGS)
