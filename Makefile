@@ -71,7 +71,7 @@ chaos: $(READY) ## kill executors at random moments of generation and training; 
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/chaos/run_chaos.py --json $(ARGS)
 
 documents: $(READY) ## run the commands of all documents
-	DJINN_TEST_ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)
+	ALL_DOCUMENTS=1 $(BIN)/python -m pytest tests/repository/test_commands.py tests/repository/test_documents.py $(ARGS)
 
 clusters: $(READY) ## random programs on random clusters with every placement policy; ARGS="--clusters 10000 --seed 1"
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/stages/run_clusters.py --json $(ARGS)

@@ -29,7 +29,7 @@ SERVES = re.compile(r"\bdjinn serve\b")
 PORTS = ("5556", "5557", "5558")
 # Those of the other documents plan and explain large models, which takes minutes: `make documents` runs them as well.
 SHORT = {"README.md", "plugins.md", "run.md", "security.md"}
-EVERYTHING = bool(os.environ.get("DJINN_TEST_ALL_DOCUMENTS"))
+EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
 
 BEGIN = """\
 set -eu -o pipefail
@@ -110,11 +110,11 @@ def run(folder, plain_environment):
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 RUN = [path for path in DOCUMENTS if commands(path.read_text()) and (EVERYTHING or path.name in SHORT)]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", RUN, ids=label)
 def test_commands_run(path, folder, run):
     text = path.read_text()
