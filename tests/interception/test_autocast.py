@@ -151,7 +151,9 @@ def train(model, device, context, steps=6):
         optimizer.zero_grad()
         with context():
             logits = model(x.to(device))
-            loss = F.cross_entropy(logits if context is autocast else logits.float(), y.to(device))
+            # `cross_entropy` asks for the logarithms in the dtype of the logits, which autocasting leaves as it is.
+            log = logits.log_softmax(1).float() if logits.dtype is torch.bfloat16 and context is not autocast else None
+            loss = F.cross_entropy(logits, y.to(device)) if log is None else F.nll_loss(log, y)
         loss.backward()
         assert all(p.grad.dtype is torch.float32 for p in model.parameters())
         optimizer.step()
