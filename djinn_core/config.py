@@ -81,7 +81,7 @@ def _limits(value: object) -> tuple[tuple[str, int], ...]:
 
 @attrs.frozen
 class PluginSetting:
-    """A value that somebody gave to a setting of a plugin, as it was given.
+    """A value of a plugin's setting, as it was given.
 
     From the environment the plugin's name and the setting's are known together only: `plugin` is empty then, and `name` is
     what follows `DJINN_PLUGIN_`.

@@ -15,7 +15,7 @@ from djinn_core.launch.addresses import at_host, is_loopback, is_wildcard, netwo
 
 # Of these it is known before any plugin is loaded that they listen at a port of TCP.
 _OVER_TCP = frozenset({"tcp", "tcps", "http", "https"})
-_SOMEWHERE = "192.0.2.1"  # an address of nobody's, reserved for documents (RFC 5737)
+_SOMEWHERE = "192.0.2.1"  # an address that is reserved for documents (RFC 5737)
 
 
 @attrs.frozen

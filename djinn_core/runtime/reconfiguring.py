@@ -86,7 +86,7 @@ def compilers_differ(before: Registry, after: Registry) -> bool:
 def live_tensors(since: int) -> int:
     """How many tensors this process holds whose storage has a number of at least `since`.
 
-    All objects of the process are looked at, so this is for rare moments. Cycles that nobody can reach do not count.
+    All objects of the process are looked at, so this is for rare moments. Cycles that the program cannot reach do not count.
     """
     gc.collect()
     gone = frozenset(still_to_free())

@@ -124,7 +124,7 @@ class Session:
         self.lost: str = ""
 
     def plan_by(self, planner: Planner) -> None:
-        """Plan with another planner from now on, which knows none of the plans of the one before. Whoever calls holds the recorders' lock."""
+        """Plan with another planner from now on, which knows none of the plans of the one before. The caller holds the recorders' lock."""
         self._planner = planner
 
     # --- out ---------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def bytes_held(
 
 
 def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
-    """Bytes that a program may have on a device of which `before` are there already; None where nobody knows.
+    """Bytes that a program may have on a device of which `before` are there already; None where that is not known.
 
     Args:
         device: what it has, and what of that is free.

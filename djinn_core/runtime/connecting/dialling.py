@@ -162,7 +162,7 @@ def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: f
 
     Raises:
         PluginError: no transport serves the address.
-        TransportError: nobody answers there.
+        TransportError: no server answers there.
         AccessRefused: the token is wrong.
     """
     transport = transport_for(url, transports)
@@ -194,7 +194,7 @@ def ask_to_kill(url: str, token: str, transports: Iterable[Transport], timeout: 
 
     Raises:
         PluginError: no transport serves the address.
-        TransportError: nobody answers there.
+        TransportError: no server answers there.
         AccessRefused: the token is wrong or good for looking only, or there is no such session, or several.
     """
     connection = transport_for(url, transports).connect(url, _GREETING, timeout)
