@@ -8,7 +8,6 @@ from collections.abc import Callable, Container, Sequence
 
 from djinn_core.hookspecs.optimizations import Judge
 from djinn_core.interrupts import held
-from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
@@ -16,7 +15,7 @@ from djinn_core.runtime.planning.earlier import RECENT, Recent
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.planning.trials import NOTHING, Trials, Verdicts, Without, tried_of
-from djinn_core.runtime.sending.template import Prepared, make_template, nodes_rewritten, sizes_of
+from djinn_core.runtime.sending.template import Prepared, make_template, relied_on
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
 
@@ -45,7 +44,7 @@ class Planner:
         optimizations whose rewrites may depend on the sizes and numbers of what they rewrote.
         """
         self.factor = factor
-        self._unsure = unsure
+        self.unsure = unsure
         self.recent: Recent = deque(maxlen=RECENT)
         self._plan = plan
         self._made = made
@@ -100,11 +99,9 @@ class Planner:
         prepared = make_template(
             schedule.program, nodes, schedule.replace, schedule.equal_slots, rewritten=schedule.rewritten
         )
+        prepared.relied, prepared.fixed = relied_on(program, result, self.unsure)
         results = result.plan.results if result.plan is not None else ()
-        unsure = [r for r in results if r.applied and r.optimization in self._unsure]
-        if unsure and schedule.rewritten is None:
-            touched = nodes_rewritten(ProgramGraph(program), [r.rewrite for r in unsure])
-            prepared.relied, prepared.fixed = sizes_of(program, touched)
-        prepared.substituted = tuple(dict.fromkeys((*tried_of(result), *(r.optimization for r in unsure))))
+        unsure = (r.optimization for r in results if r.applied and r.optimization in self.unsure)
+        prepared.substituted = tuple(dict.fromkeys((*tried_of(result), *unsure)))
         self._made(prepared, program)
         return prepared

@@ -67,7 +67,12 @@ def open_pool(
     limits = limits_of(settings, devices)
     links = PresentLinks(members, capabilities, routes.links(devices))
     pool_planner = PoolPlanner(
-        lambda graph, where: plan(graph, where, links.topology), devices, stats, residency, planner.factor
+        lambda graph, where: plan(graph, where, links.topology),
+        devices,
+        stats,
+        residency,
+        planner.factor,
+        planner.unsure,
     )
     pool_planner.memory = _memory_free(capabilities, limits)
     uploads = HeldUploads(members, pool_planner.memory, residency)

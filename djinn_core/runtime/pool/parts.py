@@ -11,7 +11,7 @@ from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.runtime.pool.own_values import Own
 from djinn_core.runtime.pool.residency import Residency, Where
-from djinn_core.runtime.sending.template import Prepared, Remade
+from djinn_core.runtime.sending.template import Prepared, Relied, Remade, are_as_they_were
 
 
 @attrs.frozen
@@ -79,6 +79,7 @@ class PooledPlan:
         remade: how the program came of the recorded one, where it did. own: the values that it has beside that one's.
         turn: whose turn it was when it was made, where that makes a difference.
         link_changes: how often links had changed then. profile: what the first program was about.
+        relied: instructions and slots that have to be what they were, as in `relied_on`.
     """
 
     parts: tuple[Part, ...]
@@ -101,6 +102,7 @@ class PooledPlan:
     link_changes: int = 0
     crowded: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
+    relied: Relied = ((), ())
     last_runs: Mapping[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -112,6 +114,8 @@ class PooledPlan:
     def holds_for(self, program: Program, values: Sequence[int], residency: Residency, random: int | None) -> bool:
         """Whether things are where the plan found them, and scalars as it relies on."""
         if self.random is not None and self.drew_from != random:
+            return False
+        if not are_as_they_were(program, *self.relied):
             return False
         where = residency.of([values[i] for i in self.inputs])
         return where == self.where and conditions_hold(self.equal_slots, program.slots)

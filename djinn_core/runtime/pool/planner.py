@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import attrs
 
@@ -24,6 +24,7 @@ from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.streams import Alike
+from djinn_core.runtime.sending.template import relied_on
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
 
@@ -56,9 +57,16 @@ class PoolPlanner:
     memory: Sequence[int | None] = ()  # bytes that may be on each executor; None where that is not known
 
     def __init__(
-        self, plan: PlanForPool, devices: tuple[str, ...], stats: Stats, residency: Residency, factor: int = FACTOR
+        self,
+        plan: PlanForPool,
+        devices: tuple[str, ...],
+        stats: Stats,
+        residency: Residency,
+        factor: int = FACTOR,
+        unsure: Container[str] = frozenset(),
     ) -> None:
-        """`devices`: ids of the executors' devices, in the order of their numbers. `factor`: as in `PlansByStructure`."""
+        """`devices`: ids of the executors' devices, in the order of their numbers. `factor`, `unsure`: as in `Planner`."""
+        self._unsure = unsure
         self._plan = plan
         self._devices = devices
         self._stats = stats
@@ -69,8 +77,9 @@ class PoolPlanner:
         self.random: int | None = None
         self.link_changes = 0  # plans hold for links as they were when they were made
 
-    def forget_plans(self, factor: int) -> None:
-        """Make all plans anew, since what they depend on has changed. `factor`: as in `PlansByStructure`."""
+    def forget_plans(self, factor: int, unsure: Container[str]) -> None:
+        """Make all plans anew, since what they depend on has changed. `factor`, `unsure`: as in `Planner`."""
+        self._unsure = unsure
         self._plans = PlansByStructure(factor)
 
     def find(self, program: Program) -> tuple[Alike, tuple[int, ...]]:
@@ -134,6 +143,7 @@ class PoolPlanner:
         planned = Planned(result.graph, placed, executors, result.schedule, graph, called)
         plan = build_plan(planned, residency, self.random)
         plan.link_changes = self.link_changes
+        plan.relied = relied_on(program, result, self._unsure)
         plan.profile = result.recorded or result.profile
         if plan.profile is not None:
             self._earlier.about(plan.profile)

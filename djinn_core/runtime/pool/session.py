@@ -132,7 +132,7 @@ class PoolSession:
 
     def plan_by(self, planner: Planner) -> None:
         """Plan anew from now on; `planner` says how far sizes may be from those that a plan was made for."""
-        self._planner.forget_plans(planner.factor)
+        self._planner.forget_plans(planner.factor, planner.unsure)
 
     @property
     def topology(self) -> NetworkTopology:

@@ -12,6 +12,7 @@ from djinn_core.ir.form import Form
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import Rewrite, conditions_hold, interchangeable
 from djinn_core.ir.program import Call, Instruction, Program, Slot
+from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.substitution import Recipe, Rewritten
 from djinn_core.wire.messages import Template
 from djinn_core.wire.templates import digest_of
@@ -37,10 +38,10 @@ class Remade:
 
     def holds_for(self, program: Program) -> bool:
         """Whether `program` is like the original in what was rewritten, sizes and numbers included."""
-        return _are_as_they_were(program, self.rewritten.relied, self.fixed)
+        return are_as_they_were(program, self.rewritten.relied, self.fixed)
 
 
-def _are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
+def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
     """Whether these instructions have operands of the very metadata that they had, and these slots the same numbers."""
     calls, slots = program.calls, program.slots
     return all(calls[node] is call or calls[node].operands == call.operands for node, call in relied) and all(
@@ -58,10 +59,21 @@ def nodes_rewritten(graph: ProgramGraph, rewrites: Iterable[Rewrite]) -> tuple[i
     return tuple(sorted(found))
 
 
-def sizes_of(
-    program: Program, nodes: Sequence[int]
-) -> tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]:
-    """The calls of these nodes, and their slots by position."""
+Relied = tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]
+
+
+def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) -> Relied:
+    """Instructions with their calls, and slots with their numbers, for which the plan of `program` holds.
+
+    They are those that optimizations rewrote which may have looked at sizes (`unsure`, by name); all where the program was
+    made anew, because nodes are then numbered otherwise.
+    """
+    results = result.plan.results if result.plan is not None else ()
+    rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
+    if not rewrites:
+        return (), ()
+    anew = result.schedule is not None and result.schedule.rewritten is not None
+    nodes = range(len(program)) if anew else nodes_rewritten(ProgramGraph(program), rewrites)
     _, starts = _laid_out(program)
     positions = [p for node in nodes for p in range(starts[node], starts[node + 1])]
     return tuple((node, program.calls[node]) for node in nodes), tuple((p, program.slots[p]) for p in positions)
@@ -111,7 +123,7 @@ class Prepared:
         """Whether `program`, of the right structure, also has the scalars that the plan relied on."""
         if self.remade is not None and not self.remade.holds_for(program):
             return False
-        if self.relied and not _are_as_they_were(program, self.relied, self.fixed):
+        if self.relied and not are_as_they_were(program, self.relied, self.fixed):
             return False
         return conditions_hold(self.equal_slots, program.slots)
 
