@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import torch
 
 from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.device.known_generators import bound_states, operand_of
 from djinn_core.interception.inference.changing_floats import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.inference.doubts import forget_taken
-from djinn_core.interception.inference.formulas import Foretold, foretell, forget_examples, learn
+from djinn_core.interception.inference.formulas import foretell, forget_examples, has_formula, learn
 from djinn_core.interception.inference.indexes import check_one_index, index_of_call, leaves_index_open
 from djinn_core.interception.inference.infer import (
     Refused,
@@ -55,11 +56,12 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
-# With the numbers among the arguments, which the key tells; None where it does not, and they are gathered each time. No
-# call where all that it does is to return its operand once more.
-_calls: dict[tuple[Any, ...], tuple[Call | None, tuple[Slot, ...] | None]] = {}
+# `slots` of a call are those that its key tells; where it does not, they are gathered each time. None where all that the call
+# does is to return its operand once more.
+_calls: dict[tuple[Any, ...], Call | None] = {}
 # Of these, random ones of indexes that are bound to a device; `_calls` has None for them.
 _drawing: dict[tuple[Any, ...], Call] = {}
+_NEW: Any = object()  # no such call was seen before
 _handlers: dict[int, Handler] = {}
 _LENGTHS = tuple(object() for _ in range(64))  # in keys, lists of so many elements
 
@@ -100,15 +102,15 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
             _flatten((value,), key, operands)
     except CpuOperand:
         return _with_cpu_operands(func, args, kwargs)
-    known = _calls.get(tuple(key))
-    if known is None and func in TAKE_ANY_FLOAT:
-        known = _calls.get(without_floats(key))
-    if known is None:
+    call = _calls.get(tuple(key), _NEW)
+    if call is _NEW and func in TAKE_ANY_FLOAT:
+        call = _calls.get(without_floats(key), _NEW)
+    if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
-    call, slots = known
     if call is None:
         drawing = _drawing.get(tuple(key)) if _drawing else None
         return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
+    slots = call.slots
     return append(call, operands, slots_of(args, kwargs) if slots is None else slots, above)
 
 
@@ -125,11 +127,13 @@ def _record_unknown(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], operands: list[LazyTensor]
 ) -> Any:
     """Find out what a call returns, record it, and remember that."""
-    foretold = foretell(func, args, kwargs, key, operands)
-    if foretold is not None:
+    call: Call | None = None
+    if has_formula(func):
         slots = slots_of(args, kwargs)
-        check_given(func, (), operands, slots)
-        return _record_foretold(foretold, func, key, operands, slots)
+        call = foretell(func, args, kwargs, key, operands, slots)
+        if call is not None:
+            check_given(func, (), operands, slots)
+            return _record_foretold(call, func, key, operands, slots)
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
@@ -141,7 +145,6 @@ def _record_unknown(
     check_one_index(func, operands)
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
         return port.fallback.compute(func, args, kwargs)
-    call: Call | None = None
     refused: Refused | None = None
     try:
         with collect_later:  # meta kernels import modules, in the middle of which nothing else may
@@ -166,36 +169,35 @@ def _record_unknown(
     check_made(func, call)
     if _changes_nothing(func, call):
         learn(func, args, kwargs, key, call, numbers_in_tensors=False)
-        _remember(tuple(key), None, ())
+        _remember(tuple(key), None)
         return _again(operands[0])
     if call.random and index_of_call(call):
-        _remember(tuple(key), None, ())
+        _remember(tuple(key), None)
         _drawing[tuple(key)] = call
         return _draw(call, operands, slots)
     if leaves_index_open(kwargs):
         return append(call, operands, slots)
     numbers_in_tensors = _holds_numbers_in_tensors((args, *kwargs.values()))
     learn(func, args, kwargs, key, call, numbers_in_tensors=numbers_in_tensors)
-    _remember_call(func, key, call, None if numbers_in_tensors else slots)
+    if not numbers_in_tensors:
+        call = attrs.evolve(call, slots=slots)
+    _remember_call(func, key, call)
     return append(call, operands, slots)
 
 
-def _record_foretold(
-    foretold: Foretold, func: Any, key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]
-) -> Any:
+def _record_foretold(call: Call, func: Any, key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
     """Record a call of new sizes whose results a formula told."""
-    call = foretold.call
     if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
-        _remember(tuple(key), None, ())
+        _remember(tuple(key), None)
         return _again(operands[0])
-    _remember_call(func, key, call, None if foretold.numbers_in_tensors else slots)
+    _remember_call(func, key, call)
     return append(call, operands, slots)
 
 
-def _remember_call(func: Any, key: list[Any], call: Call, slots: tuple[Slot, ...] | None) -> None:
-    _remember(tuple(key), call, slots)
-    if func in TAKE_ANY_FLOAT:
-        _remember(without_floats(key), call, None)
+def _remember_call(func: Any, key: list[Any], call: Call) -> None:
+    _remember(tuple(key), call)
+    if func in TAKE_ANY_FLOAT and float in key:
+        _remember(without_floats(key), attrs.evolve(call, slots=None))
 
 
 def _ask(
@@ -212,7 +214,7 @@ def _ask(
             return ask_executor(func, args, kwargs, operands, slots).results
     asked = ask_executor(func, args, kwargs, operands, slots)
     if func in KERNEL_DECIDES:
-        _remember(tuple(key), asked.call, None)
+        _remember(tuple(key), asked.call)
     elif func in WITH_STATISTICS:
         learn_dtypes(asked.call)
     return asked.results
@@ -312,11 +314,11 @@ def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
     )
 
 
-def _remember(key: tuple[Any, ...], call: Call | None, slots: tuple[Slot, ...] | None) -> None:
+def _remember(key: tuple[Any, ...], call: Call | None) -> None:
     if len(_calls) >= CALLS_LIMIT:
         for old in list(_calls)[: CALLS_LIMIT // 2]:
             _calls.pop(old, None)
-    _calls[key] = call, slots
+    _calls[key] = call
 
 
 def forget_calls() -> None:
@@ -342,7 +344,7 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
     call.signature.orders[result] = order
     forget_examples(call.signature)
     for key, known in list(_calls.items()):
-        if known[0] is not None and known[0].signature is call.signature:
+        if known is not None and known.signature is call.signature:
             _calls.pop(key, None)
 
 
@@ -371,7 +373,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         for written in call.writes:
             recorder.claim(operands[written].remote.storage)
     results: list[Any] = []
-    for meta, alias, same, nbytes in call.outcome:
+    for meta, alias, same, nbytes in zip(call.results, call.aliases, call.inplace, call.nbytes):  # noqa: B905
         if same >= 0:
             results.append(operands[same])
         elif meta is None:

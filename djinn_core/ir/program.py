@@ -57,8 +57,8 @@ class Call(Brief):
         changes: operands whose own metadata the op changes, with the new metadata.
         nbytes: size in bytes of the storage of each result (0 where the result has none of its own).
         kind: the same number for calls that differ in sizes and scalars only: plans are looked up by it.
-        outcome: what recording needs of each result, in one look.
         refused: whether PyTorch says here that the op cannot be done, and the executor is asked; then `results` mean nothing.
+        slots: the scalars of a call that is remembered by all of its arguments.
     """
 
     signature: Signature
@@ -74,29 +74,40 @@ class Call(Brief):
     changes: tuple[tuple[int, TensorMeta], ...] = ()
     nbytes: tuple[int, ...] = ()
     refused: bool = False
+    slots: tuple[Slot, ...] | None = None
     sequence: bool = attrs.field(init=False)
-    outcome: tuple[tuple[TensorMeta | None, int, int, int], ...] = attrs.field(init=False)
     kind: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "sequence", self.signature.form.sequence)
-        outcome = tuple(zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True))
-        object.__setattr__(self, "outcome", outcome)
         object.__setattr__(self, "kind", _kind_of(self))
 
     def of_other_sizes(
-        self, operands: tuple[TensorMeta, ...], results: tuple[TensorMeta | None, ...], nbytes: tuple[int, ...]
+        self,
+        operands: tuple[TensorMeta, ...],
+        results: tuple[TensorMeta | None, ...],
+        nbytes: tuple[int, ...],
+        slots: tuple[Slot, ...] | None,
     ) -> Call:
-        """This call with operands of the same classes and other sizes, which changes the metadata of none."""
+        """This call with operands of the same classes and other sizes, which changes the metadata of none.
+
+        Programs of ever new sizes make one for each op of each step, and all are kept, so they have as few parts of their own
+        as can be: what costs most of a new size is the garbage collector, which looks at each of them again and again.
+        """
         call = _new_call(Call)
         for name in _WHATEVER_THE_SIZES:
             _set(call, name, getattr(self, name))
         _set(call, "operands", operands)
-        _set(call, "results", results)
+        _set(call, "results", operands if results == operands else results)
         _set(call, "nbytes", nbytes)
         _set(call, "changes", ())
-        _set(call, "outcome", tuple(zip(results, self.aliases, self.inplace, nbytes, strict=True)))
+        _set(call, "slots", slots)
         return call
+
+    @property
+    def outcome(self) -> Iterator[tuple[TensorMeta | None, int, int, int]]:
+        """Of each result its metadata, the operand that it aliases, the one that it is, and the bytes of its storage."""
+        return zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True)
 
     @property
     def op(self) -> str:

@@ -20,7 +20,7 @@ from djinn_core.interception.inference.infer import order_of
 from djinn_core.interception.inference.shape_formulas import is_pointwise, shape_formula, shape_of_pointwise
 from djinn_core.interception.inference.view_formulas import view_formula
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.ir.program import Call, Signature
+from djinn_core.ir.program import Call, Signature, Slot
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 from djinn_core.logs import get_logger
 
@@ -128,22 +128,19 @@ class _Kind:
 _kinds: dict[Key, _Kind] = {}
 
 
-@attrs.frozen
-class Foretold:
-    """A call that was not inferred; `numbers_in_tensors`: its key does not tell all of its scalars."""
-
-    call: Call
-    numbers_in_tensors: bool
-
-
 def foretell(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Sequence[Any], operands: Sequence[LazyTensor]
-) -> Foretold | None:
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    key: Sequence[Any],
+    operands: Sequence[LazyTensor],
+    slots: tuple[Slot, ...],
+) -> Call | None:
     """The call of `func` with these arguments; None where a meta kernel has to say.
 
-    `key` is what the call is remembered by, `operands` are the tensors among the arguments.
+    `key` is what the call is remembered by, `operands` are the tensors among the arguments, `slots` the scalars.
     """
-    if not has_formula(func) or kwargs.get("generator") is not None:
+    if kwargs.get("generator") is not None:
         return None
     kind = _kinds.get(_kind_key(key))
     if kind is None or not kind.trusted:
@@ -157,7 +154,7 @@ def foretell(
     ])  # fmt: skip
     if max(nbytes) > LARGEST:
         return None
-    return Foretold(kind.example.of_other_sizes(metas, results, nbytes), kind.numbers_in_tensors)
+    return kind.example.of_other_sizes(metas, results, nbytes, None if kind.numbers_in_tensors else slots)
 
 
 def learn(
