@@ -71,7 +71,8 @@ def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
         raise ProtocolError(
             f"cannot send a tensor of layout {tensor.layout} on {tensor.device}; only strided CPU tensors can be sent"
         )
-    if tensor.dtype in _KNOWN_TO_NUMPY and tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_neg()):
+    plain = tensor.dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
+    if plain and tensor.numel() and tensor.is_contiguous():  # NumPy refuses some shapes without elements
         return TensorHeader(name, tuple(tensor.shape), tensor.stride()), flatten(memoryview(tensor.numpy()))  # type: ignore[arg-type]
     with torch.no_grad():
         dense = tensor.detach().resolve_conj().resolve_neg()

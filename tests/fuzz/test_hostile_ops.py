@@ -39,6 +39,14 @@ def test_what_is_beyond_a_limit_is_refused_at_the_op(embedded, make):
     assert client._state.session is session
 
 
+@pytest.mark.parametrize("shape", [(0, (1 << 63) - 1), (1 << 62, 0, 3)])
+def test_huge_shapes_without_elements_are_fetched(embedded, shape):
+    one = torch.arange(4.0).to(REMOTE)
+    for made in (one[:0].reshape(shape), one[:1].expand(shape), torch.zeros(shape, device=REMOTE)):
+        assert made.cpu().shape == shape
+    assert one.cpu().tolist() == [0, 1, 2, 3]
+
+
 def test_a_program_larger_than_a_message_goes_in_parts(embedded, monkeypatch):
     monkeypatch.setattr(limits, "ARGUMENTS_SENT", 64)
     ones = [torch.ones(2, device=REMOTE) for _ in range(200)]

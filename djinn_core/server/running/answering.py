@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.errors import DjinnError, ProtocolError
+from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
@@ -57,7 +57,7 @@ def _fetch(value: Any, work: Work, runtime: DeviceRuntime, room: int) -> Failure
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
     try:
         return tensor_to_wire(runtime.deliver(tensor))
-    except (RuntimeError, DjinnError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one value costs no session
         return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error))
 
 
