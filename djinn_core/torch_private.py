@@ -353,17 +353,9 @@ def kernel_at(func: Any, key: str) -> Callable[..., Any]:
     return kernel
 
 
-def below_autograd() -> AbstractContextManager[Any]:
-    """In the block ops are not seen by autograd, and views are not known as such."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradPrivateUse1)
-    return torch._C._ExcludeDispatchKeyGuard(keys.add(torch._C.DispatchKey.ADInplaceOrView))
-
-
 def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:
     """Have autograd judge writes through `view` as it does those through `other`, by where that was made."""
-    meta: Any = torch._C._autograd._get_creation_meta(other)
-    if meta != torch._C._autograd.CreationMeta.DEFAULT:
-        torch._C._autograd._set_creation_meta(view, meta)
+    torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(other))
 
 
 @functools.cache

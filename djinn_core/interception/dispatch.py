@@ -39,7 +39,7 @@ from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.mixed import CpuOperand, upload_operands
 from djinn_core.interception.ops.own_calls import own_call
-from djinn_core.interception.ops.view_chains import LONGEST, chains
+from djinn_core.interception.ops.view_chains import LONGEST, chains, made_once_more
 from djinn_core.interception.port import port
 from djinn_core.interception.recording.collecting import collect_later
 from djinn_core.interception.recording.module_calls import at_node
@@ -426,6 +426,12 @@ def _changes_nothing(func: Any, call: Call) -> bool:
 def _again(tensor: LazyTensor) -> LazyTensor:
     """Another tensor for the same value; nothing is recorded."""
     return _wrap_view(tensor.remote, tensor)
+
+
+@handles(torch.ops.aten.as_strided.default)
+def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    view = made_once_more()
+    return record(func, args, kwargs) if view is None else _wrap_view(view.remote, args[0])
 
 
 def _part(tensor: LazyTensor) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from djinn_core.interception.inference import lists, writes
 from djinn_core.interception.ops.view_chains import LONGEST
+from djinn_core.interception.port import port
 
 REMOTE = "remote_accelerator:0"
 
@@ -77,3 +78,55 @@ def test_hooks_on_the_way_run_where_gradients_are_wanted(embedded):
             view.register_hook(lambda gradient: gradient * 3)
     view.sum().backward()
     assert base.grad.tolist() == [3.0] * 4
+
+
+def chain(base, length, middle):
+    """A chain of views of `base` that are scaled at the end, and the view in the middle."""
+    view = kept = base
+    for number in range(length):
+        view = view.view(2, 3) if number % 2 else view.view(6)
+        kept = view if number == middle else kept
+    return view, kept
+
+
+@pytest.mark.parametrize("middle", [1, LONGEST, 3 * LONGEST - 2])
+def test_a_long_chain_is_differentiated_as_it_is_locally(embedded, middle):
+    found = []
+    for device in ("cpu", REMOTE):
+        base = torch.arange(6.0).to(device).requires_grad_()
+        view, kept = chain(base, 3 * LONGEST, middle)
+        kept.retain_grad()
+        (view**3).sum().backward()
+        view, other = chain(base, 3 * LONGEST, middle)
+        (first,) = torch.autograd.grad((view**3).sum(), other, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), base)
+        found.append([t.tolist() for t in (base.grad, kept.grad, first.detach(), second)])
+    assert found[0] == found[1]
+
+
+def test_the_way_has_an_end_where_gradients_are_wanted(embedded):
+    found = []
+    for device in ("cpu", REMOTE):
+        leaf = torch.arange(6.0).to(device).requires_grad_()
+        base = leaf * 2
+        view, kept = chain(base, 3 * LONGEST, LONGEST)
+        assert getattr(view, "depth", 0) <= LONGEST
+        assert view._base is base
+        view.mul_(kept.detach().view_as(view) + 1)  # through the way to the base
+        (base * kept).sum().backward()
+        found.append((base.tolist(), leaf.grad.tolist(), kept.requires_grad))
+        view, _ = chain(leaf, 3 * LONGEST, 0)
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+            view.mul_(2)
+    assert found[0] == found[1]
+
+
+def test_views_that_are_shortened_record_nothing(embedded):
+    base = torch.ones(4, device=REMOTE)
+    base.view(-1)  # the call is known from now on
+    recorded = port.ops_captured
+    view = base
+    for _ in range(3 * LONGEST):
+        view = view.view(-1)
+    assert port.ops_captured == recorded
+    assert view.tolist() == [1.0] * 4

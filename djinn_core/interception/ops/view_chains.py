@@ -4,11 +4,13 @@ It does so for tensors of Python's own backends only, for which it does not rely
 view for the next: a chain of n views takes n squared. So a view far from its base becomes a view of that base. Nothing is
 done before a program has such a chain, because a kernel in Python costs each view two microseconds.
 
-Where gradients are wanted the way is left as it is: hooks of the tensors on it are to run.
+Where gradients are wanted they still go through all tensors on the way, whose hooks are to run: the next view is made from
+a tensor with a short way, behind which the graph of autograd goes on with the view that it stands for.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -18,7 +20,8 @@ from djinn_core import torch_private
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.operators import allowed_operators, resolve
 
-LONGEST: Final = 64  # views between one and its base
+LONGEST: Final = 64  # views between one and its base, in a program's first chain
+_LATER: Final = 16  # the same from then on: each view copies as many
 _NOT_FOLLOWED: Final = frozenset({"aten::detach", "aten::alias", "aten::_fw_primal"})  # or without a way of their own
 
 
@@ -35,7 +38,7 @@ class ViewChains:
         self._library = library = torch.library.Library("aten", "IMPL")
         for func in _views():
             plain = torch_private.kernel_at(func, "AutogradPrivateUse1")
-            library.impl(func, _kernel(func, plain), "AutogradPrivateUse1", with_keyset=True)
+            library.impl(func, _kernel(plain), "AutogradPrivateUse1", with_keyset=True)
 
 
 def _views() -> Iterator[Any]:
@@ -52,32 +55,80 @@ def _views() -> Iterator[Any]:
             yield func
 
 
-def _kernel(func: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel in the place of PyTorch's own, `plain`, for a view of a tensor that may be far from its base."""
+
     @torch_private.never_compiled
     def kernel(keys: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-        return _view(func, plain, keys, given, *args, **kwargs)
+        if type(given) is LazyTensor and given.depth >= _LATER:
+            given = _nearer(given)
+        return plain(keys, given, *args, **kwargs)
 
     return kernel
 
 
-def _view(func: Any, plain: Callable[..., Any], keys: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-    """The view that `func` makes; `plain` is PyTorch's own kernel."""
-    if type(given) is not LazyTensor or given.depth < LONGEST:
-        return plain(keys, given, *args, **kwargs)
+def _nearer(given: LazyTensor) -> torch.Tensor:
+    """What stands for a view that is far from its base, where one can be made."""
     base = given._base
     if base is None:
         given.depth = 0
-        return plain(keys, given, *args, **kwargs)
-    if type(base) is not LazyTensor or base.requires_grad or torch_private.in_forward_mode():
-        return plain(keys, given, *args, **kwargs)
-    with torch_private.below_autograd():
-        made = func(given, *args, **kwargs)
-    meta, root = made.remote.meta, base.remote.meta
-    if (meta.dtype, meta.conj, meta.neg) != (root.dtype, root.conj, root.neg) or meta.device != root.device:
-        return plain(keys, given, *args, **kwargs)
-    near = torch.as_strided(base, meta.shape, meta.stride, meta.offset)
+        return given
+    if type(base) is not LazyTensor or not _looks_alike(given, base) or torch_private.in_forward_mode():
+        return given
+    near = _Nearer.apply(given) if given.requires_grad and torch.is_grad_enabled() else _near(given)
     torch_private.take_creation_from(near, given)
     return near
+
+
+def _looks_alike(view: LazyTensor, base: LazyTensor) -> bool:
+    """Whether `as_strided` can make one of the other."""
+    meta, root = view.remote.meta, base.remote.meta
+    return (meta.dtype, meta.conj, meta.neg, meta.device) == (root.dtype, root.conj, root.neg, root.device)
+
+
+def _near(view: torch.Tensor) -> torch.Tensor:
+    """The same as `view`, at one step from its base, without its history."""
+    assert isinstance(view, LazyTensor)
+    assert view._base is not None
+    meta = view.remote.meta
+    _standing.view = view
+    try:
+        with torch.no_grad():
+            return torch.as_strided(view._base, meta.shape, meta.stride, meta.offset)
+    finally:
+        _standing.view = None
+
+
+class _Standing(threading.local):
+    """The view that the `as_strided` of this thread makes once more, which has a value already."""
+
+    view: LazyTensor | None = None
+
+
+_standing: Final = _Standing()
+
+
+def made_once_more() -> LazyTensor | None:
+    """The view that an `as_strided` makes that is under way, where it was made before."""
+    return _standing.view
+
+
+class _Nearer(torch.autograd.Function):
+    """The same as a view, at one step from its base; gradients go on to the view, and so through its hooks."""
+
+    @staticmethod
+    def forward(view: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return _near(view)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        del inputs, output
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        del ctx
+        return gradient
 
 
 chains: Final = ViewChains()
