@@ -6,10 +6,13 @@ by their storage; ops that look rows up read only those; ops that overwrite do n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.values import TensorMeta, storage_of
+
+FEW = 8  # values; lists have many of the same metadata
 
 # These make memory without writing it.
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
@@ -67,8 +70,10 @@ def _scattered(graph: Graph, node: Node) -> tuple[int, int]:
     return _total(graph, sources) + again, touched
 
 
-def _total(graph: Graph, values: Iterable[int]) -> int:
-    return sum(distinct_bytes(graph.meta(v)) for v in values)
+def _total(graph: Graph, values: Sequence[int]) -> int:
+    if len(values) <= FEW:
+        return sum([distinct_bytes(graph.meta(v)) for v in values])
+    return sum([distinct_bytes(meta) * times for meta, times in Counter(map(graph.meta, values)).items()])
 
 
 def distinct_bytes(meta: TensorMeta) -> int:

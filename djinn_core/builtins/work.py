@@ -117,7 +117,7 @@ def _work(graph: Graph, node: Node) -> Work:
         dtype=dtype,
         tensors=max(1, len(made)),
         kernel=_kernel(graph, node) if kind == "convolution" else 1,
-        layout=max((_layout(graph.meta(v)) for v in node.inputs), default=_LAYOUTS[0], key=_LAYOUTS.index),
+        layout=max(map(_layout, dict.fromkeys(map(graph.meta, node.inputs))), default=_LAYOUTS[0], key=_LAYOUTS.index),
         parts=parts,
     )
 
@@ -219,7 +219,7 @@ def _dims(graph: Graph, node: Node, kind: Kind) -> tuple[int, ...]:
         return _recurrent_dims(shapes)
     elements = sum(graph.meta(v).numel for v in node.outputs or dict.fromkeys(node.writes))
     if kind != "look_up":
-        elements = max([elements, *(math.prod(s) for s in shapes)])
+        elements = max([elements, *map(math.prod, dict.fromkeys(shapes))])
     return (elements,)
 
 

@@ -293,6 +293,8 @@ def slots_of(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Slot, ...]:
 def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
     for a in args:
         kind = type(a)
+        if kind is LazyTensor:
+            continue
         if kind is int or kind is float:
             slots.append(a)
         elif isinstance(a, (list, tuple)):
@@ -309,7 +311,7 @@ def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
     return any(
         _holds_numbers_in_tensors(a)
         if isinstance(a, (list, tuple))
-        else isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
+        else type(a) is not LazyTensor and isinstance(a, torch.Tensor) and not isinstance(a, LazyTensor)
         for a in args
     )
 

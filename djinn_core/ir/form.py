@@ -7,7 +7,7 @@ they are msgspec structs with a closed set of argument kinds: nothing in them ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -83,22 +83,21 @@ class Form(msgspec.Struct, frozen=True):
     results: tuple[Literal["new", "none"], ...]
     sequence: bool
 
-    def arguments(self) -> Iterator[Argument]:
+    def arguments(self) -> Sequence[Argument]:
         """Every leaf argument in the order in which operands and slots are taken."""
-        for argument in self.args:
-            yield from _leaves(argument)
-        for _, argument in self.kwargs:
-            yield from _leaves(argument)
+        found: list[Argument] = []
+        _gather((*self.args, *[argument for _, argument in self.kwargs]), found)
+        return found
 
     @property
     def operand_count(self) -> int:
         """How many tensors a call takes."""
-        return sum(isinstance(a, Operand) for a in self.arguments())
+        return len([a for a in self.arguments() if type(a) is Operand])
 
     @property
     def slot_count(self) -> int:
         """How many slots a call takes."""
-        return sum(slots_taken(a) for a in self.arguments())
+        return sum([slots_taken(a) for a in self.arguments() if type(a) is not Operand])
 
     @property
     def new_count(self) -> int:
@@ -106,12 +105,12 @@ class Form(msgspec.Struct, frozen=True):
         return self.results.count("new")
 
 
-def _leaves(argument: Argument) -> Iterator[Argument]:
-    if isinstance(argument, ListArg):
-        for item in argument.items:
-            yield from _leaves(item)
-    else:
-        yield argument
+def _gather(arguments: Iterable[Argument], found: list[Argument]) -> None:
+    for argument in arguments:
+        if type(argument) is ListArg:
+            _gather(argument.items, found)
+        else:
+            found.append(argument)
 
 
 def slots_taken(argument: Argument) -> int:

@@ -202,6 +202,20 @@ class ProgramGraph(DrawnInNotebooks):
         return metas
 
     @cached_property
+    def bytes_of_storages(self) -> int:
+        """Bytes of all storages together, as far as the program looks into them."""
+        sizes: dict[int, int] = {}
+        known: dict[TensorMeta, int] = {}
+        for value, meta in self._metas.items():
+            size = known.get(meta)
+            if size is None:
+                size = known[meta] = meta.extent * meta.dtype.itemsize
+            storage = value >> VIEW_BITS
+            if size > sizes.get(storage, -1):
+                sizes[storage] = size
+        return sum(sizes.values())
+
+    @cached_property
     def _producers(self) -> dict[int, Node]:
         return {value: node for node in self.nodes for value in node.outputs}
 

@@ -27,7 +27,7 @@ def index_of_node(graph: Graph, node: Node) -> int:
 def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
     """Index by node, for those that are bound to a device."""
     every = graph.nodes
-    if not any(graph.meta(v).device for v in _values(graph, nodes)):
+    if not any(meta.device for meta in set(map(graph.meta, _values(graph, nodes)))):
         return {}
     found = {node: index_of_node(graph, every[node]) for node in nodes}
     return {node: index for node, index in found.items() if index != POOL}

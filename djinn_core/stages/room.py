@@ -177,8 +177,11 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
         return False
     if any(home not in used for home in context.resident.values()):
         return False
-    made = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
-    whole = sum(storage_sizes(graph, (*graph.inputs, *made)).values())
+    if isinstance(graph, ProgramGraph) and len(context.plan.nodes) == len(graph.nodes):
+        whole = graph.bytes_of_storages  # found once, however often this is asked
+    else:
+        made = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
+        whole = sum(storage_sizes(graph, (*graph.inputs, *made)).values())
     return all((there := rooms.get(device)) is None or whole <= there for device in used)
 
 

@@ -6,6 +6,7 @@ guessed from the schema.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -236,8 +237,15 @@ def _changes(world: MetaWorld, before: list[TensorMeta], device: int) -> tuple[t
 
 def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """Positions, among the operands, of those that the op writes: as the schema says, statistics, a generator's state."""
+    if not _takes_generator(func):
+        return (*written_tensors(func, args, kwargs), *_statistics(func, args))
     generators = [p for p, a in _operands(func, args, kwargs) if isinstance(a, CGenerator)]
     return (*written_tensors(func, args, kwargs), *_statistics(func, args), *generators)
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_generator(func: Any) -> bool:
+    return any("Generator" in str(a.type) for a in torch_private.schema_of(func).arguments)
 
 
 def _statistics(func: Any, args: Sequence[Any]) -> range:
@@ -250,7 +258,9 @@ def _statistics(func: Any, args: Sequence[Any]) -> range:
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """Positions, among the operands, of the tensors that the schema says are written."""
-    return tuple(p for p, a in _operands(func, args, kwargs) if a is True)
+    if not any(a.alias_info is not None and a.alias_info.is_write for a in torch_private.schema_of(func).arguments):
+        return ()
+    return tuple([p for p, a in _operands(func, args, kwargs) if a is True])
 
 
 def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
@@ -259,15 +269,19 @@ def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterato
     position = 0
     for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):
         info = schema[name].alias_info
+        is_written = info is not None and bool(info.is_write)
         for leaf in _operands_in(argument):
-            yield position, leaf if isinstance(leaf, CGenerator) else info is not None and bool(info.is_write)
+            yield position, is_written if type(leaf) is LazyTensor or not isinstance(leaf, CGenerator) else leaf
             position += 1
 
 
 def _operands_in(argument: Any) -> Iterator[Any]:
     if isinstance(argument, (list, tuple)):
         for item in argument:
-            yield from _operands_in(item)
+            if type(item) is LazyTensor:
+                yield item
+            else:
+                yield from _operands_in(item)
     elif isinstance(argument, CGenerator):
         if operand_of(argument) is not None:
             yield argument

@@ -50,7 +50,7 @@ def infer_by_element(
 def _alone(given: Sequence[Any]) -> bool:
     """Whether no tensor beside the lists has an element for each of theirs, and all elements are remote or numbers."""
     return all(
-        all(isinstance(item, (LazyTensor, int, float)) for item in a)
+        all(type(item) is LazyTensor or isinstance(item, (LazyTensor, int, float)) for item in a)
         if isinstance(a, (list, tuple))
         else not _spread(a)
         for a in given
@@ -63,7 +63,7 @@ def _spread(argument: Any) -> bool:
 
 def _kind(item: Any) -> Any:
     """What the result for an element depends on."""
-    return item.remote.meta if isinstance(item, LazyTensor) else type(item)
+    return item.remote.meta if type(item) is LazyTensor or isinstance(item, LazyTensor) else type(item)
 
 
 def _lengthened(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,6 +28,7 @@ from djinn_core.torch_private import CGenerator
 
 FORMS_LIMIT = 16384  # remembered forms; one that was forgotten and comes again is another object, and equal
 _forms: dict[Form, Form] = {}
+_OPERAND: Final = Operand()
 
 
 def encode_form(func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool) -> Form:
@@ -40,13 +41,15 @@ def encode_form(func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Seq
         op=func.name(),
         args=tuple(_encode(a, func) for a in args),
         kwargs=tuple((n, _encode(v, func)) for n, v in kwargs.items() if n != "pin_memory"),
-        results=tuple("new" if n else "none" for n in new),
+        results=tuple(["new" if n else "none" for n in new]),
         sequence=sequence,
     )
     return keep(_forms, form, form, FORMS_LIMIT)
 
 
 def _encode(a: Any, func: Any) -> Argument:
+    if type(a) is LazyTensor:
+        return _OPERAND
     if isinstance(a, torch.Tensor):
         remote = isinstance(a, LazyTensor) or a.dim() > 0
         return Operand() if remote else ScalarTensor(str(a.dtype).removeprefix("torch."))
@@ -57,7 +60,7 @@ def _encode(a: Any, func: Any) -> Argument:
     if isinstance(a, complex):
         return ComplexSlot()
     if isinstance(a, (list, tuple)):
-        return ListArg(tuple(_encode(x, func) for x in a))
+        return ListArg(tuple([_OPERAND if type(x) is LazyTensor else _encode(x, func) for x in a]))
     return _encode_rare(a, func)
 
 

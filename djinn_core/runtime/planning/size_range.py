@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import attrs
 
 from djinn_core.ir.families import CONVOLUTION, POOLING
-from djinn_core.ir.form import Argument, Form, ListArg, slots_taken
+from djinn_core.ir.form import Argument, Form, ListArg, Operand, slots_taken
 from djinn_core.ir.operators import OWN_OPERATORS, split_name
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import TensorMeta
@@ -77,12 +77,21 @@ def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int]
     kept = tuple(places)
     return SizeRange(
         places=kept,
-        weights=tuple([operand in weights_in(calls[call]) for call, operand in kept]),
+        weights=tuple(_are_weights(calls, kept)),
         metas=tuple([calls[call].operands[operand] for call, operand in kept]),
         numbers=tuple(numbers),
         sizes=tuple([program.slots[p] for p in numbers]),
         factor=factor,
     )
+
+
+def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[bool]:
+    """Of each place whether there is a weight for sure; places of one call follow each other."""
+    last, weights = -1, weights_in(calls[0])
+    for call, operand in places:
+        if call != last:
+            last, weights = call, weights_in(calls[call])
+        yield operand in weights
 
 
 def size_slots(call: Call) -> tuple[bool, ...]:
@@ -105,7 +114,7 @@ def _size_slots(form: Form) -> tuple[bool, ...]:
 
 def _taken(argument: Argument) -> int:
     if isinstance(argument, ListArg):
-        return sum(_taken(item) for item in argument.items)
+        return sum([_taken(item) for item in argument.items if type(item) is not Operand])
     return slots_taken(argument)
 
 

@@ -88,6 +88,8 @@ def _of(graph: Graph, operations: frozenset[str]) -> list[Node]:
 def _weights(graph: Graph) -> set[int]:
     """Values where layers and norms expect parameters, and what scales or shifts whole channels."""
     found = {v for node in _of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
+    if _SCALES.isdisjoint(graph.by_op):
+        return found
     flow = graph.flow
     made = [
         (i, graph.nodes[i].outputs[0]) for o in sorted(MADE) for i in graph.by_op.get(o, ()) if graph.nodes[i].outputs
