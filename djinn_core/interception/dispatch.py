@@ -355,6 +355,9 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
 
     So many frames above the caller are Djinn's for sure; see `user_site`.
     """
+    if len(call.outcome) > _MANY and not collect_later.busy:
+        with collect_later:  # collections would look again and again at what is made here
+            return append(call, operands, slots, above + 1)
     for changed, _ in call.changes:
         _part(operands[changed])
     recorder = current()
@@ -434,6 +437,9 @@ def _again(tensor: LazyTensor) -> LazyTensor:
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     view = made_once_more()
     return record(func, args, kwargs) if view is None else _wrap_view(view.remote, args[0])
+
+
+_MANY = 1024  # results; making them starts collections
 
 
 def _part(tensor: LazyTensor) -> None:

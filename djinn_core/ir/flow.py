@@ -180,7 +180,8 @@ class _Walk:
     def take(self, node: Node) -> tuple[int, ...]:
         makers, writes = self._makers, self._writes
         if writes:
-            sources = tuple([self._written(node, v) if v >> 32 in writes else makers[v] for v in node.inputs])
+            own = frozenset(node.writes)
+            sources = tuple([self._written(own, v) if v >> 32 in writes else makers[v] for v in node.inputs])
         else:
             sources = tuple([makers[v] for v in node.inputs])
         for value in node.outputs:
@@ -192,10 +193,10 @@ class _Walk:
                 del made[0]
         return sources
 
-    def _written(self, node: Node, value: int) -> int:
-        """Who last wrote what `value` shows; for what `node` writes itself, who last wrote anywhere into the storage."""
+    def _written(self, own: frozenset[int], value: int) -> int:
+        """Who last wrote what `value` shows; for `own`, which the node writes, who last wrote anywhere into the storage."""
         maker = self._makers[value]
-        everything = value in node.writes
+        everything = value in own
         for writer, written in reversed(self._writes[storage_of(value)]):
             if writer < maker:
                 break

@@ -59,13 +59,16 @@ class EarlierPrograms:
         profile, self._latest = self._latest, None
         if profile is None:
             return
-        found = ((i, profile.residency.get(v)) for i, v in enumerate(dict.fromkeys(program.operands)))
-        self._carried[id(plan)] = _Carried(plan, tuple((i, kind) for i, kind in found if kind in _CARRIED and kind))
+        lasting = {value: kind for value, kind in profile.residency.items() if kind in _CARRIED}
+        values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
+        self._carried[id(plan)] = _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting]))
         while len(self._carried) > _PLANS:
             self._carried.popitem(last=False)
 
     def residency(self, program: Program) -> Mapping[int, DataResidency]:
         """What is known of the values of a new program; the latest word on a tensor's memory counts."""
+        if not any(carried.residency for carried in self._carried.values()):
+            return {}
         wanted: defaultdict[int, list[int]] = defaultdict(list)
         for value in dict.fromkeys(program.operands):
             wanted[storage_of(value)].append(value)

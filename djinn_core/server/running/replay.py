@@ -6,6 +6,8 @@ Every argument is a position in it, so a step is: get the arguments, call the op
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
@@ -191,7 +193,9 @@ class _Compiler:
         if isinstance(argument, SlotArg):
             return self._slot()
         if isinstance(argument, ListArg):
-            return _list_getter([self._place(item, operands) for item in argument.items])
+            return _list_getter([
+                next(operands) if type(item) is Operand else self._place(item, operands) for item in argument.items
+            ])  # fmt: skip
         if isinstance(argument, ComplexSlot):
             real, imaginary = self._slot(), self._slot()
             return lambda env: complex(env[real], env[imaginary])
@@ -297,6 +301,11 @@ _ENUMERATED: dict[str, dict[str, Any]] = {
 }
 
 
+def dtype_called(name: str) -> torch.dtype | None:
+    """The dtype of that name, if this PyTorch has one."""
+    return _ENUMERATED["dtype"].get(name)
+
+
 def enumerated(argument: Enumerated) -> Any:
     """The dtype, layout or memory format that an argument names.
 
@@ -325,16 +334,16 @@ def _written(overload: Any, form: Form, operands: list[int]) -> tuple[int, ...]:
     for name, argument in given:
         if name not in schema:
             raise UnsupportedOperation(f"{form.op} has no argument called {name!r} in torch {torch.__version__}")
-        places = [next(taken) for leaf in _leaves(argument) if isinstance(leaf, Operand)]
+        places = list(itertools.islice(taken, _operands_in(argument)))
         info = schema[name].alias_info
         if info is not None and info.is_write:
             written += places
     return tuple(written)
 
 
-def _leaves(argument: Argument) -> Iterator[Argument]:
+def _operands_in(argument: Argument) -> int:
     if isinstance(argument, ListArg):
-        for item in argument.items:
-            yield from _leaves(item)
-    else:
-        yield argument
+        kinds = Counter(map(type, argument.items))
+        nested = [item for item in argument.items if isinstance(item, ListArg)] if kinds[ListArg] else ()
+        return kinds[Operand] + sum(map(_operands_in, nested))
+    return int(isinstance(argument, Operand))

@@ -11,7 +11,7 @@ import torch
 from djinn_core.errors import DjinnError
 from djinn_core.ir.values import meta_of
 from djinn_core.server.running.poisoning import poison_rest, put_poison
-from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment, dtype_called
 from djinn_core.server.running.sharing import NO_HANDLE, Sharing
 from djinn_core.server.running.values import Poison, ValueTable, no_such_value
 from djinn_core.server.running.work import Work
@@ -269,9 +269,9 @@ def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: R
     for claim in claims:
         place = places.get(claim.result)
         tensor = env[place] if place is not None else None
-        if place is None or not isinstance(tensor, torch.Tensor):
+        if place is None or (type(tensor) is not torch.Tensor and not isinstance(tensor, torch.Tensor)):
             continue
-        if tuple(tensor.shape) != claim.shape or str(tensor.dtype) != f"torch.{claim.dtype}":
+        if tensor.shape != claim.shape or tensor.dtype is not dtype_called(claim.dtype):
             raise DjinnError(
                 f"{step.op} returned {tuple(tensor.shape)} of {tensor.dtype} where {claim.shape} of {claim.dtype} was "
                 "predicted; please report this op"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -40,29 +41,35 @@ def counts_of(form: Form) -> Counts:
         ProtocolError: lists are nested deeper than any op takes them.
     """
     operands = slots = constants = total = 0
-    for argument in _leaves((*form.args, *[value for _, value in form.kwargs]), form.op):
-        total += 1
+    for arguments in _lists((*form.args, *[value for _, value in form.kwargs]), form.op):
+        total += len(arguments)
         if total > limits.ARGUMENTS:
             raise ProtocolError(f"a form has more than {limits.ARGUMENTS:,} arguments")
-        operands += isinstance(argument, Operand)
-        slots += slots_taken(argument)
-        constants += isinstance(argument, Constant | Enumerated | SelfDevice | SessionGenerator)
-        if isinstance(argument, Constant) and isinstance(argument.value, str) and len(argument.value) > limits.TEXT:
-            raise ProtocolError(f"an argument of {form.op[:64]} is a text of {len(argument.value):,} characters")
+        kinds = Counter(map(type, arguments))
+        operands += kinds[Operand]
+        constants += kinds[Constant] + kinds[Enumerated] + kinds[SelfDevice] + kinds[SessionGenerator]
+        if len(arguments) > kinds[Operand]:
+            slots += sum([slots_taken(argument) for argument in arguments if type(argument) is not Operand])
+            _check_texts(form, arguments)
     return Counts(operands, slots, constants, form.new_count, total)
 
 
-def _leaves(arguments: Sequence[Argument], op: str) -> Iterator[Argument]:
-    """Every argument that is no list, in order; without recursion, which others could make deep."""
-    waiting: list[tuple[Argument, int]] = [(argument, 0) for argument in reversed(arguments)]
+def _check_texts(form: Form, arguments: Sequence[Argument]) -> None:
+    for argument in arguments:
+        if isinstance(argument, Constant) and isinstance(argument.value, str) and len(argument.value) > limits.TEXT:
+            raise ProtocolError(f"an argument of {form.op[:64]} is a text of {len(argument.value):,} characters")
+
+
+def _lists(arguments: Sequence[Argument], op: str) -> Iterator[Sequence[Argument]]:
+    """What is no list among the arguments, and in each list; without recursion, which others could make deep."""
+    waiting = [(arguments, 0)]
     while waiting:
-        argument, depth = waiting.pop()
-        if not isinstance(argument, ListArg):
-            yield argument
-        elif depth >= limits.DEEPEST_LIST:
+        items, depth = waiting.pop()
+        if depth > limits.DEEPEST_LIST:
             raise ProtocolError(f"arguments of {op[:64]} are lists more than {limits.DEEPEST_LIST} deep")
-        else:
-            waiting += [(item, depth + 1) for item in reversed(argument.items)]
+        within = [item for item in items if type(item) is ListArg]
+        yield [item for item in items if type(item) is not ListArg] if within else items
+        waiting += [(item.items, depth + 1) for item in reversed(within)]
 
 
 def check_template(template: Template) -> list[Counts]:

@@ -28,6 +28,8 @@ def residency_of_inputs(
     written = _written_by_optimizer(graph, training) if training else set()
     used = _used_before(graph, training) if training else set()
     residency: dict[int, DataResidency] = {}
+    if not (known or written or inputs.weights):
+        return dict.fromkeys(graph.inputs, DataResidency.INPUT)
     for value in graph.inputs:
         carried, storage = known.get(value), storage_of(value)
         if carried in _CARRIED:

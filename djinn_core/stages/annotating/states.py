@@ -55,7 +55,7 @@ NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
 
 def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> States:
     """The states of a program that reads text, or works on what an earlier program kept for such a one."""
-    given = {storage_of(v) for v in graph.inputs if known.get(v) is DataResidency.STATEFUL_KV_CACHE}
+    given = {storage_of(v) for v, kind in known.items() if kind is DataResidency.STATEFUL_KV_CACHE}
     if Modality.TEXT not in inputs.entries.values():
         return States(frozenset(given), frozenset(), frozenset(), ()) if given else NO_STATES
     kept = {storage_of(v) for v in graph.outputs}
