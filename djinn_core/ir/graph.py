@@ -202,6 +202,11 @@ class ProgramGraph(DrawnInNotebooks):
         return metas
 
     @cached_property
+    def kinds(self) -> frozenset[TensorMeta]:
+        """The different metadata that values have."""
+        return frozenset(self._metas.values())
+
+    @cached_property
     def bytes_of_storages(self) -> int:
         """Bytes of all storages together, as far as the program looks into them."""
         sizes: dict[int, int] = {}
@@ -328,7 +333,7 @@ def storages_written(node: Node) -> dict[int, None]:
     if not node.writes and not node.random:
         return {}
     random = (RANDOM_STATE,) if node.random else ()
-    return dict.fromkeys((*map(storage_of, node.writes), *random))
+    return dict.fromkeys((*[value >> VIEW_BITS for value in node.writes], *random))
 
 
 def _edges(nodes: Sequence[Node]) -> dict[tuple[int, int], EdgeKind]:

@@ -6,12 +6,13 @@ of an index can be put on its device whatever was decided for those of index 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
-from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.graph import Graph, Node, ProgramGraph
 from djinn_core.ir.placement import Placement, PlacementDecision
+from djinn_core.ir.values import TensorMeta
 
 POOL = 0  # the index whose placement is decided by policies
 
@@ -27,7 +28,7 @@ def index_of_node(graph: Graph, node: Node) -> int:
 def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
     """Index by node, for those that are bound to a device."""
     every = graph.nodes
-    if not any(meta.device for meta in set(map(graph.meta, _values(graph, nodes)))):
+    if not nodes or not any(meta.device for meta in _metas(graph, nodes)):
         return {}
     found = {node: index_of_node(graph, every[node]) for node in nodes}
     return {node: index for node, index in found.items() if index != POOL}
@@ -52,6 +53,11 @@ def only_bound(graph: Graph, nodes: Sequence[int], bound: Mapping[int, int], dev
     decisions = tuple(PlacementDecision(node, "", "") for node in nodes)
     values = dict.fromkeys(_values(graph, nodes), devices[0])
     return bind(graph, Placement(decisions, values, "the indexes of its tensors"), bound, devices)
+
+
+def _metas(graph: Graph, nodes: Sequence[int]) -> Collection[TensorMeta]:
+    """The different metadata of what these nodes may take and make."""
+    return graph.kinds if isinstance(graph, ProgramGraph) else {*map(graph.meta, _values(graph, nodes))}
 
 
 def _values(graph: Graph, nodes: Sequence[int]) -> list[int]:

@@ -175,7 +175,7 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     graph, used = context.graph, {*placement.devices, *placement.values.values()}
     if len(used) > 1 or placement.copies or placement.replicas or context.copies:
         return False
-    if any(home not in used for home in context.resident.values()):
+    if not used.issuperset(context.resident.values()):
         return False
     if isinstance(graph, ProgramGraph) and len(context.plan.nodes) == len(graph.nodes):
         whole = graph.bytes_of_storages  # found once, however often this is asked

@@ -75,7 +75,10 @@ def _nearer(given: LazyTensor) -> torch.Tensor:
         return given
     if type(base) is not LazyTensor or not _looks_alike(given, base) or torch_private.in_forward_mode():
         return given
-    near = _Nearer.apply(given) if given.requires_grad and torch.is_grad_enabled() else _near(given)
+    if given.requires_grad and torch.is_grad_enabled():
+        near: torch.Tensor = _Nearer.apply(given)  # type: ignore[no-untyped-call]
+    else:
+        near = _near(given)
     torch_private.take_creation_from(near, given)
     return near
 
@@ -117,7 +120,7 @@ class _Nearer(torch.autograd.Function):
     """The same as a view, at one step from its base; gradients go on to the view, and so through its hooks."""
 
     @staticmethod
-    def forward(view: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(view: torch.Tensor) -> torch.Tensor:
         return _near(view)
 
     @staticmethod
@@ -126,7 +129,7 @@ class _Nearer(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         del ctx
         return gradient
 
