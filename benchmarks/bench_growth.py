@@ -73,6 +73,16 @@ def reshaped(tensors: list[torch.Tensor]) -> None:
     view.cpu()
 
 
+def differentiated(tensors: list[torch.Tensor]) -> None:
+    """A chain of views through which gradients go."""
+    view = base = tensors[0].clone().requires_grad_()
+    for number in range(len(tensors)):
+        view = view.view(2, 2) if number % 2 else view.view(4)
+    view.sum().backward()
+    assert base.grad is not None
+    base.grad.cpu()
+
+
 def failing(tensors: list[torch.Tensor]) -> None:
     """As many ops in place that fail on the executor."""
     beyond = torch.tensor([99], device=REMOTE)
@@ -85,7 +95,7 @@ def failing(tensors: list[torch.Tensor]) -> None:
     raise AssertionError("nothing failed")
 
 
-KINDS: tuple[Callable[[list[torch.Tensor]], None], ...] = (made, written, fused, viewed, reshaped, failing)
+KINDS: tuple[Callable[[list[torch.Tensor]], None], ...] = (made, written, fused, viewed, reshaped, differentiated, failing)
 
 
 def measured(kind: Callable[[list[torch.Tensor]], None], size: int) -> dict[str, float]:
