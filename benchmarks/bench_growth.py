@@ -95,7 +95,15 @@ def failing(tensors: list[torch.Tensor]) -> None:
     raise AssertionError("nothing failed")
 
 
-KINDS: tuple[Callable[[list[torch.Tensor]], None], ...] = (made, written, fused, viewed, reshaped, differentiated, failing)
+KINDS: tuple[Callable[[list[torch.Tensor]], None], ...] = (
+    made,
+    written,
+    fused,
+    viewed,
+    reshaped,
+    differentiated,
+    failing,
+)
 
 
 def measured(kind: Callable[[list[torch.Tensor]], None], size: int) -> dict[str, float]:
