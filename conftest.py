@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,8 @@ for _name in [name for name in os.environ if name.startswith("DJINN_")]:
 os.environ["DJINN_CONFIG"] = os.devnull
 # As many threads here as the executors of the tests have: sums are then taken in the same order.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Modules that tests of several folders use.
+sys.path.insert(0, str(Path(__file__).parent / "tests" / "shared"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,3 +26,38 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def plain_environment(cache_directory):
+    """Variables for child processes, as if the person had configured nothing; one thread each."""
+    return os.environ | {
+        "DJINN_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+@pytest.fixture(scope="session")
+def python(plain_environment):
+    """Starts Python processes that need not import torch first: `run` and `start`, see `shared/prepared_python.py`."""
+    from prepared_python import PreparedPython
+
+    with contextlib.closing(PreparedPython(plain_environment)) as prepared:
+        yield prepared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_executors(python):
+    """Executors that this process starts are forked, too: importing torch takes most of what starting one takes."""
+    from prepared_python import executors_forked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", executors_forked(python))
+        yield
+
+
+@pytest.fixture
+def fresh_executors(monkeypatch):
+    """Executors are interpreters of their own, as people's are."""
+    monkeypatch.setattr(subprocess, "Popen", subprocess.Popen.__base__)

@@ -5,34 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 # The tests start several hundred processes. Each would compile all of Djinn again where this is set, as in containers.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Modules that tests of several folders use.
-sys.path.insert(0, str(Path(__file__).parent / "shared"))
-
-
-@pytest.fixture(scope="session")
-def plain_environment(cache_directory):
-    """Variables for child processes, as if the person had configured nothing; one thread each."""
-    return os.environ | {
-        "DJINN_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
-@pytest.fixture(scope="session")
-def python(plain_environment):
-    """Starts Python processes that need not import torch first: `run` and `start`, see `shared/prepared_python.py`."""
-    from prepared_python import PreparedPython
-
-    with contextlib.closing(PreparedPython(plain_environment)) as prepared:
-        yield prepared
 
 
 @pytest.fixture(scope="session")

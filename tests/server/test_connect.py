@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -121,8 +122,10 @@ def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
     opened.connection.close()
 
 
-def test_a_relayed_session_ends_with_its_client(server, registry, proxy, wait_for):
+def test_a_relayed_session_ends_with_its_client(own_server, registry, wait_for):
     from djinn_core.runtime.connecting.dialling import ask_status
+
+    server = own_server("--lease-seconds", "0.5")
 
     def sessions():
         status = ask_status(server.url("tcp"), server.token, registry.transports, SECONDS)
@@ -134,10 +137,11 @@ def test_a_relayed_session_ends_with_its_client(server, registry, proxy, wait_fo
         except ServerBusy:  # asked too often
             return False
 
-    (opened,) = open_connections(Settings(servers=(proxy.url,), token=server.token), registry)
-    assert opened.attached.session in sessions()
-    opened.connection.close()
-    wait_for(is_over, "the end of the session")
+    with contextlib.closing(Proxy(server.url("tcp"))) as proxy:
+        (opened,) = open_connections(Settings(servers=(proxy.url,), token=server.token), registry)
+        assert opened.attached.session in sessions()
+        opened.connection.close()
+        wait_for(is_over, "the end of the session")
 
 
 def test_over_http_the_gateway_passes_frames_on(server, begin):

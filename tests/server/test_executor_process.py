@@ -25,6 +25,8 @@ from djinn_core.wire.messages import Attach, Attached, Broken, Figures, Goodbye,
 
 SECONDS = 60.0
 
+pytestmark = pytest.mark.usefixtures("fresh_executors")
+
 
 def expect_end(connection):
     with pytest.raises((TransportError, ProtocolError)):

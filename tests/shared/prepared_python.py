@@ -5,12 +5,16 @@ the first meta kernel; a fork takes hundredths. What is started this way is a pr
 arguments, folder, environment, standard streams and end are those that it would have. Djinn is not imported before the fork.
 
 Not for what looks at how an interpreter begins: command lines in `/proc`, what is imported when.
+
+Executors that tests and forked servers start are forked as well (`executors_forked`); those of servers that `fresh_python`
+starts are interpreters of their own.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -26,6 +30,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from pathlib import Path
 
 IMPORTED = (
@@ -45,12 +50,33 @@ IMPORTED = (
 FOLDER = str(Path.cwd())
 
 
-class PreparedPython:
+class Forks:
+    """Orders forks of the process that has imported torch; `control` is the other end of what it reads orders from."""
+
+    def __init__(self, control):
+        self._control = control
+        self._starting = threading.Lock()
+
+    def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None, pass_fds=(), group=False):
+        """Begin what `python *arguments` would be; streams are files, or None for nothing. `group`: in one of its own."""
+        order = {"arguments": [str(a) for a in arguments], "environment": env, "folder": str(cwd or FOLDER)}
+        order |= {"descriptors": list(pass_fds), "group": group}
+        ours, theirs = socket.socketpair()
+        with theirs, Path(os.devnull).open("r+b") as nothing:
+            streams = [(stream or nothing).fileno() for stream in (stdin, stdout, stderr)]
+            with self._starting:
+                passed = [theirs.fileno(), self._control.fileno(), *streams, *pass_fds]
+                socket.send_fds(self._control, [b"!"], passed)
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        return StartedPython(arguments, ours)
+
+
+class PreparedPython(Forks):
     """The process that is forked. Each started process belongs to whoever started it; this one ends with `close`."""
 
     def __init__(self, environment):
-        self._control, other = socket.socketpair()
-        self._starting = threading.Lock()
+        control, other = socket.socketpair()
+        super().__init__(control)
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(other.fileno())],
@@ -59,17 +85,6 @@ class PreparedPython:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-
-    def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None):
-        """Begin what `python *arguments` would be; streams are files, or None for nothing."""
-        order = {"arguments": [str(a) for a in arguments], "environment": env, "folder": str(cwd or FOLDER)}
-        ours, theirs = socket.socketpair()
-        with theirs, Path(os.devnull).open("r+b") as nothing:
-            streams = [(stream or nothing).fileno() for stream in (stdin, stdout, stderr)]
-            with self._starting:
-                socket.send_fds(self._control, [b"!"], [theirs.fileno(), *streams])
-        ours.sendall(json.dumps(order).encode() + b"\n")
-        return StartedPython(arguments, ours)
 
     def start_captured(self, *arguments, env, cwd=None):
         """The same; `communicate` gives what it wrote to its two streams."""
@@ -95,7 +110,8 @@ class PreparedPython:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def close(self):
-        self._control.close()
+        with self._control:
+            self._control.sendall(b".")  # forks that run still have this end of it, too
         self._process.wait(60)
 
 
@@ -103,10 +119,17 @@ class StartedPython:
     """One that was forked; has what tests use of `subprocess.Popen`."""
 
     def __init__(self, args, status):
-        self.args, self.returncode, self.open = args, None, []
-        self._status = status
-        self._lines = status.makefile("r")
-        self.pid = int(self._lines.readline())
+        self.args, self.returncode, self.open, self.stdin = args, None, [], None
+        self._status = status.detach()
+        self._reading = threading.Lock()
+        weakref.finalize(self, os.close, self._status)
+        self.pid = int(self._read_line())
+
+    def _read_line(self):
+        line = b""
+        while (byte := os.read(self._status, 1)) not in {b"", b"\n"}:
+            line += byte
+        return line
 
     def poll(self):
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -117,9 +140,9 @@ class StartedPython:
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            self.returncode = int(self._lines.readline())
-            self._lines.close()
-            self._status.close()
+            with self._reading:  # several threads may wait
+                if self.returncode is None:
+                    self.returncode = int(self._read_line())
         return self.returncode
 
     def communicate(self, timeout=None):
@@ -151,6 +174,32 @@ class StartedPython:
                 file.close()
 
 
+def executors_forked(forks):
+    """A `subprocess.Popen` for which executors are forks, and everything else is what it was."""
+
+    class Popen(subprocess.Popen):
+        def __new__(cls, command, *_, **options):
+            if not isinstance(command, list) or "--report-fd" not in command:
+                return super().__new__(cls)
+            return start_executor(forks, command[1:], options["env"], options["pass_fds"])
+
+    return Popen
+
+
+def start_executor(forks, arguments, environment, pass_fds):
+    """What `djinn_core.launch` starts, with the streams that it asks for."""
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        folder = None
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", 0) as given, os.fdopen(os.dup(2), "wb", 0) as said:
+        streams = {"stdin": given, "stderr": said, "pass_fds": pass_fds}
+        started = forks.start(*arguments, env=environment, cwd=folder, group=True, **streams)
+    started.stdin = os.fdopen(writing, "wb", 0)
+    return started
+
+
 # --- in the process that is forked, and in its forks -----------------------------------------------------------------
 
 
@@ -163,7 +212,7 @@ def prepare(control):
     gc.freeze()  # collections in forks would copy all of it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 4)
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 16)
         if not descriptors:
             os._exit(0)
         if os.fork() == 0:
@@ -173,7 +222,7 @@ def prepare(control):
             os.close(descriptor)
 
 
-def fork_watched(descriptor, *streams):
+def fork_watched(descriptor, forks, *passed):
     """Fork once more, and tell how that one ends. Returns in that one only."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     status = socket.socket(fileno=descriptor)
@@ -182,12 +231,20 @@ def fork_watched(descriptor, *streams):
     child = os.fork()
     if child == 0:
         status.close()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
+        numbers = [0, 1, 2, *order["descriptors"]]
+        given = (*passed, forks)
+        high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for number in given]
+        for number in given:
+            os.close(number)
+        for number, copy in zip(numbers, high, strict=False):
+            os.dup2(copy, number)
+            os.close(copy)
+        if order["group"]:
+            os.setpgid(0, 0)
+        subprocess.Popen = executors_forked(Forks(socket.socket(fileno=high[-1])))
         return order
-    for stream in streams:
-        os.close(stream)
+    for number in (forks, *passed):
+        os.close(number)
     status.sendall(f"{child}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(BrokenPipeError):
@@ -204,13 +261,15 @@ def become(order):
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
     sys.path[1:1] = added
     arguments = order["arguments"]
+    if isolated := arguments[0] == "-P":
+        arguments = arguments[1:]
     while arguments[0] == "-W":
         action, _, category = arguments[1].partition("::")
         warnings.simplefilter(action, getattr(builtins, category or "Warning"))
         sys.warnoptions.append(arguments[1])
         arguments = arguments[2:]
     if arguments[0] == "-m":
-        sys.path[0], sys.argv = order["folder"], arguments[1:]
+        sys.path[:1], sys.argv = [] if isolated else [order["folder"]], arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     main = types.ModuleType("__main__")

@@ -30,9 +30,11 @@ class TestInductor(CompilerConformance):
         return Inductor()
 
     @pytest.fixture(autouse=True)
-    def _one_unless_requested(self, request):
+    def _one_unless_requested(self, request, monkeypatch):
         if not REQUESTED and request.node.originalname not in {"test_it_is_a_compiler", "test_sizes_that_grow"}:
             pytest.skip("takes seconds: set TEST_INDUCTOR=1")
+        if not REQUESTED:  # optimizing the C++ around the kernels takes a third of the time
+            monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 
 def test_without_a_toolchain_it_says_what_to_install(monkeypatch):
