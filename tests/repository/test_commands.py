@@ -4,6 +4,9 @@ Blocks of one document run as one script. A block is left out with a comment on 
 -->`. What stands for something else here: the ports, which are free ones; a GPU, which is the CPU; and the files of a reader
 (`train.py`, `config.json` and so on), which lie in `assumed/`. Python blocks that begin with the name of a file are that file.
 A line that serves goes on in the background, once it listens, until the next one that serves or the end.
+
+`make documents` runs the commands of all documents. The suite runs those of some, with `python` and `djinn` forked from a
+process that has imported torch.
 """
 
 from __future__ import annotations
@@ -31,6 +34,17 @@ PORTS = ("5556", "5557", "5558")
 SHORT = {"README.md", "plugins.md", "run.md", "security.md"}
 EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
 
+FORKING = """\
+#!{python} -ES
+import os, signal, socket, sys
+sys.path.insert(0, {shared!r})
+from prepared_python import Forks
+forks = Forks(socket.socket(fileno=int(os.environ["FORKS"])))
+streams = {{"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}}
+started = forks.start(*{command!r}, *sys.argv[1:], env=dict(os.environ), cwd=os.getcwd(), **streams)
+signal.signal(signal.SIGTERM, lambda *_: started.terminate())
+os._exit(started.wait() % 256)
+"""
 BEGIN = """\
 set -eu -o pipefail
 stop_serving() {
@@ -91,20 +105,35 @@ def folder(tmp_path):
             (tmp_path / entry.name).symlink_to(entry)
     for entry in ASSUMED.iterdir():
         (shutil.copytree if entry.is_dir() else shutil.copy)(entry, tmp_path / entry.name)
-    (tmp_path / ".venv").symlink_to(sys.prefix)
+    make_environment(tmp_path / ".venv")
     (tmp_path / "home").mkdir()
     return tmp_path
 
 
+def make_environment(folder):
+    """The virtual environment, whose `python` and `djinn` are forked where not everything is run."""
+    if EVERYTHING:
+        folder.symlink_to(sys.prefix)
+        return
+    (folder / "bin").mkdir(parents=True)
+    for name, command in (("python", []), ("djinn", [str(Path(sys.executable).with_name("djinn"))])):
+        file = folder / "bin" / name
+        file.write_text(FORKING.format(python=sys.executable, shared=str(ROOT / "tests" / "shared"), command=command))
+        file.chmod(0o755)
+
+
 @pytest.fixture
-def run(folder, plain_environment):
+def run(folder, plain_environment, python):
     """Runs the commands of a document there."""
-    own = {"HOME": str(folder / "home"), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    places = [str(folder / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    forks = python.descriptor
+    own = {"HOME": str(folder / "home"), "PATH": os.pathsep.join(places), "FORKS": str(forks)}
     environment = {k: v for k, v in plain_environment.items() if not k.startswith("XDG_") or k == "XDG_CACHE_HOME"}
 
     def run(text):
         (folder / "run.sh").write_text(script(text))
         options = {"cwd": folder, "env": environment | own, "capture_output": True, "text": True, "timeout": 580}
+        options["pass_fds"] = [forks]
         return subprocess.run(["bash", "run.sh"], check=False, **options)
 
     return run

@@ -57,6 +57,11 @@ class Forks:
         self._control = control
         self._starting = threading.Lock()
 
+    @property
+    def descriptor(self):
+        """Of `control`, which a process that inherits it can use as well."""
+        return self._control.fileno()
+
     def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None, pass_fds=(), group=False):
         """Begin what `python *arguments` would be; streams are files, or None for nothing. `group`: in one of its own."""
         order = {"arguments": [str(a) for a in arguments], "environment": env, "folder": str(cwd or FOLDER)}
