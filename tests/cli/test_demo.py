@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 
 import attrs
 import pytest
@@ -45,16 +43,13 @@ def printed(results, width):
     return stream.getvalue()
 
 
-def run_demo(*arguments):
-    """`djinn demo` in a process of its own: it configures Djinn and ends a server."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "djinn_core.cli", "demo", *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
-
-
-def test_training_remotely_equals_training_here(tmp_path):
+def test_training_remotely_equals_training_here(python, tmp_path):
     picture = tmp_path / "demo.svg"
-    done = run_demo("--json", "--only", "training", "--threads", "1", "--svg", str(picture))
+    # In a process of its own: it configures Djinn and ends a server.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
+    done = python.run(
+        "-m", "djinn_core.cli", "demo", "--json", "--only", "training", "--threads", "1", "--svg", picture, env=environ
+    )
     assert done.returncode == 0, done.stderr
     assert "killed" not in done.stderr, "it waited in vain for a session that the demo left open"
     (found,) = json.loads(done.stdout)

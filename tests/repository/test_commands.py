@@ -33,6 +33,7 @@ PORTS = ("5556", "5557", "5558")
 # Those of the other documents plan and explain large models, which takes minutes: `make documents` runs them as well.
 SHORT = {"README.md", "plugins.md", "run.md", "security.md"}
 EVERYTHING = bool(os.environ.get("ALL_DOCUMENTS"))
+LONG = re.compile(r"llama-8b|explain examples/")  # takes ten seconds; tests/cli has the same on smaller models
 
 FORKING = """\
 #!{python} -ES
@@ -68,9 +69,12 @@ def label(path):
 
 
 def commands(text):
-    """The logical lines of the blocks of a document."""
+    """The logical lines of the blocks of a document; of equal ones the last, where not everything is run."""
     blocks = [b["code"] for b in BLOCK.finditer(text) if not SKIPPED.search(b["before"])]
-    return "".join(blocks).replace("\\\n", " ").splitlines()
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    if EVERYTHING:
+        return lines
+    return [line for i, line in enumerate(lines) if line not in lines[i + 1 :] and not LONG.search(line)]
 
 
 def script(text):

@@ -35,17 +35,21 @@ from pathlib import Path
 
 IMPORTED = (
     "torch",
+    "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch._dynamo",
     "aiohttp",
     "blake3",
     "cryptography.x509",
+    "huggingface_hub",
     "msgspec",
     "networkx",
     "numpy",
     "pluggy",
     "rich.console",
+    "scipy.optimize",  # transformers imports it
     "structlog",
+    "tokenizers",
 )
 FOLDER = str(Path.cwd())
 
