@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -42,11 +40,10 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_load_while_their_parent_uses_the_device(tmp_path, served_environment):
+def test_workers_load_while_their_parent_uses_the_device(tmp_path, python, served_environment):
     script = tmp_path / "loading.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-W", "error", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=served_environment)
+    done = python.run("-W", "error", script, env=served_environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
