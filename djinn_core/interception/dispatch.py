@@ -355,7 +355,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
 
     So many frames above the caller are Djinn's for sure; see `user_site`.
     """
-    if len(call.outcome) > _MANY and not collect_later.busy:
+    if len(call.results) > _MANY and not collect_later.busy:
         with collect_later:  # collections would look again and again at what is made here
             return append(call, operands, slots, above + 1)
     for changed, _ in call.changes:
