@@ -274,10 +274,10 @@ def relayed_half_an_upload(peer: Peer) -> None:
 
 def unwanted_offer(peer: Peer) -> None:
     """Offers weights, is asked for them, and is gone."""
-    from djinn_core.wire.messages import Offer
+    from djinn_core.wire.messages import BlobOffer
 
     connection, _, _ = peer.begin()
-    peer.say(connection, Offer(HANDLE, "uint8", (UPLOAD_BYTES,), (1,), UPLOAD_BYTES, secrets.token_bytes(32)))
+    peer.say(connection, BlobOffer(HANDLE, "uint8", (UPLOAD_BYTES,), (1,), UPLOAD_BYTES, secrets.token_bytes(32)))
     connection.receive(SECONDS)
 
 

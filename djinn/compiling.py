@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.server.compiling.apart import run_apart
+from djinn_core.server.compiling.compile_worker import run_apart
 from djinn_core.server.compiling.packing import pack, unpack
 from djinn_core.torch_tracing import compile_library, load_library
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from djinn_core.ir.families import (
+from djinn_core.ir.flow import COPIES, Flow, is_view
+from djinn_core.ir.op_families import (
     ACTIVATION,
     CONVOLUTION,
     EMBEDDING,
@@ -14,11 +15,10 @@ from djinn_core.ir.families import (
     is_backward,
     weights_of,
 )
-from djinn_core.ir.flow import COPIES, Flow, is_view
-from djinn_core.matching.found import Found, Place
 from djinn_core.matching.gradients import Gradients
 from djinn_core.matching.language import anything, computed, op, optional, outside, through
 from djinn_core.matching.layers import Layer, is_given, layer_at, linear
+from djinn_core.matching.match_result import Found, Place
 from djinn_core.matching.matcher import Matcher, matcher
 from djinn_core.matching.structure import Structure, structure
 from djinn_core.matching.terms import Term

@@ -24,8 +24,8 @@ from djinn_core.hookspecs.transports import (
     TransportCapabilities,
 )
 from djinn_core.interrupts import LOOK_SECONDS, held
-from djinn_core.launch.hosts import VARIABLE as HOSTS_VARIABLE
-from djinn_core.launch.hosts import is_called, is_well_formed, own_names
+from djinn_core.launch.http_hosts import VARIABLE as HOSTS_VARIABLE
+from djinn_core.launch.http_hosts import is_called, is_well_formed, own_names
 from djinn_core.logs import get_logger
 from djinn_core.printable import printable
 from djinn_core.wire.frames import FrameDecoder, allocate, encode_frame

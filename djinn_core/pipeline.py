@@ -16,7 +16,7 @@ from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
-from djinn_core.ir.composing import composed, groups_after
+from djinn_core.ir.compose_rewrites import composed, groups_after
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.placement import Placement
@@ -33,7 +33,7 @@ from djinn_core.stages.estimate import estimate
 from djinn_core.stages.fingerprint import fingerprint, tolerates_growth
 from djinn_core.stages.optimize import optimize, starting_plan
 from djinn_core.stages.place import place
-from djinn_core.stages.room import shortages
+from djinn_core.stages.placement_fit import shortages
 from djinn_core.stages.schedule import schedule
 from djinn_core.substituting import substitute
 

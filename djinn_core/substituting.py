@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from djinn_core.errors import InvalidStage
-from djinn_core.interception.recording.rewriting import rewrite
+from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile

@@ -10,12 +10,12 @@ import attrs
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.hookspecs import hookimpl
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
+from djinn_core.ir.colocation import Together, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement, PlacementDecision
-from djinn_core.ir.together import Together, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.values import RANDOM_STATE, storage_of
-from djinn_core.stages.room import SHOWN, dtype_of, room, shortages, told, used_by
+from djinn_core.stages.placement_fit import SHOWN, dtype_of, room, shortages, told, used_by
 
 djinn_api_version = 1
 ROUNDS = 8  # how often `first_fit` leaves more room for temporaries and copies

@@ -14,9 +14,9 @@ from typing import Final
 
 import attrs
 
-from djinn_core.builtins.dead_peers import SILENT_SECONDS, silence, tcp_info, watch
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.streams import StreamConnection
+from djinn_core.builtins.tcp_keepalive import SILENT_SECONDS, silence, tcp_info, watch
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held

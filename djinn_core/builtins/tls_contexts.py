@@ -10,7 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from djinn_core.builtins.renewing import renew
+from djinn_core.builtins.cert_reload import renew
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
 

@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from djinn_core.builtins.flops import RECURRENT, flops_of
-from djinn_core.builtins.traffic import traffic_of
+from djinn_core.builtins.memory_traffic import traffic_of
 from djinn_core.builtins.whole_layers import parts_of
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.observers import Event
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 from djinn_core.runtime import client
 
 DEVICE: Final = "remote_accelerator:0"

@@ -23,7 +23,7 @@ from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
 from djinn_core.runtime.connecting.dialling import ask_status
 from djinn_core.runtime.connecting.servers import find_servers
-from djinn_core.runtime.planning.aims import SEVERAL, policy_for
+from djinn_core.runtime.planning.constraints import SEVERAL, policy_for
 from djinn_core.torch_private import missing
 
 T = TypeVar("T")

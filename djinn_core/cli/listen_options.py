@@ -12,7 +12,7 @@ import click
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_wildcard
-from djinn_core.launch.places import Place, Places
+from djinn_core.launch.listen_addresses import Place, Places
 
 _PORT = click.IntRange(0, 65535)
 _PLACE = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})")

@@ -88,7 +88,7 @@ def _planned(
     from djinn_core.pipeline import Request, plan
     from djinn_core.runtime.planning.planning import load_plugins
     from djinn_core.stages.forecast import forecast
-    from djinn_core.stages.room import bytes_held
+    from djinn_core.stages.placement_fit import bytes_held
     from djinn_core.stages.simulate import simulated
 
     registry = load_plugins(resolve().settings)

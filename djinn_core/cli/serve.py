@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import click
 
 from djinn_core.cli.access_options import TlsChoice, access_options, tls_options
+from djinn_core.cli.admission_options import RoomChoice, room_options
 from djinn_core.cli.listen_options import ListenChoice, listen_options
-from djinn_core.cli.room_options import RoomChoice, room_options
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_loopback
-from djinn_core.launch.hosts import allow_host
+from djinn_core.launch.http_hosts import allow_host
 from djinn_core.launch.private_files import private_directory
 from djinn_core.server.gateway.gateway import GatewayOptions, Serving
 

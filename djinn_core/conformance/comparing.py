@@ -11,7 +11,7 @@ import torch
 from djinn_core.conformance.contexts import optimization_context
 from djinn_core.conformance.replaying import replay
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
-from djinn_core.interception.recording.rewriting import rewrite
+from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult, Rewrite, resolved
 from djinn_core.ir.values import storage_of

@@ -9,10 +9,10 @@ import attrs
 import torch
 
 from djinn_core.conformance.builders import ProgramBuilder
-from djinn_core.ir.calling import call_arguments
 from djinn_core.ir.graph import Node, ProgramGraph
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
+from djinn_core.ir.unflatten_call import call_arguments
 from djinn_core.ir.values import storage_of
 from djinn_core.torch_private import storage_key
 

@@ -8,17 +8,17 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.ir.brief import Brief
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.stream import ALONE, Stream
 
 
 @attrs.frozen(repr=False)
-class OptimizationContext(Brief):
+class OptimizationContext(ShortRepr):
     """Everything that an optimization may look at.
 
     Attributes:

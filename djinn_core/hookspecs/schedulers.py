@@ -8,17 +8,17 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.ir.brief import Brief
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
+from djinn_core.ir.short_repr import ShortRepr
 
 
 @attrs.frozen(repr=False)
-class SchedulingContext(Brief):
+class SchedulingContext(ShortRepr):
     """Everything that a scheduler may look at.
 
     Attributes:

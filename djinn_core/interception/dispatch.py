@@ -14,13 +14,26 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_core.interception.ask import ask_executor
 from djinn_core.interception.device.known_generators import bound_states, operand_of
-from djinn_core.interception.inference.changing_floats import TAKE_ANY_FLOAT, without_floats
-from djinn_core.interception.inference.doubts import forget_taken
-from djinn_core.interception.inference.formulas import foretell, forget_examples, has_formula, learn
-from djinn_core.interception.inference.indexes import check_one_index, index_of_call, leaves_index_open
-from djinn_core.interception.inference.infer import (
+from djinn_core.interception.ops.composite import is_taken_apart, take_apart
+from djinn_core.interception.ops.cpu_operands import CpuOperand, upload_operands
+from djinn_core.interception.ops.default_dtype import as_floats
+from djinn_core.interception.ops.own_calls import own_call
+from djinn_core.interception.ops.view_chains import LONGEST, chains, made_once_more
+from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.recording.module_calls import at_node
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.remote_infer import ask_executor
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
+from djinn_core.interception.shape_inference.dtype_support import forget_taken
+from djinn_core.interception.shape_inference.float_arg_cache import TAKE_ANY_FLOAT, without_floats
+from djinn_core.interception.shape_inference.foreach_infer import infer_by_element
+from djinn_core.interception.shape_inference.formulas import foretell, forget_examples, has_formula, learn
+from djinn_core.interception.shape_inference.message_limits import check_given, check_made
+from djinn_core.interception.shape_inference.meta_fallback import settle
+from djinn_core.interception.shape_inference.meta_infer import (
     Refused,
     UnknownResult,
     forget_signatures,
@@ -30,21 +43,8 @@ from djinn_core.interception.inference.infer import (
     order_of,
     written_tensors,
 )
-from djinn_core.interception.inference.lists import infer_by_element
-from djinn_core.interception.inference.refused import settle
-from djinn_core.interception.inference.rules import KERNEL_DECIDES, WITH_STATISTICS, is_random
-from djinn_core.interception.inference.within_limits import check_given, check_made
-from djinn_core.interception.inference.writes import check_overlap, refuses_overlap
-from djinn_core.interception.ops.composite import is_taken_apart, take_apart
-from djinn_core.interception.ops.default_dtype import as_floats
-from djinn_core.interception.ops.mixed import CpuOperand, upload_operands
-from djinn_core.interception.ops.own_calls import own_call
-from djinn_core.interception.ops.view_chains import LONGEST, chains, made_once_more
-from djinn_core.interception.port import port
-from djinn_core.interception.recording.collecting import collect_later
-from djinn_core.interception.recording.module_calls import at_node
-from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.recording.site import user_site
+from djinn_core.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
+from djinn_core.interception.shape_inference.write_checks import check_overlap, refuses_overlap
 from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, is_remote, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
@@ -370,13 +370,13 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
         value = operand.remote
         handles.append(value.handle)
         if value.storage.user is not recorder:
-            recorder.touch(value.storage)
+            recorder.order_after(value.storage)
     if call.writes:
         if len(operands) > 1 and refuses_overlap(call.op):
             for written in call.writes:
                 check_overlap(operands[written], operands)
         for written in call.writes:
-            recorder.claim(operands[written].remote.storage)
+            recorder.begin_write(operands[written].remote.storage)
     results: list[Any] = []
     for meta, alias, same, nbytes in zip(call.results, call.aliases, call.inplace, call.nbytes):  # noqa: B905
         if same >= 0:
@@ -404,7 +404,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     port.ops_captured += 1
     if recorder.epoch != epoch:
         touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]
-        recorder.restamp([t.remote.storage for t in touched])
+        recorder.refresh_epoch([t.remote.storage for t in touched])
     if call.changes:
         _apply_changes(call, operands)
     if watcher is not None:

@@ -10,15 +10,23 @@ from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
 from djinn_core.interception.libraries.install import install as adapt_libraries
-from djinn_core.interception.ops import attention, autocast, cuda_roads, factories
+from djinn_core.interception.ops import attention, autocast, cuda_decompositions, factories
+from djinn_core.interception.ops import canonicalize as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.ops import evaluation as _evaluation  # noqa: F401 - its handlers
-from djinn_core.interception.ops import normalise as _normalise  # noqa: F401 - its handlers
 from djinn_core.interception.ops.backward import guard_engine
 from djinn_core.interception.ops.composite import register_whole
 from djinn_core.interception.ops.default_dtype import noting_changes
 from djinn_core.interception.ops.padding import pad_with_zeros
 from djinn_core.interception.recording.module_calls import follow_modules
-from djinn_core.interception.tensors import arriving, lazy_tensor, loading, pinning, saving, storage_methods, subclasses
+from djinn_core.interception.tensors import (
+    async_cpu_tensor,
+    lazy_tensor,
+    loading,
+    pinning,
+    saving,
+    storage_methods,
+    subclasses,
+)
 from djinn_core.interception.tensors.modules import keep_parameters, swap_in_conversions
 from djinn_core.torch_objects import wrap_set_default_dtype, wrap_swap_tensors
 from djinn_core.torch_private import (
@@ -42,7 +50,7 @@ def install() -> None:
     lazy_tensor.dispatcher.append(dispatch)
     register_backend(lazy_tensor.DEVICE_NAME, make_module())
     _libraries.extend([factories.register(), pinning.register()])
-    _libraries.extend([register_whole(dispatch), attention.register(), cuda_roads.register()])
+    _libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
     _libraries.extend(autocast.register())
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)
     take_in_lists(lazy_tensor.LazyTensor)
@@ -51,7 +59,7 @@ def install() -> None:
     subclasses.register()
     storage_methods.install()
     saving.install()
-    arriving.register()
+    async_cpu_tensor.register()
     processes.share_nothing()
     random_forks.install()
     wrap_engine(guard_engine)

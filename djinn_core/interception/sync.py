@@ -10,12 +10,12 @@ import torch
 from djinn_core import torch_private
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.recording import recorder as recorders
-from djinn_core.interception.recording.absent import absent
-from djinn_core.interception.recording.recorder import Ask, current
-from djinn_core.interception.tensors import landing, lazy_tensor
-from djinn_core.interception.tensors.expected import here
+from djinn_core.interception.recording.meta_only_storages import absent
+from djinn_core.interception.recording.recorder import SyncRequest, current
+from djinn_core.interception.tensors import lazy_tensor, pending_copies
+from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
-from djinn_core.interception.tensors.parts import PART_BYTES, fetch_in_parts
+from djinn_core.interception.tensors.prefetch_context import here
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
@@ -43,10 +43,10 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
     recorder = current()
-    recorder.touch(tensor.remote.storage)
-    fetched = recorder.ask(Ask(fetch=(tensor.remote.handle,))).tensors[0]
-    if landing.on_their_way:
-        landing.land_what_came()
+    recorder.order_after(tensor.remote.storage)
+    fetched = recorder.ask(SyncRequest(fetch=(tensor.remote.handle,))).tensors[0]
+    if pending_copies.on_their_way:
+        pending_copies.land_what_came()
     return fetched
 
 
@@ -56,8 +56,8 @@ def synchronize() -> None:
     Raises:
         RemoteError: an op failed since the last sync point.
     """
-    current().ask(Ask(synchronize=True))
-    landing.land_what_came(strict=True)
+    current().ask(SyncRequest(synchronize=True))
+    pending_copies.land_what_came(strict=True)
 
 
 @handles(aten._local_scalar_dense.default)

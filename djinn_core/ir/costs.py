@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import attrs
 
-from djinn_core.ir.brief import Brief
-from djinn_core.ir.shown import ShownInNotebooks
+from djinn_core.ir.notebook_repr import ShownInNotebooks
+from djinn_core.ir.short_repr import ShortRepr
 
 CLIENT: Final = "client"  # where programs come from, in links
 EVERYWHERE: Final = "*"  # the group of all devices
@@ -99,7 +99,7 @@ class Link:
 
 
 @attrs.frozen(slots=False, repr=False)
-class NetworkTopology(Brief):
+class NetworkTopology(ShortRepr):
     """Devices and the links between them.
 
     A link may name groups instead of devices: one from `rack0` to `rack0` is between any two devices in that group, one from

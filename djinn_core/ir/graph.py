@@ -14,9 +14,9 @@ import msgspec
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_names import ModuleNames, module_names
+from djinn_core.ir.notebook_repr import DrawnInNotebooks
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
-from djinn_core.ir.shown import DrawnInNotebooks
 from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, TensorMeta, storage_of
 
 EdgeKind = Literal["data", "order"]

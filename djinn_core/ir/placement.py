@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from djinn_core.ir.shown import ShownInNotebooks
+from djinn_core.ir.notebook_repr import ShownInNotebooks
 
 
 @attrs.frozen

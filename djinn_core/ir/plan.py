@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import InvalidStage
+from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import PlacementDecision
 from djinn_core.ir.program import Slot
-from djinn_core.ir.shown import ShownInNotebooks
 from djinn_core.ir.substitution import Substitution
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.ir.shown import ShownInNotebooks
+from djinn_core.ir.notebook_repr import ShownInNotebooks
 
 
 class ExecutionPhase(str, Enum):

@@ -14,9 +14,9 @@ from typing import Final
 import attrs
 import torch
 
-from djinn_core.ir.brief import Brief
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, module_path
+from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.values import TensorMeta
 
 Slot = int | float
@@ -43,7 +43,7 @@ class Signature:
 
 
 @attrs.frozen(eq=False, repr=False)
-class Call(Brief):
+class Call(ShortRepr):
     """What is known of an instruction once its op, the metadata of its operands and its scalars are known.
 
     Attributes:
@@ -170,7 +170,7 @@ def describe_site(site: Site) -> str:
 
 
 @attrs.frozen(eq=False, repr=False)
-class Program(Brief):
+class Program(ShortRepr):
     """Instructions in program order.
 
     Attributes:

@@ -9,11 +9,11 @@ import attrs
 
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
+from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.schedule import ExecutionSchedule
-from djinn_core.ir.shown import ShownInNotebooks
 
 Stage = Literal["annotate", "estimate", "optimize", "place", "schedule"]
 STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "schedule")

@@ -7,8 +7,8 @@ from enum import Enum
 
 import attrs
 
+from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.program import Program
-from djinn_core.ir.shown import ShownInNotebooks
 from djinn_core.ir.substitution import Rewritten
 
 

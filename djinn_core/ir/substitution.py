@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 import attrs
 import torch
 
-from djinn_core.ir.brief import Brief
 from djinn_core.ir.program import Call, Program
+from djinn_core.ir.short_repr import ShortRepr
 
 Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -37,7 +37,7 @@ class Substitution:
 
 
 @attrs.frozen(eq=False, repr=False)
-class Recipe(Brief):
+class Recipe(ShortRepr):
     """What is computed once from weights, for as long as they stay as they are.
 
     Attributes:
@@ -58,7 +58,7 @@ class Recipe(Brief):
 
 
 @attrs.frozen(eq=False, repr=False)
-class Rewritten(Brief):
+class Rewritten(ShortRepr):
     """A program that does the work of another one in another way.
 
     Attributes:

@@ -15,7 +15,7 @@ import msgspec
 
 from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
-from djinn_core.launch.places import Places
+from djinn_core.launch.listen_addresses import Places
 from djinn_core.wire.message import Count, Name
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 

@@ -19,7 +19,7 @@ from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
-from djinn_core.launch.lines import LineReader, write_line
+from djinn_core.launch.listen_addresses import Places
 from djinn_core.launch.orders import (
     FULL_SECONDS,
     Answer,
@@ -38,7 +38,7 @@ from djinn_core.launch.orders import (
     sendable,
     to_line,
 )
-from djinn_core.launch.places import Places
+from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.tickets import LIFETIME, NOBODY, Badge, issue, new_key
 from djinn_core.logs import get_logger

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from djinn_core.ir.families import OPTIMIZER, is_backward
 from djinn_core.ir.graph import Graph
+from djinn_core.ir.op_families import OPTIMIZER, is_backward
 
 _ONES = frozenset({"full_like", "ones_like"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from djinn_core.matching.between import Anything, Maybe, Through
+from djinn_core.matching.path_term import Anything, Maybe, Through
 from djinn_core.matching.terms import Op, Term, names_of
 
 

@@ -6,7 +6,7 @@ import attrs
 
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.matching.found import Found, Ways
+from djinn_core.matching.match_result import Found, Ways
 from djinn_core.matching.terms import Term
 
 _PRODUCTS = frozenset({"addmm", "linear", "matmul", "mm"})

@@ -10,7 +10,7 @@ import attrs
 from djinn_core.errors import ConfigurationError
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, Modality, PatternMatch
-from djinn_core.matching.found import Found
+from djinn_core.matching.match_result import Found
 from djinn_core.matching.terms import Term, has_conditions
 
 

@@ -15,7 +15,7 @@ import attrs
 
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.matching.found import Found, Place, Ways
+from djinn_core.matching.match_result import Found, Place, Ways
 
 Condition = Callable[[Place], bool]
 _COMMUTATIVE = frozenset({

@@ -34,7 +34,7 @@ class Failure:
 
 
 @attrs.define
-class Intake:
+class PluginLoader:
     """Takes in one plugin after the other and refuses what clashes with those before it."""
 
     disable: frozenset[str]

@@ -21,7 +21,7 @@ from djinn_core.hookspecs.schedulers import ScheduleMaker
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import Candidate, built_in, choices, installed, named
-from djinn_core.plugins.intake import Failure, Intake
+from djinn_core.plugins.intake import Failure, PluginLoader
 from djinn_core.plugins.kinds import EVERY_KIND
 from djinn_core.plugins.loading import HookError
 from djinn_core.plugins.report import PluginRow
@@ -87,7 +87,7 @@ class Registry:
 
 
 @attrs.frozen
-class Survey:
+class LoadReport:
     """The registry that can be had, and what stands in the way of more."""
 
     registry: Registry
@@ -162,7 +162,7 @@ def survey(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
     kinds: Collection[str] = EVERY_KIND,
-) -> Survey:
+) -> LoadReport:
     """As `load_registry`, but raise nothing: what cannot be used is in the failures."""
     found, available = _survey(selection, builtins, entry_points, kinds)
     _warn_of_unknown(selection.disable, available)
@@ -176,9 +176,9 @@ def _survey(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None,
     kinds: Collection[str],
-) -> tuple[Survey, tuple[Candidate, ...]]:
+) -> tuple[LoadReport, tuple[Candidate, ...]]:
     own, offered = built_in(builtins), installed(entry_points)
-    intake = Intake(selection.disable, kinds, selection.trace, selection.plugin_settings)
+    intake = PluginLoader(selection.disable, kinds, selection.trace, selection.plugin_settings)
     for candidate in own:
         intake.take(candidate)
     if selection.plugins is None:
@@ -191,11 +191,11 @@ def _survey(
     known = {name for declared in intake.settings for name in declared.variables}
     plugins = {row.name for row in intake.rows} | {candidate.name for candidate in (*own, *offered)}
     unheard = strangers(selection.plugin_settings, known, plugins)
-    return Survey(registry, tuple(intake.failures), unheard), (*own, *offered)
+    return LoadReport(registry, tuple(intake.failures), unheard), (*own, *offered)
 
 
 def _take_requested(
-    intake: Intake, requests: tuple[object, ...], own: tuple[Candidate, ...], offered: tuple[Candidate, ...]
+    intake: PluginLoader, requests: tuple[object, ...], own: tuple[Candidate, ...], offered: tuple[Candidate, ...]
 ) -> None:
     chosen: list[Candidate] = []
     for request in {request if isinstance(request, str) else id(request): request for request in requests}.values():

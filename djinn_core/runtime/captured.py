@@ -13,9 +13,9 @@ import torch
 
 from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.interception.dispatch import forget_calls
-from djinn_core.interception.port import port
 from djinn_core.interception.recording.capture import Capturing, capturing
-from djinn_core.interception.recording.reissue import reissue
+from djinn_core.interception.recording.rerecord import reissue
+from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
 from djinn_core.ir.program import Program

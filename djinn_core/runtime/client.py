@@ -16,12 +16,12 @@ from djinn_core.config import Settings, resolve
 from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.observers import Observer
-from djinn_core.interception import ending, sync
+from djinn_core.interception import interpreter_shutdown, sync
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
 from djinn_core.interception.install import install
-from djinn_core.interception.port import Runtime, port
 from djinn_core.interception.recording import recorder
-from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.runtime_interface import Runtime, port
 from djinn_core.interrupts import handle_interrupts
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.values import new_storage
@@ -248,7 +248,7 @@ def init() -> None:
 def _session() -> Session | PoolSession:
     if _state.forked:
         raise ForkedProcess
-    if ending.has_begun():
+    if interpreter_shutdown.has_begun():
         raise SessionLost("the program is ending, and its session has ended: use tensors before, or use atexit")
     session = _state.session
     if session is not None and not session.lost:
@@ -493,12 +493,12 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    ending.begin()
+    interpreter_shutdown.begin()
     try:
         shut_down()
     except DjinnError as error:
         log.debug("shutting down", reason=str(error))
-    ending.settle()
+    interpreter_shutdown.settle()
 
 
 def attach() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 from djinn_core.runtime.state import state
 from djinn_core.runtime.stats import Stats
 

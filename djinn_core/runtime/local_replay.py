@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from djinn_core import torch_private
-from djinn_core.ir.calling import call_arguments
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.unflatten_call import call_arguments
 
 _HERE = torch.device("cpu")
 

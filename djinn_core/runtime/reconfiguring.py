@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from djinn_core.config import Settings
-from djinn_core.interception.recording.absent import absent
+from djinn_core.interception.recording.meta_only_storages import absent
 from djinn_core.interception.tensors.storage import Value, still_to_free
 from djinn_core.ir.values import storage_of
 from djinn_core.plugins.registry import Registry

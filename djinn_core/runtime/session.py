@@ -11,51 +11,51 @@ from typing import NoReturn, TypeVar
 import attrs
 import torch
 
-from djinn_core.delivery.lasting import expire, own
+from djinn_core.delivery.reliable_connection import expire, own
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame
-from djinn_core.interception.port import Answer, Submission
-from djinn_core.interception.recording.collecting import collect_later
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.runtime_interface import Answer, Submission
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
-from djinn_core.runtime.connecting.last_words import LAST_WORDS_SECONDS, last_words
+from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.planning.derived import DerivedValues
+from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.receiving.answers import AnswerReader
+from djinn_core.runtime.receiving.deferred_responses import DeferredResponses, RoundTrips
 from djinn_core.runtime.receiving.failures import Failures
-from djinn_core.runtime.receiving.late import LateAnswers, RoundTrips
-from djinn_core.runtime.receiving.passing import Passing
+from djinn_core.runtime.receiving.relayed_transfers import Passing
 from djinn_core.runtime.sending.binding import bind, settle_claims
 from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.sending.known_templates import KnownTemplates
-from djinn_core.runtime.sending.offers import Uploads
 from djinn_core.runtime.sending.pending import Pending, seconds_of
-from djinn_core.runtime.sending.refusing import UNSENDABLE, framed, refusing
 from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.unsendable_programs import UNSENDABLE, framed, refusing
+from djinn_core.runtime.sending.uploads import Uploads
 from djinn_core.runtime.stats import Stats
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import (
     AnyMessage,
-    Broken,
     Completed,
     Define,
-    Figures,
+    DeviceStats,
     Goodbye,
     NeedTemplate,
+    ProtocolClose,
     Query,
     Submit,
     decode,
     encode,
 )
-from djinn_core.wire.peer_messages import Cargo, Invited, Met, Parcel, Ship
+from djinn_core.wire.peer_messages import Invited, Met, SendValues, TransferChunk, TransferHeader
 from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
-from djinn_core.wire.upload_messages import Had, Recalled, Want, Withdraw
+from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobQueryReply, Withdraw
 
 log = get_logger("djinn.session")
-R = TypeVar("R", Figures, Invited, Met)
+R = TypeVar("R", DeviceStats, Invited, Met)
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
 UNREAD = 8  # answers that may wait to be read together: small ones, where nobody waits
@@ -101,7 +101,7 @@ class Session:
         self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float]] = {}
         self._abandoned: set[int] = set()
         self._dropped: set[int] = set()
-        self._late = LateAnswers()
+        self._late = DeferredResponses()
         self._link = RoundTrips()
         self._excused: set[int] = set()
         self._spent = 0.0  # seconds of the executor's
@@ -114,7 +114,7 @@ class Session:
         self._read = AnswerReader(self._failures, number)
         self._receiving = threading.RLock()
         self._uploads = Uploads(self, stats, observers, recalls, Compressing(codings))
-        self._replies: list[Figures | Invited | Met] = []
+        self._replies: list[DeviceStats | Invited | Met] = []
         self._unheard = 0  # replies still to come whose question was interrupted
         self._writing = (
             threading.RLock()
@@ -320,20 +320,20 @@ class Session:
             raise unseen
         return Answer(tensors, described, spent)
 
-    def leave(self, number: int, nbytes: int) -> None:
-        """As `Runtime.leave`."""
-        self._late.leave(number, nbytes)
+    def defer(self, number: int, nbytes: int) -> None:
+        """As `Runtime.defer`."""
+        self._late.defer(number, nbytes)
 
-    def forget(self, number: int) -> None:
-        """As `Runtime.forget`."""
-        self._late.forget(number)
+    def discard(self, number: int) -> None:
+        """As `Runtime.discard`."""
+        self._late.discard(number)
 
-    def excuse(self, number: int) -> None:
-        """As `Runtime.excuse`."""
+    def mark_unobserved(self, number: int) -> None:
+        """As `Runtime.mark_unobserved`."""
         thread = threading.get_ident()
         with held, collect_later, held.patiently(self._receiving):
             self._excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
-            self._failures.excuse((self._number, number))
+            self._failures.mark_unobserved((self._number, number))
 
     def has_come(self, number: int) -> bool:
         """As `Runtime.has_come`."""
@@ -468,16 +468,16 @@ class Session:
             self._complete(message, body)
         elif isinstance(message, NeedTemplate):
             self._define(message)
-        elif isinstance(message, Want | Recalled | Had):
+        elif isinstance(message, BlobNeeded | BlobHit | BlobQueryReply):
             self._uploads.answered(message)
-        elif isinstance(message, Figures | Invited | Met):
+        elif isinstance(message, DeviceStats | Invited | Met):
             if self._unheard:
                 self._unheard -= 1
             else:
                 self._replies.append(message)
-        elif isinstance(message, Cargo | Parcel):
+        elif isinstance(message, TransferHeader | TransferChunk):
             self.passing.take(message, body)
-        elif isinstance(message, Broken):
+        elif isinstance(message, ProtocolClose):
             self._lose(ProtocolError(message.reason))
         else:
             self._lose(ProtocolError(f"unexpected {type(message).__name__}"))
@@ -521,7 +521,7 @@ class Session:
         Raises:
             SessionLost: the executor is gone.
         """
-        return dict(self.ask(Query(reset_peak), Figures).values)
+        return dict(self.ask(Query(reset_peak), DeviceStats).values)
 
     def ask(self, question: Message, kind: type[R]) -> R:
         """The executor's reply to a question of its own kind; one round trip. Whoever calls holds the recorders' lock.
@@ -544,7 +544,7 @@ class Session:
             self._lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
         return reply
 
-    def take_over(self, ship: Ship) -> list[Frame]:
+    def take_over(self, ship: SendValues) -> list[Frame]:
         """A shipment, as frames for another executor; waits for it. Whoever calls holds the recorders' lock.
 
         Raises:

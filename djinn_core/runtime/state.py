@@ -13,9 +13,9 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.planning.earlier import EarlierPrograms
 from djinn_core.runtime.planning.planner import Planner
-from djinn_core.runtime.planning.whole_programs import WholePrograms
+from djinn_core.runtime.planning.program_index import WholePrograms
+from djinn_core.runtime.planning.residency_history import EarlierPrograms
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
@@ -24,7 +24,7 @@ InitHook = Callable[[], None]
 
 
 @attrs.define
-class State:
+class ClientState:
     """Of this process."""
 
     overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
@@ -48,4 +48,4 @@ class State:
     answered: bool = False  # a server has, since it was configured
 
 
-state = State()
+state = ClientState()

@@ -15,8 +15,8 @@ import attrs
 import torch
 
 from djinn_core.errors import DjinnError
+from djinn_core.interception.recording.cut_points import Entry
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.recording.streaming import Entry
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.module_path import is_backward, module_path
 from djinn_core.ir.operators import OWN_OPERATORS

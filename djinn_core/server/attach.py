@@ -5,20 +5,20 @@ from __future__ import annotations
 import attrs
 import torch
 
-from djinn_core.builtins.strangers import Strangers
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import INSTANCE, STRANGER_LIMITS, complain, receive_message, refuse
-from djinn_core.server.meter import METER
-from djinn_core.server.peers.exchange import Harbour
-from djinn_core.server.peers.inbox import Guest
+from djinn_core.server.peers.exchange import PeerListener
+from djinn_core.server.peers.inbox import PeerConnection
+from djinn_core.server.usage_metrics import METER
 from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import Join
-from djinn_core.wire.resume_messages import Aside, Resume
+from djinn_core.wire.resume_messages import ControlAttach, Resume
 
 ATTACH_SECONDS = 5.0  # a client sends its ticket as soon as it is connected
 _STRANGERS = Strangers()  # of this process, at all addresses together
@@ -33,10 +33,12 @@ class Admitted:
     operators: str
 
 
-def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> Admitted | Guest | Resume | Aside | None:
+def admit(
+    connection: Connection, tickets: TicketChecker, harbour: PeerListener
+) -> Admitted | PeerConnection | Resume | ControlAttach | None:
     """Read a client's `Attach` or another executor's `Join`; None where it was refused, broken or never came.
 
-    A `Resume` or `Aside` is returned as it is: whether its secret is right only the session knows.
+    A `Resume` or `ControlAttach` is returned as it is: whether its secret is right only the session knows.
 
     Until then the connection may carry small messages only, afterwards frames of any usual size.
     """
@@ -54,7 +56,7 @@ def admit(connection: Connection, tickets: TicketChecker, harbour: Harbour) -> A
     except TransportError as error:
         _log.info("a connection ended before it attached", error=str(error))
         return None
-    if isinstance(message, Resume | Aside):
+    if isinstance(message, Resume | ControlAttach):
         return message
     if isinstance(message, Join) and (guest := harbour.redeem(message.ticket)) is not None:
         return guest

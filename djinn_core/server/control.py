@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from djinn_core.errors import StartupError
-from djinn_core.launch.lines import LineReader, write_line
 from djinn_core.launch.orders import Answer, Belong, Drain, End, Evict, Report, Sessions, Start, read_order, to_line
+from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.logs import get_logger
 
 START_SECONDS = 30.0

@@ -25,42 +25,42 @@ import torch
 
 from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
-from djinn_core.delivery.lasting import expire
+from djinn_core.delivery.reliable_connection import expire
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
+from djinn_core.launch.listen_addresses import Places, in_places
 from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
-from djinn_core.launch.places import Places, in_places
 from djinn_core.launch.private_directory import remove_abandoned
 from djinn_core.launch.tickets import Badge, TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_where_started
 from djinn_core.role import become_server
-from djinn_core.server.aside import serve_aside
+from djinn_core.server.admission_limits import AdmissionLimits
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
-from djinn_core.server.confining import confine
 from djinn_core.server.control import Control
+from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
-from djinn_core.server.giving_back import GIVING_BACK, keep_few_arenas, set_start_aside
 from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, send_message
-from djinn_core.server.meter import METER
-from djinn_core.server.peers.exchange import Harbour
-from djinn_core.server.peers.inbox import Guest
-from djinn_core.server.recovery.journal import Owner, remove_stale
-from djinn_core.server.recovery.leases import KillsExecutors, Leases, resend
-from djinn_core.server.room import Room
-from djinn_core.server.roster import Entry, Roster, Session
+from djinn_core.server.malloc_trim import GIVING_BACK, keep_few_arenas, set_start_aside
+from djinn_core.server.peers.exchange import PeerListener
+from djinn_core.server.peers.inbox import PeerConnection
+from djinn_core.server.recovery.journal import SessionIdentity, remove_stale
+from djinn_core.server.recovery.leased_connection import KillsExecutors, Leases, resend
+from djinn_core.server.rlimits import confine
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.session_registry import Entry, Session, SessionRegistry
 from djinn_core.server.shared_device import compile_on, shared_device
 from djinn_core.server.tenancy import Tenancy
+from djinn_core.server.usage_metrics import METER
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import Attached
-from djinn_core.wire.resume_messages import Aside, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
-SessionFactory = Callable[[DeviceRuntime, WeightStore | None, Harbour], Session]
+SessionFactory = Callable[[DeviceRuntime, WeightStore | None, PeerListener], Session]
 _log = logs.get_logger("djinn.server")
 
 
@@ -76,7 +76,7 @@ class Executor:
         store: WeightStore | None = None,
         leases: Leases | None = None,
         tls: TlsOptions | None = None,
-        room: Room = Room(),  # noqa: B008 - a value
+        room: AdmissionLimits = AdmissionLimits(),  # noqa: B008 - a value
         accounts: Path | None = None,
     ) -> None:
         """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network. `accounts`: as in `Start`."""
@@ -85,10 +85,10 @@ class Executor:
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
-        self._roster = Roster()
+        self._roster = SessionRegistry()
         self._leases = leases or Leases(0.0)
         self._tls = tls
-        self._harbour = Harbour(registry.transports, tls, self._leases.patience)
+        self._harbour = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
         self._room = room
         self._full_at = 0.0
@@ -117,13 +117,13 @@ class Executor:
         admitted = admit(connection, self._tickets, self._harbour)
         if admitted is None:
             return
-        if isinstance(admitted, Guest):
+        if isinstance(admitted, PeerConnection):
             _serve_guest(admitted, connection)
             return
         if isinstance(admitted, Resume):
             self._resume(connection, admitted)
             return
-        if isinstance(admitted, Aside):
+        if isinstance(admitted, ControlAttach):
             self._aside(connection, admitted)
             return
         if not self._accepting:
@@ -154,7 +154,7 @@ class Executor:
     def _begin(self, connection: Connection, admitted: Admitted) -> None:
         """A session from its beginning to its end."""
         grant = admitted.grant
-        owner = Owner(secrets.token_urlsafe(16), grant.client, secrets.token_urlsafe(32), grant.badge)
+        owner = SessionIdentity(secrets.token_urlsafe(16), grant.client, secrets.token_urlsafe(32), grant.badge)
         leased = self._leases.lease(owner, connection) if self._leases.seconds else None
         self._converse(owner, leased or connection, connection, self._attached(owner, admitted))
 
@@ -190,7 +190,7 @@ class Executor:
         with self._door:
             self._inside -= 1
 
-    def _aside(self, connection: Connection, asked: Aside) -> None:
+    def _aside(self, connection: Connection, asked: ControlAttach) -> None:
         """Let a client say something beside its session; a wrong secret is answered like no such session."""
         session = self._roster.session(asked.session)
         if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):
@@ -198,7 +198,7 @@ class Executor:
             return
         serve_aside(connection, session.exchange)
 
-    def _converse(self, owner: Owner, talk: Connection, connection: Connection, greeting: Message) -> None:
+    def _converse(self, owner: SessionIdentity, talk: Connection, connection: Connection, greeting: Message) -> None:
         name, client = owner.session, owner.client
         session = self._new_session(self._device.runtime, self._tenancy.store, self._harbour)
         try:
@@ -215,7 +215,7 @@ class Executor:
             self._room_again()
             GIVING_BACK.soon()
 
-    def _attached(self, owner: Owner, admitted: Admitted) -> Attached:
+    def _attached(self, owner: SessionIdentity, admitted: Admitted) -> Attached:
         recalls, leases = self._tenancy.store is not None, self._leases
         said = attached(owner.session, os.getpid(), self._device.info(), admitted.operators, recalls=recalls)
         if not leases.seconds:
@@ -292,7 +292,7 @@ class Executor:
                 entry.connection.close()
 
 
-def _serve_guest(guest: Guest, connection: Connection) -> None:
+def _serve_guest(guest: PeerConnection, connection: Connection) -> None:
     try:
         guest.serve(connection)
     except TransportError as error:
@@ -378,7 +378,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
     begin_compiling(opened, registry, start.compilers)
-    room = Room(start.most_sessions, start.queue_seconds)
+    room = AdmissionLimits(start.most_sessions, start.queue_seconds)
     kept = _open_store(start), _leases(start)
     accounts = Path(start.accounts) if start.accounts else None
     return Executor(opened, registry, TicketChecker(start.key), new, *kept, _tls(start), room, accounts)

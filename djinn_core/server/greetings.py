@@ -10,7 +10,7 @@ import attrs
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.message import Message
-from djinn_core.wire.messages import AnyMessage, Broken, Refused, decode, encode
+from djinn_core.wire.messages import AnyMessage, ProtocolClose, Refused, decode, encode
 
 INSTANCE = secrets.token_urlsafe(8)  # of this process
 # Whoever has not shown a token or a ticket can make this end hold no more than this.
@@ -56,7 +56,7 @@ def refuse(
 def complain(connection: Connection, reason: str, *, stopped: bool = False) -> None:
     """Say that what came cannot be accepted. The transport has closed the connection if the frame itself was broken.
 
-    `stopped`: as in `Broken`.
+    `stopped`: as in `ProtocolClose`.
     """
     with contextlib.suppress(TransportError, ProtocolError):
-        send_message(connection, Broken(reason, stopped))
+        send_message(connection, ProtocolClose(reason, stopped))

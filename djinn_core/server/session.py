@@ -10,22 +10,19 @@ from functools import partial
 
 import msgspec
 
-from djinn_core.delivery.lasting import own
+from djinn_core.delivery.reliable_connection import own
 from djinn_core.errors import DjinnError, ProtocolError, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
-from djinn_core.server.figures import device_figures, reset_device_peak
+from djinn_core.server.device_stats import device_figures, reset_device_peak
 from djinn_core.server.memory.session import SessionMemory
-from djinn_core.server.meter import METER
-from djinn_core.server.peers.cargo import Packed, pack_copies, pack_storages, unpack_item
-from djinn_core.server.peers.exchange import Exchange, Harbour
+from djinn_core.server.peers.exchange import Exchange, PeerListener
+from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
 from djinn_core.server.peers.route import frames_of
-from djinn_core.server.recovery.handing_on import hand_out, restored, take_in
-from djinn_core.server.recovery.leases import State as Found
-from djinn_core.server.recovery.leases import decided, keep, papers, send_unchecked
-from djinn_core.server.recovery.shipments import PastShipments, PoolCounts
+from djinn_core.server.recovery.leased_connection import State as Found
+from djinn_core.server.recovery.leased_connection import decided, keep, recovery_state, send_unchecked
 from djinn_core.server.recovery.snapshots import (
     KnownTemplate,
     Snapshot,
@@ -36,15 +33,18 @@ from djinn_core.server.recovery.snapshots import (
     take_values,
     tensor_of,
 )
-from djinn_core.server.running.answering import collect
+from djinn_core.server.recovery.state_transfer import hand_out, restored, take_in
+from djinn_core.server.recovery.transfer_log import PastShipments, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
+from djinn_core.server.running.cancellation import OVERSEER, CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.replay import compile_template
+from djinn_core.server.running.responses import collect
 from djinn_core.server.running.run import MESSAGE_LIMIT, Run, run_template
-from djinn_core.server.running.stopping import OVERSEER, Wanted
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work, unpack
 from djinn_core.server.shared_device import shared_device
+from djinn_core.server.usage_metrics import METER
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.bindings import unpack_handles
@@ -53,20 +53,20 @@ from djinn_core.wire.messages import (
     AnyMessage,
     Completed,
     Define,
-    Figures,
+    DeviceStats,
     First,
     Goodbye,
-    Meaning,
     NeedTemplate,
     Query,
     Submit,
     Template,
     Timing,
+    ValueHints,
     decode,
     encode,
     expect,
 )
-from djinn_core.wire.peer_messages import CLIENT, Cargo, Expect, Gauge, Invite, Meet, Met, Ship
+from djinn_core.wire.peer_messages import CLIENT, Expect, Gauge, Invite, Meet, Met, SendValues, TransferHeader
 from djinn_core.wire.state_messages import AskState, State
 from djinn_core.wire.stop_messages import Stop
 from djinn_core.wire.templates import TEMPLATES_LIMIT, TemplateCache, digest_of
@@ -77,7 +77,7 @@ from djinn_core.wire.unreadable import (
     UnreadableUpload,
     salvage,
 )
-from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want, Withdraw
+from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobOffer, BlobQuery, BlobQueryReply, Upload, Withdraw
 
 _log = get_logger("djinn.server")
 YES, NO = b"\1", b"\0"
@@ -91,7 +91,7 @@ class ExecutorSession:
     """Serves one client. Everything in it is freed when it ends."""
 
     def __init__(
-        self, runtime: DeviceRuntime, store: WeightStore | None = None, harbour: Harbour | None = None
+        self, runtime: DeviceRuntime, store: WeightStore | None = None, harbour: PeerListener | None = None
     ) -> None:
         """`store`: where weights are kept, if they are. `harbour`: where other executors come in."""
         self.device = device = shared_device(runtime)
@@ -102,9 +102,9 @@ class ExecutorSession:
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._backlog: deque[Frame] = deque()
         self._uploads = Uploads(device.runtime, self.values, store)
-        self.exchange = Exchange(harbour or Harbour())
+        self.exchange = Exchange(harbour or PeerListener())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        self._wanted = Wanted(self._turn)
+        self._wanted = CancellationState(self._turn)
         METER.enter(self)
 
     def serve(self, connection: Connection) -> None:
@@ -114,7 +114,7 @@ class ExecutorSession:
             TransportError: the connection ended without a goodbye.
             ProtocolError: the client sent something that cannot be accepted.
         """
-        journal, past = papers(connection)
+        journal, past = recovery_state(connection)
         self._uploads.journal = journal
         snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
         shipments = past.shipments if past is not None else PastShipments()
@@ -139,18 +139,18 @@ class ExecutorSession:
             self._pass_over(message, connection)
         elif isinstance(message, Upload):
             self._take_upload(message, frame)
-        elif isinstance(message, Offer):
+        elif isinstance(message, BlobOffer):
             METER.check_values()
             recalled = decided(connection, lambda before: self._consider(message, before)) == YES
-            connection.send(Frame(encode((Recalled if recalled else Want)(message.handle))))
+            connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, Withdraw):
             self._take_withdrawal(message)
-        elif isinstance(message, Meaning):
+        elif isinstance(message, ValueHints):
             if self._memory is not None:
                 self._memory.learn(message)
-        elif isinstance(message, Have):
+        elif isinstance(message, BlobQuery):
             found = decided(connection, lambda before: self._hold(message, before))
-            connection.send(Frame(encode(Had(tuple([bool(one) for one in found])))))
+            connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
         elif isinstance(message, Query):
             figures = self.figures()
             if message.reset_peak:
@@ -158,7 +158,7 @@ class ExecutorSession:
                 if self.device.ledger is not None:
                     self.device.ledger.peak = 0
                 reset_device_peak(self.device.runtime.device)
-            connection.send(Frame(encode(Figures(figures))))
+            connection.send(Frame(encode(DeviceStats(figures))))
         elif isinstance(message, Stop):
             self._wanted.stop(message.submissions)
         elif isinstance(message, AskState):
@@ -171,12 +171,12 @@ class ExecutorSession:
             self._exchange_values(message, connection)
         return True
 
-    def _hold(self, have: Have, before: bytes | None) -> bytes:
+    def _hold(self, have: BlobQuery, before: bytes | None) -> bytes:
         """Which of these bytes are here, of those that were here before."""
         found = self._uploads.hold(have).found
         return bytes(found if before is None else [now and then for now, then in zip(found, before, strict=True)])
 
-    def _consider(self, offer: Offer, before: bytes | None) -> bytes:
+    def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
         """Whether what is offered is here; where it was not before, it comes, whatever is here meanwhile."""
         try:
             return YES if self._uploads.consider(offer, look=before != NO) else NO
@@ -225,12 +225,12 @@ class ExecutorSession:
 
     def _exchange_values(self, message: AnyMessage, connection: Connection) -> None:
         """What concerns other executors."""
-        if isinstance(message, Ship):
+        if isinstance(message, SendValues):
             self._await_uploads(connection)
             self._ship(message, connection)
         elif isinstance(message, Expect):
             self._expect(message, connection)
-        elif isinstance(message, Cargo):
+        elif isinstance(message, TransferHeader):
             self.exchange.inbox.unload(message, lambda: self._next_frame(connection))
         elif isinstance(message, Gauge):
             self.exchange.gauge(message.peer)
@@ -248,11 +248,11 @@ class ExecutorSession:
         self.exchange.met(meet, expect(before, Met))
         return before
 
-    def _ship(self, ship: Ship, connection: Connection) -> None:
+    def _ship(self, ship: SendValues, connection: Connection) -> None:
         handles = unpack_handles(ship.handles)
         if ship.peer == CLIENT:
             packed = self._pack(ship, handles)
-            for frame in frames_of(Cargo(ship.shipment, tuple(item for item, _ in packed)), packed):
+            for frame in frames_of(TransferHeader(ship.shipment, tuple(item for item, _ in packed)), packed):
                 connection.send(frame)
         else:
             pack, wait = partial(self._pack, ship, handles), partial(self._read_ahead, connection)
@@ -260,7 +260,7 @@ class ExecutorSession:
         if ship.move:
             self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
 
-    def _pack(self, ship: Ship, handles: Sequence[int]) -> list[Packed]:
+    def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
         pack = pack_storages if ship.move else pack_copies
         with self._turn:
             return pack(handles, self.values, self.device.runtime, self.exchange.number)
@@ -347,7 +347,7 @@ class ExecutorSession:
         elif isinstance(message, UnreadableUpload):
             self._uploads.refuse(message.handle, message.reason)
             if message.offered:  # it is here, as far as it will ever be
-                connection.send(Frame(encode(Recalled(message.handle))))
+                connection.send(Frame(encode(BlobHit(message.handle))))
         elif isinstance(message, UnreadableDefine):
             raise ProtocolError(message.reason)  # nothing has asked for it
 

@@ -8,9 +8,9 @@ import weakref
 from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.memory.limited import ledger_of
+from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
-from djinn_core.server.running.turns import Turns
 
 
 class SharedDevice:
@@ -18,7 +18,7 @@ class SharedDevice:
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
-        self.turns = Turns()
+        self.turns = FairShare()
         self.randomness = DeviceRandomness(runtime.device)
         self.own = own_operators(runtime, self.randomness)
         self.compiling: Compiling | None = None

@@ -8,8 +8,8 @@ from pathlib import Path
 from djinn_core.launch.orders import Metered
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.account import Account
-from djinn_core.server.meter import METER
+from djinn_core.server.usage_metrics import METER
+from djinn_core.server.usage_quota import UsageQuota
 from djinn_core.server.weights.disk import DISK
 from djinn_core.server.weights.store import WeightStore
 
@@ -79,7 +79,7 @@ class Tenancy:
         if self._accounts is None:
             return
         try:
-            METER.account = Account.of(tenant, self._accounts)
+            METER.account = UsageQuota.of(tenant, self._accounts)
         except OSError as error:
             _log.warning("time on the device is counted anew", tenant=tenant, error=str(error))
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.notebook_repr import html_of, svg_of
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule
-from djinn_core.ir.shown import html_of, svg_of
 from djinn_core.showing.described import counted, profile_facts
 from djinn_core.showing.markup import text
 from djinn_core.showing.text import explain, listed

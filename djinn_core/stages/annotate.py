@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.ir.families import role_of
 from djinn_core.ir.graph import Graph
+from djinn_core.ir.op_families import role_of
 from djinn_core.ir.profile import DataResidency, Lineage, PatternMatch, Tier, WorkloadProfile
 from djinn_core.stages.annotating.evidence import Evidence
 from djinn_core.stages.annotating.inputs import Inputs, inputs_of
@@ -16,7 +16,7 @@ from djinn_core.stages.annotating.phases import phases_of
 from djinn_core.stages.annotating.residency import residency_of_counters, residency_of_gradients, residency_of_inputs
 from djinn_core.stages.annotating.states import NO_STATES, States, states_in
 from djinn_core.stages.annotating.training import Training, training_in
-from djinn_core.stages.annotating.verdict import ALL_TIERS, judge
+from djinn_core.stages.annotating.workload_vote import ALL_TIERS, judge
 from djinn_core.stages.attribution import warn_skipped
 from djinn_core.stages.verify import check_match
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.ir.families import CONVOLUTION, EMBEDDING, NORMALISATION
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, NORMALISATION
 from djinn_core.ir.program import Call, Program, Slot
 
 _EXACT_BELOW = 8

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
+from djinn_core.ir.colocation import storage_sizes
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.together import storage_sizes
 from djinn_core.stages.simulate import Timeline
 
 _LAYER = re.compile(r"^(.*?)(?:\.(\d+))(?:\.|$)")

@@ -14,7 +14,7 @@ from djinn_core.ir.placement import Placement
 from djinn_core.ir.replicas import with_replicas
 from djinn_core.logs import get_logger
 from djinn_core.stages.attribution import title, warn_skipped
-from djinn_core.stages.room import shortages, told
+from djinn_core.stages.placement_fit import shortages, told
 from djinn_core.stages.verify import check_placement
 
 ROUNDS = 4  # how often a policy is asked again for the devices on which it did not exceed anything

@@ -20,7 +20,7 @@ from djinn_core.ir.graph import Node, storages_written
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import VIEW_BITS, storage_of
 from djinn_core.stages.ordering import orderings
-from djinn_core.stages.room import shortages_of_steps, told
+from djinn_core.stages.placement_fit import shortages_of_steps, told
 from djinn_core.stages.simulate import memory_peaks
 
 

@@ -27,7 +27,6 @@ from djinn_core.wire.message import (
     Word,
 )
 from djinn_core.wire.peer_messages import (
-    Cargo,
     Expect,
     Gauge,
     Invite,
@@ -37,17 +36,18 @@ from djinn_core.wire.peer_messages import (
     LinkSeen,
     Meet,
     Met,
-    Parcel,
     Probe,
-    Ship,
+    SendValues,
     Taken,
+    TransferChunk,
+    TransferHeader,
 )
-from djinn_core.wire.resume_messages import Aside, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 from djinn_core.wire.state_messages import AskState, State, StatePiece
 from djinn_core.wire.stop_messages import Stop
-from djinn_core.wire.upload_messages import Had, Have, Offer, Recalled, Upload, Want, Withdraw
+from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobOffer, BlobQuery, BlobQueryReply, Upload, Withdraw
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values have had to make room
 
 
@@ -284,7 +284,7 @@ class Completed(Message, frozen=True):
     seen: tuple[LinkSeen, ...] = ()
 
 
-class Meaning(Message, frozen=True):
+class ValueHints(Message, frozen=True):
     """What the values of a template are, for an executor that has to choose what makes room; no result depends on it.
 
     `phase` is the program's. `inputs` and `outputs` have a letter a value: `w` weight, `k` KV cache, `g` gradient, `o` state of
@@ -311,7 +311,7 @@ class Define(Message, frozen=True):
     first: First
 
 
-class Broken(Text, Message, frozen=True):
+class ProtocolClose(Text, Message, frozen=True):
     """The other end sent something that cannot be accepted. The connection is closed after it.
 
     `stopped`: it is not that, but the end of the server.
@@ -329,7 +329,7 @@ class Query(Message, frozen=True):
     reset_peak: bool = False
 
 
-class Figures(Message, frozen=True):
+class DeviceStats(Message, frozen=True):
     """Answer to `Query`: bytes and counts by name."""
 
     values: dict[str, int]
@@ -401,22 +401,22 @@ AnyMessage = (
     | Attached
     | Resume
     | Resumed
-    | Aside
+    | ControlAttach
     | Upload
-    | Offer
-    | Have
-    | Had
-    | Want
-    | Recalled
+    | BlobOffer
+    | BlobQuery
+    | BlobQueryReply
+    | BlobNeeded
+    | BlobHit
     | Withdraw
     | Submit
     | Completed
-    | Meaning
+    | ValueHints
     | NeedTemplate
     | Define
-    | Broken
+    | ProtocolClose
     | Query
-    | Figures
+    | DeviceStats
     | Goodbye
     | AskState
     | State
@@ -431,10 +431,10 @@ AnyMessage = (
     | Probe
     | Gauge
     | Taken
-    | Ship
+    | SendValues
     | Expect
-    | Cargo
-    | Parcel
+    | TransferHeader
+    | TransferChunk
     | StatusRequest
     | Status
     | Kill
@@ -471,6 +471,6 @@ def expect(head: bytes | memoryview, kind: type[M]) -> M:
     """
     message = decode(head)
     if not isinstance(message, kind):
-        detail = f": {message.reason}" if isinstance(message, Refused | Broken) else ""
+        detail = f": {message.reason}" if isinstance(message, Refused | ProtocolClose) else ""
         raise ProtocolError(f"expected {kind.__name__}, got {type(message).__name__}{detail}")
     return message

@@ -29,7 +29,7 @@ KEPT_LIMIT: Final = 1 << 16  # frames that may wait to be taken
 COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
 
 
-class Wish(enum.IntFlag):
+class AckFlags(enum.IntFlag):
     """What a note asks of the other end."""
 
     NOTHING = 0
@@ -41,7 +41,7 @@ class Wish(enum.IntFlag):
     """This is the answer to a note: everything that was sent before it has come, or never will."""
 
 
-_WISHES: Final = tuple(Wish(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
+_WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
 
 
 class Numbered(enum.Enum):
@@ -63,7 +63,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
     number: int
     taken: int
-    wish: Wish = Wish.NOTHING
+    wish: AckFlags = AckFlags.NOTHING
 
     def encode(self) -> bytes:
         """Nine bytes."""

@@ -99,7 +99,7 @@ class LinkSeen(Message, frozen=True):
     latency: float | None = None
 
 
-class Ship(Message, frozen=True):
+class SendValues(Message, frozen=True):
     """Send values to executor `peer`, as they are when the submissions before this have run.
 
     `shipment` is a number that no other shipment of the pool has. What is for peer `CLIENT` comes on the client's own
@@ -143,8 +143,8 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     failure: Failure | None = None
 
 
-class Cargo(Message, frozen=True):
-    """A shipment, on the way from executor to executor: the bytes follow in `Parcel`s, in the order of the items.
+class TransferHeader(Message, frozen=True):
+    """A shipment, on the way from executor to executor: the bytes follow in `TransferChunk`s, in the order of the items.
 
     `number`: which one it is, from 1, of those that go from this executor to that one directly; 0 where it passes through the client.
     """
@@ -154,5 +154,5 @@ class Cargo(Message, frozen=True):
     number: Count = 0
 
 
-class Parcel(Message, frozen=True):
+class TransferChunk(Message, frozen=True):
     """The next bytes of the shipment that is under way, in the frame's buffers."""

@@ -26,7 +26,7 @@ class Resumed(Message, frozen=True):
     instance: Name = ""
 
 
-class Aside(Message, frozen=True):
+class ControlAttach(Message, frozen=True):
     """First message on a connection beside that of a session: tell the session about other executors, whatever it is just doing.
 
     `secret` as in `Resume`. Answered with a `Resumed` that resumes nothing; then come `Invite`s and `Meet`s.

@@ -28,10 +28,10 @@ class Upload(Message, frozen=True):
     length: Count = 0
 
 
-class Offer(Message, frozen=True):
+class BlobOffer(Message, frozen=True):
     """A new value whose bytes the executor may have: like `Upload`, with their BLAKE3-256 in place of them.
 
-    The executor answers with `Recalled` or `Want`. A submission that follows waits for the uploads that are wanted.
+    The executor answers with `BlobHit` or `BlobNeeded`. A submission that follows waits for the uploads that are wanted.
     """
 
     handle: Count
@@ -42,26 +42,26 @@ class Offer(Message, frozen=True):
     digest: Digest
 
 
-class Have(Message, frozen=True):
+class BlobQuery(Message, frozen=True):
     """Which of these bytes (size and digest) has the executor? It holds on to those until they are offered once."""
 
     sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
 
 
-class Had(Message, frozen=True):
-    """Answer to `Have`, in the same order."""
+class BlobQueryReply(Message, frozen=True):
+    """Answer to `BlobQuery`, in the same order."""
 
     found: tuple[bool, ...]
 
 
-class Want(Message, frozen=True):
+class BlobNeeded(Message, frozen=True):
     """The executor does not have what was offered as `handle`: `Upload` it."""
 
     handle: Count
 
 
-class Recalled(Message, frozen=True):
+class BlobHit(Message, frozen=True):
     """The executor has made the value `handle` of what it had."""
 
     handle: Count

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from djinn_core.builtins.sockets import AcceptedConnection
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.tls_contexts import server_context
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.securing import under_tls
+from djinn_core.launch.tls_transports import under_tls
 from djinn_core.server import attach
 from djinn_core.server.gateway import operations
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.authenticator import Authenticator
 from djinn_core.server.gateway.operations import Operations, OperationsListener
 from djinn_core.server.gateway.tokens import Token
 from djinn_http import pace
@@ -112,7 +112,7 @@ def test_what_is_no_http_makes_one_line_of_log(web, dial, closes, caplog):
 
 @pytest.fixture
 def watched(tls, request):
-    gatekeeper = Gatekeeper(Token("t" * 32, "test"))
+    gatekeeper = Authenticator(Token("t" * 32, "test"))
     counts = SimpleNamespace(refused={})
     routes = Operations(gatekeeper, Audit(), counts, lambda: "", lambda accept: (b"", ""))
     context = server_context(tls) if getattr(request, "param", "plain") == "tls" else None

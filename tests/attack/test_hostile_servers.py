@@ -16,7 +16,7 @@ from djinn_core.config import Settings
 from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
-from djinn_core.launch.securing import with_tls
+from djinn_core.launch.tls_transports import with_tls
 from djinn_core.runtime.connecting.dialling import Gateway, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.servers import find_servers
 from djinn_core.runtime.receiving.answers import AnswerReader
@@ -25,10 +25,10 @@ from djinn_core.server.peers import exchange
 from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (
     Attach,
-    Broken,
     Completed,
     Described,
     DeviceInfo,
+    ProtocolClose,
     Refused,
     TensorHeader,
     Timing,
@@ -81,7 +81,7 @@ def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        met = exchange.Exchange(exchange.Harbour(transports)).meet(Meet(1, 2, "ticket", (f"unix://{path}",)))
+        met = exchange.Exchange(exchange.PeerListener(transports)).meet(Meet(1, 2, "ticket", (f"unix://{path}",)))
         assert "no socket of an executor" in met.error
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -96,7 +96,7 @@ def test_a_ticket_says_nothing_to_whoever_it_is_shown(ticket):
 
 
 def test_terminals_obey_nobody():
-    for kind in (Refused, Broken):
+    for kind in (Refused, ProtocolClose):
         (said,) = {decode(encode(kind("\x1b]0;owned\x07gone\x9b2J\u202e\nso there"))).reason}
         assert said == "\\x1b]0;owned\\x07gone\\x9b2J\\u202e\nso there"
     with pytest.raises(ProtocolError):

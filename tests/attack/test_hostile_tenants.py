@@ -33,19 +33,19 @@ from djinn_core.server.devices import OpenDevice
 from djinn_core.server.executor import Executor
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.authenticator import Authenticator
 from djinn_core.server.gateway.relay import Relays
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.memory import session as memory_session
 from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.memory.session import SessionMemory
-from djinn_core.server.meter import METER, Meter
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.usage_metrics import METER, UsageMetrics
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.frames import encode_frame
 from djinn_core.wire.messages import (
@@ -53,11 +53,11 @@ from djinn_core.wire.messages import (
     Attach,
     Attached,
     Hello,
-    Meaning,
     Refused,
     Submit,
     Template,
     Upload,
+    ValueHints,
     decode,
     encode,
 )
@@ -145,7 +145,7 @@ class Script:
 
 @pytest.fixture
 def meter(monkeypatch):
-    meter = Meter()
+    meter = UsageMetrics()
     monkeypatch.setattr(sessions, "METER", meter)
     return meter
 
@@ -165,7 +165,7 @@ def test_values_that_are_uploaded_count_at_once(meter):
 def test_uploads_that_a_program_waits_for_are_slowed_as_well(meter, monkeypatch):
     meter.quota = Quota(requests_a_second=10)
     waited = []
-    monkeypatch.setattr("djinn_core.server.meter.time.sleep", waited.append)
+    monkeypatch.setattr("djinn_core.server.usage_metrics.time.sleep", waited.append)
     session = ExecutorSession(CpuRuntime())
     session._uploads.wanted[99] = bytes(32)
     frames = [Frame(encode(Submit(1))), *(upload(number) for number in range(1, 40))]
@@ -211,7 +211,7 @@ def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tm
     executor = start()
     pool = SimpleNamespace(find=lambda device: (0, executor), devices=(executor.device.id,))
     tenants = SimpleNamespace(pool_of=lambda tenant, memory: pool)
-    gatekeeper = Gatekeeper(Token("t" * 32, "this test"))
+    gatekeeper = Authenticator(Token("t" * 32, "this test"))
     asked = (gatekeeper, tenants, Audit(), transports, tuple, lambda who: None)
     admission = Admission(*asked, relays=Relays(1))
     url = f"unix://{tmp_path}/gateway.sock"
@@ -318,7 +318,7 @@ def test_what_is_said_of_values_takes_little_memory(monkeypatch):
     monkeypatch.setattr(memory_session, "LETTERS_LIMIT", 1000)
     memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20).ledger, ValueTable())
     for number in range(50):
-        memory.learn(Meaning(bytes([number] * 16), "", b"w" * 300, b""))
+        memory.learn(ValueHints(bytes([number] * 16), "", b"w" * 300, b""))
     assert [digest[0] for digest in memory._meanings] == [47, 48, 49]
-    memory.learn(Meaning(bytes(16), "", b"w" * 3000, b""))
+    memory.learn(ValueHints(bytes(16), "", b"w" * 3000, b""))
     assert not memory._meanings

@@ -15,8 +15,8 @@ import pytest
 from djinn_core.builtins.sockets import SocketConnection
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
-from djinn_core.server.giving_back import GivingBack
-from djinn_core.server.recovery.leases import LeasedConnection
+from djinn_core.server.malloc_trim import GivingBack
+from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.wire.frames import FrameDecoder
 from djinn_http import HttpTransport
 from djinn_tcp import TcpTransport

@@ -11,11 +11,18 @@ from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NOBODY
 from djinn_core.server.inline import connected_pair
-from djinn_core.server.recovery.journal import Base, Journal, Owner, Past, journal_path, remove_stale
-from djinn_core.server.recovery.leases import TRIES, Leases
+from djinn_core.server.recovery.journal import (
+    Journal,
+    JournalReader,
+    SessionIdentity,
+    SnapshotHeader,
+    journal_path,
+    remove_stale,
+)
+from djinn_core.server.recovery.leased_connection import TRIES, Leases
 from djinn_core.wire.resume_messages import Resume
 
-OWNER = Owner("session", "a client", "told at the beginning", NOBODY)
+OWNER = SessionIdentity("session", "a client", "told at the beginning", NOBODY)
 FRAMES = [Frame(b"one"), Frame(b"two", [b"x" * 100, b""]), Frame(b"three", [bytes(1 << 16)])]
 
 
@@ -50,7 +57,7 @@ def test_frames_and_notes_are_read_as_they_were_written(tmp_path):
     journal = written(path)
     journal.note(b"decided")
     died(journal)
-    past = Past(path)
+    past = JournalReader(path)
     assert (past.owner, past.taken) == (OWNER, 3)
     assert past.next_note() == b"decided"
     assert past.next_note() is None
@@ -63,7 +70,7 @@ def test_a_torn_record_was_not_taken(tmp_path, cut):
     path = tmp_path / "session.journal"
     died(written(path))
     os.truncate(path, path.stat().st_size - cut)
-    past = Past(path)
+    past = JournalReader(path)
     assert past.taken == 2
     assert frames_of(past) == as_read(FRAMES[:2])
 
@@ -71,11 +78,11 @@ def test_a_torn_record_was_not_taken(tmp_path, cut):
 def test_a_journal_begins_anew_with_the_state(tmp_path):
     path = tmp_path / "session.journal"
     journal = written(path)
-    journal.rewrite(Base(3, 7, b"state"), [b"memory", bytes(10)], [Frame(b"not taken", [b"answer"])])
+    journal.rewrite(SnapshotHeader(3, 7, b"state"), [b"memory", bytes(10)], [Frame(b"not taken", [b"answer"])])
     journal.frame(Frame(b"four"))
     died(journal)
-    past = Past(path)
-    assert past.base == Base(3, 7, b"state")
+    past = JournalReader(path)
+    assert past.base == SnapshotHeader(3, 7, b"state")
     assert past.taken == 4
     assert [bytes(m) for m in past.memory()] == [b"memory", bytes(10)]
     assert as_read(past.kept()) == [(b"not taken", [b"answer"])]
@@ -142,11 +149,11 @@ def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_pat
 
     monkeypatch.setattr(Path, "replace", refuse)
     before = descriptors()
-    journal.rewrite(Base(3, 7, b"state"), [b"memory"], [])
+    journal.rewrite(SnapshotHeader(3, 7, b"state"), [b"memory"], [])
     assert descriptors() == before
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
     died(journal)
-    assert frames_of(Past(path)) == as_read(FRAMES)
+    assert frames_of(JournalReader(path)) == as_read(FRAMES)
 
 
 def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
@@ -176,10 +183,10 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
     died(written(path))
     os.utime(path, (0, 0))
     leases = Leases(1.0, tmp_path, 1 << 30)
-    leases.lease(Owner("other", "", "", NOBODY), connected_pair()[1]).close()
+    leases.lease(SessionIdentity("other", "", "", NOBODY), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
-    monkeypatch.setattr("djinn_core.server.recovery.leases.SWEEP_SECONDS", 0.0)
-    leases.lease(Owner("other", "", "", NOBODY), connected_pair()[1]).close()
+    monkeypatch.setattr("djinn_core.server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
+    leases.lease(SessionIdentity("other", "", "", NOBODY), connected_pair()[1]).close()
     assert not list(tmp_path.iterdir())
 
 

@@ -21,11 +21,11 @@ from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.message import Failure
 from djinn_core.wire.messages import (
-    Broken,
     Completed,
-    Figures,
+    DeviceStats,
     First,
     Goodbye,
+    ProtocolClose,
     Query,
     Submit,
     Template,
@@ -155,7 +155,7 @@ def test_a_program_that_cannot_run_is_answered_and_the_session_goes_on(session, 
     answer = decode(session.receive(SECONDS).head)
     assert isinstance(answer, Completed)
     assert [failure.kind for failure in answer.failures] == ["ProtocolError"]
-    assert isinstance(ask(session, Query()), Figures)
+    assert isinstance(ask(session, Query()), DeviceStats)
     session.send(Frame(encode(Goodbye())))
 
 
@@ -164,7 +164,7 @@ def test_an_upload_that_fits_nothing_is_poison_and_the_session_goes_on(session, 
     session.send(frame)
     answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["ProtocolError"]
-    assert isinstance(ask(session, Query()), Figures)
+    assert isinstance(ask(session, Query()), DeviceStats)
     session.send(Frame(encode(Goodbye())))
 
 
@@ -172,7 +172,7 @@ def test_an_upload_that_fits_nothing_is_poison_and_the_session_goes_on(session, 
 def test_what_breaks_the_rules_ends_that_session_with_a_reason(session, frame):
     session.send(frame)
     answer = decode(session.receive(SECONDS).head)
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProtocolClose)
     assert len(answer.reason) > 20
     with pytest.raises(TransportError):
         session.receive(SECONDS)
@@ -185,7 +185,7 @@ def test_an_oversized_frame_ends_that_session(session):
     given = template(forms=(form,), references=(), inputs=(), outputs=())
     with pytest.raises(TransportError):
         session.send(Frame(encode(submit(given, inputs=(), outputs=()))))
-        while isinstance(decode(session.receive(SECONDS).head), Broken):
+        while isinstance(decode(session.receive(SECONDS).head), ProtocolClose):
             pass
 
 
@@ -210,7 +210,7 @@ def test_an_op_that_is_not_allowed_is_answered_and_the_session_goes_on(session, 
     assert isinstance(failure, Failure)
     assert failure.kind == "UnsupportedOperation"
     assert form.op in failure.message
-    assert isinstance(ask(session, Query()), Figures)
+    assert isinstance(ask(session, Query()), DeviceStats)
     session.send(Frame(encode(Goodbye())))
 
 
@@ -218,7 +218,7 @@ def test_an_upload_without_end_fails_alone(session):
     session.send(Frame(encode(Upload(HANDLE, "float32", (1,), (1,), 1 << 60)), [bytes(16)]))
     answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["OutOfMemoryError"]
-    assert isinstance(ask(session, Query()), Figures)
+    assert isinstance(ask(session, Query()), DeviceStats)
 
 
 def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):

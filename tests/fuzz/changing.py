@@ -15,12 +15,23 @@ from djinn_core.ir.form import Constant, Enumerated, Form, ListArg
 from djinn_core.ir.operators import allowed_operators
 from djinn_core.wire import messages
 from djinn_core.wire.messages import Submit, Template, Upload, decode, encode
-from djinn_core.wire.peer_messages import Cargo, Expect, Gauge, Invite, Parcel, Ship
+from djinn_core.wire.peer_messages import Expect, Gauge, Invite, SendValues, TransferChunk, TransferHeader
 from djinn_core.wire.templates import digest_of
 
 NUMBERS = (-(2**63), -(2**31), -7, -2, -1, 0, 1, 2, 3, 5, 17, 64, 1000, 2**20, 2**31, 2**40, 2**63 - 1, 2**64 - 1)
 FLOATS = (0.0, -0.0, 0.5, -1.0, 1e300, float("inf"), float("-inf"), float("nan"))
-OTHERS = (Ship, Expect, Cargo, Parcel, Invite, Gauge, messages.Query, messages.Meaning, messages.Have, messages.Offer)
+OTHERS = (
+    SendValues,
+    Expect,
+    TransferHeader,
+    TransferChunk,
+    Invite,
+    Gauge,
+    messages.Query,
+    messages.ValueHints,
+    messages.Have,
+    messages.Offer,
+)
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace
 

@@ -37,13 +37,23 @@ from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.launch.token_table import Quota, change_table, create
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
-from djinn_core.wire.messages import Broken, Completed, Goodbye, NeedTemplate, Offer, Submit, Upload, decode, encode
+from djinn_core.wire.messages import (
+    BlobOffer,
+    Completed,
+    Goodbye,
+    NeedTemplate,
+    ProtocolClose,
+    Submit,
+    Upload,
+    decode,
+    encode,
+)
 from djinn_core.wire.numbering import Prefix, split
-from djinn_core.wire.peer_messages import Cargo, Expect, Ship
+from djinn_core.wire.peer_messages import Expect, SendValues, TransferHeader
 
 SECONDS = 20.0
 SHORT_SECONDS = 0.1
-WAITING = (Offer, Expect, Cargo, Ship)
+WAITING = (BlobOffer, Expect, TransferHeader, SendValues)
 SLOW_SECONDS = 1.0
 DATA_BYTES = 1 << 30  # that an executor may have: what is asked for beyond is refused, and never fills the machine
 GROWTH_BYTES = 64 << 20
@@ -274,7 +284,7 @@ class Mutator:
                 raise TransportError("broken") from None
             if isinstance(message, NeedTemplate):
                 raise TransportError("broken")
-            if isinstance(message, Broken):
+            if isinstance(message, ProtocolClose):
                 self._broken(message, sent)
                 raise TransportError("broken")
             if isinstance(message, Completed):
@@ -289,7 +299,7 @@ class Mutator:
                 self.found.bug(f"{failure.kind} in {failure.op}: {failure.message}", sent, self.keep)
         return message.sequence
 
-    def _broken(self, message: Broken, sent: list[Frame]) -> None:
+    def _broken(self, message: ProtocolClose, sent: list[Frame]) -> None:
         self.found.broken[" ".join(message.reason.split()[:4])] += 1
         if "failed" in message.reason or len(message.reason) < 15:
             self.found.bug(message.reason, sent, self.keep)
@@ -305,7 +315,7 @@ class Mutator:
         with contextlib.suppress(DjinnError):
             while True:
                 message, _ = talk.receive()
-                if isinstance(message, Broken):
+                if isinstance(message, ProtocolClose):
                     self._broken(message, sent)
                     return
         if died_soon(talk.process):

@@ -29,7 +29,7 @@ from targets import TARGETS
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
-from djinn_core.server.peers.cargo import room_for
+from djinn_core.server.peers.packed_values import room_for
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded

@@ -28,8 +28,8 @@ from djinn_core.ir.form import Form, Operand
 from djinn_core.launch import orders, tickets
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
 from djinn_core.launch.token_table import TokenTable, create, parse_table
-from djinn_core.server.peers.cargo import room_for
-from djinn_core.server.recovery.journal import Base, Journal, Owner, Past
+from djinn_core.server.peers.packed_values import room_for
+from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
 from djinn_core.server.recovery.snapshots import (
     KnownTemplate,
     Snapshot,
@@ -46,7 +46,7 @@ from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire import bindings, compression, messages
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
 from djinn_core.wire.numbering import Inbox, Outbox, split
-from djinn_core.wire.peer_messages import Cargo, Item, View
+from djinn_core.wire.peer_messages import Item, TransferHeader, View
 from djinn_core.wire.tensors import tensor_from_wire
 
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
@@ -230,7 +230,7 @@ def _snapshot_seeds(draw: random.Random) -> list[bytes]:
 
 
 def _past(path: Path) -> None:
-    past = Past(path)
+    past = JournalReader(path)
     try:
         past.kept()
         if past.base is not None:
@@ -244,23 +244,23 @@ def _past(path: Path) -> None:
 
 def _journal_seeds(draw: random.Random) -> list[bytes]:
     path = Path(tempfile.mkdtemp()) / "x.journal"
-    journal = Journal.begin(path, Owner("s", "c", "secret", tickets.NOBODY), 1 << 20)
+    journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NOBODY), 1 << 20)
     journal.frame(Frame(messages.encode(messages.Query()), [b"abc", b""]))
     journal.note(b"\1")
     short = path.read_bytes()
-    journal.rewrite(Base(1, 1, b"state"), [b"memory"], [Frame(b"k")])
+    journal.rewrite(SnapshotHeader(1, 1, b"state"), [b"memory"], [Frame(b"k")])
     journal.try_again()
     return [short, path.read_bytes()]
 
 
 def _cargo(data: bytes) -> None:
-    for item in typed(data, Cargo).items:
+    for item in typed(data, TransferHeader).items:
         room_for(item)
 
 
 def _cargo_seeds(draw: random.Random) -> list[bytes]:
     views = (View(5, "float32", (2, 3), (3, 1), 2), View(6, "int64", (2,), (1,)))
-    return _packed(Cargo(1, (Item(64, views), Item(64, views[:1], dense=True))), Cargo(1, ()))
+    return _packed(TransferHeader(1, (Item(64, views), Item(64, views[:1], dense=True))), TransferHeader(1, ()))
 
 
 def _uploads(data: bytes) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 
 STEPS = 70
 SIZES = (0, 1, 2, 3, 4, 6)

@@ -11,9 +11,9 @@ import torch
 
 import djinn
 from djinn_core.interception import dispatch
-from djinn_core.interception.inference import formulas, shape_formulas, view_formulas
-from djinn_core.interception.inference.formulas import foretell, forget_examples, has_formula, learn
-from djinn_core.interception.inference.infer import infer
+from djinn_core.interception.shape_inference import formulas, shape_formulas, view_formulas
+from djinn_core.interception.shape_inference.formulas import foretell, forget_examples, has_formula, learn
+from djinn_core.interception.shape_inference.meta_infer import infer
 from djinn_core.ir.operators import allowed_operators
 
 DEVICE = "remote_accelerator:0"

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.inference import lists, writes
 from djinn_core.interception.ops.view_chains import LONGEST
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference import foreach_infer, write_checks
 
 REMOTE = "remote_accelerator:0"
 
@@ -18,9 +18,9 @@ REMOTE = "remote_accelerator:0"
 @pytest.mark.parametrize("shapes", [[(4,)], [(4,), (2, 3), (), (0, 5)]], ids=["alike", "mixed"])
 def test_one_element_of_each_kind_tells_what_a_list_becomes(embedded, monkeypatch, shapes):
     looked_at = []
-    plain = lists.infer
+    plain = foreach_infer.infer
     monkeypatch.setattr(
-        lists, "infer", lambda func, args, *rest: looked_at.append(len(args[0])) or plain(func, args, *rest)
+        foreach_infer, "infer", lambda func, args, *rest: looked_at.append(len(args[0])) or plain(func, args, *rest)
     )
     here = [torch.rand(shapes[n % len(shapes)]) for n in range(300)]
     there = [tensor.to(REMOTE) for tensor in here]
@@ -80,10 +80,10 @@ def test_a_mistake_in_a_list_is_raised_as_it_is_locally(embedded):
 
 
 def test_kernels_over_lists_do_not_look_for_overlaps():
-    assert not writes.refuses_overlap("aten::_foreach_add_.List")
-    assert not writes.refuses_overlap("aten::_fused_adam_")
-    assert writes.refuses_overlap("aten::add_.Tensor")
-    assert writes.refuses_overlap("aten::copy_")
+    assert not write_checks.refuses_overlap("aten::_foreach_add_.List")
+    assert not write_checks.refuses_overlap("aten::_fused_adam_")
+    assert write_checks.refuses_overlap("aten::add_.Tensor")
+    assert write_checks.refuses_overlap("aten::copy_")
 
 
 def test_the_way_of_a_view_to_its_base_has_an_end(embedded):

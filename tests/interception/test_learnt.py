@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.bounded import keep
 from djinn_core.interception.dispatch import learn_layout
-from djinn_core.interception.inference import infer
+from djinn_core.interception.lru import keep
 from djinn_core.interception.recording import encode
+from djinn_core.interception.shape_inference import meta_infer
 from djinn_core.ir import values
 from djinn_core.ir.form import Form
 from djinn_core.ir.values import tensor_meta
@@ -26,13 +26,13 @@ def test_tables_keep_their_size():
 
 
 def test_signatures_and_forms_are_bounded(monkeypatch):
-    monkeypatch.setattr(infer, "_signatures", {})
+    monkeypatch.setattr(meta_infer, "_signatures", {})
     monkeypatch.setattr(encode, "_forms", {})
-    monkeypatch.setattr(infer, "SIGNATURES_LIMIT", 8)
+    monkeypatch.setattr(meta_infer, "SIGNATURES_LIMIT", 8)
     meta = tensor_meta((2,), (1,), 0, torch.float32)
-    made = [infer.signature_of(Form(f"aten::op{n}", (), (), (), False), (meta,)) for n in range(50)]
-    assert len(infer._signatures) <= 8
-    again = infer.signature_of(made[0].form, (meta,))
+    made = [meta_infer.signature_of(Form(f"aten::op{n}", (), (), (), False), (meta,)) for n in range(50)]
+    assert len(meta_infer._signatures) <= 8
+    again = meta_infer.signature_of(made[0].form, (meta,))
     # Forgotten, so it is another one, and nothing that was planned by the id of the first is taken for it.
     assert again is not made[0]
     assert len({s.id for s in [*made, again]}) == 51

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import djinn
-from djinn_core.interception.recording import site
+from djinn_core.interception.recording import call_site
 from djinn_core.interception.recording.recorder import current
 
 
@@ -230,10 +230,10 @@ def test_compiled_modules_are_one_graph():
 
 
 def test_code_made_in_a_loop_is_not_remembered_for_ever(x, monkeypatch):
-    monkeypatch.setattr(site, "CODES_LIMIT", 50)
+    monkeypatch.setattr(call_site, "CODES_LIMIT", 50)
     for i in range(200):
         exec(compile("x + 1", f"<cell {i}>", "exec"), {"x": x})
-    assert len(site._known) <= 50
+    assert len(call_site._known) <= 50
     with djinn.capture() as captured:
         exec(compile("\n\nx + 1", "<cell>", "exec"), {"x": x})
     assert captured.program.site(0) == "<cell>:3 in <module>"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.port import port
 from djinn_core.interception.recording import recorder
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import fresh
 
 

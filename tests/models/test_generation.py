@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording.foresight import SEEN, forget_courses
+from djinn_core.interception.recording.program_prediction import SEEN, forget_courses
 
 REMOTE = "remote_accelerator:0"
 

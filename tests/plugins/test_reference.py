@@ -15,8 +15,8 @@ import pytest
 
 from djinn_core import hookspecs
 from djinn_core.hookspecs import API_VERSION
-from djinn_core.ir.brief import Brief
 from djinn_core.ir.plan import Rewrite
+from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.plugins.kinds import KINDS, Kind
 
 TEXT = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def sections() -> dict[str, str]:
 def classes(kind: Kind) -> Iterator[type]:
     """What authors of a kind meet: Protocols and values in the module of its hook."""
     for item in vars(kind.specification).values():
-        if inspect.isclass(item) and item.__module__.startswith("djinn_core.") and item is not Brief:
+        if inspect.isclass(item) and item.__module__.startswith("djinn_core.") and item is not ShortRepr:
             yield item
 
 

@@ -16,7 +16,7 @@ import djinn
 from djinn.hooks import DataResidency
 from djinn_core.runtime import client
 from djinn_core.runtime.pool import held_uploads
-from djinn_core.server.gateway.offering import Chosen, offered
+from djinn_core.server.gateway.device_discovery import Chosen, offered
 
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
 module = torch.get_device_module("remote_accelerator")

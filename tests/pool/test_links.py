@@ -11,7 +11,7 @@ from djinn_core.ir.costs import DeviceCapabilities, Link
 from djinn_core.runtime import client
 from djinn_core.runtime.pool import links as present
 from djinn_core.runtime.pool.links import PresentLinks
-from djinn_core.runtime.receiving.passing import Passing
+from djinn_core.runtime.receiving.relayed_transfers import Passing
 from djinn_core.wire.peer_messages import Gauge, LinkSeen
 
 REMOTE = "remote_accelerator:0"

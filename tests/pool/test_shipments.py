@@ -18,16 +18,16 @@ from djinn_core.launch.tickets import NOBODY
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.peers import inbox as inboxes
-from djinn_core.server.peers.exchange import Exchange, Harbour
-from djinn_core.server.peers.gauging import Sightings
-from djinn_core.server.peers.inbox import Guest, Inbox
+from djinn_core.server.peers.exchange import Exchange, PeerListener
+from djinn_core.server.peers.inbox import Inbox, PeerConnection
+from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.route import WAITING_LIMIT, Route
-from djinn_core.server.recovery.journal import Base, Journal, Owner, Past
-from djinn_core.server.recovery.shipments import PastShipments, PoolCounts
+from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
+from djinn_core.server.recovery.transfer_log import PastShipments, PoolCounts
 from djinn_core.wire.messages import decode, encode
-from djinn_core.wire.peer_messages import Cargo, Item, Meet, View
+from djinn_core.wire.peer_messages import Item, Meet, TransferHeader, View
 
-OWNER = Owner("session", "a client", "told at the beginning", NOBODY)
+OWNER = SessionIdentity("session", "a client", "told at the beginning", NOBODY)
 HERE, THERE = 1, 2
 
 
@@ -83,7 +83,7 @@ class Ways:
 
     def _welcome(self, theirs):
         with contextlib.suppress(DjinnError):
-            Guest(self.inbox, HERE, "secret").serve(theirs)
+            PeerConnection(self.inbox, HERE, "secret").serve(theirs)
 
     def connect(self):
         while True:
@@ -120,7 +120,7 @@ def journal(tmp_path):
 
     def die():
         os.close(new.hand_over()[0])
-        return Past(new.path)
+        return JournalReader(new.path)
 
     new = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 30)
     return new, die
@@ -178,19 +178,19 @@ def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways
 
 def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     writing, die = journal
-    here = Exchange(Harbour(patience=5.0))
+    here = Exchange(PeerListener(patience=5.0))
     here.begin(writing.append, PastShipments(), PoolCounts())
     here.number = HERE
     route = here._route(THERE)
     for number in (1, 2):
         route.send(route.number(), 100 + number, packed(number))
-    through_the_client = Cargo(7, tuple(item for item, _ in packed(7)))
+    through_the_client = TransferHeader(7, tuple(item for item, _ in packed(7)))
     frames = iter([Frame(b"\x91\xa6Parcel", [packed(7)[0][1]])])
     here.inbox.unload(through_the_client, lambda: next(frames))
     counts, records = here.state()
-    writing.rewrite(Base(3, 7, b""), [], [], records)
+    writing.rewrite(SnapshotHeader(3, 7, b""), [], [], records)
     past = die()
-    next_one = Exchange(Harbour(patience=5.0))
+    next_one = Exchange(PeerListener(patience=5.0))
     next_one.begin(None, past.shipments, counts)
     assert next_one.number == HERE
     assert content(next_one.inbox.take(7, HERE, 0.0)) == content(packed(7))
@@ -208,7 +208,7 @@ def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
 def harbours():
     """Two executors' ends that wait for each other; the second one listens."""
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
-    here, there = (Harbour(registry.transports, patience=5.0) for _ in range(2))
+    here, there = (PeerListener(registry.transports, patience=5.0) for _ in range(2))
 
     def accept(connection):
         guest = there.redeem(decode(connection.receive(5.0).head).ticket)
@@ -285,4 +285,4 @@ def test_what_nobody_takes_is_bounded(ways):
 
 def test_a_gap_is_no_shipment():
     with pytest.raises(ProtocolError, match="shipment 2 of executor 1 comes after 0"):
-        Inbox().unload(Cargo(1, (), 2), lambda: Frame(encode(Cargo(1, ()))), HERE)
+        Inbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)

@@ -46,8 +46,8 @@ FINDING_CODE = {"importlib.import_module", "import_module", "pkgutil.resolve_nam
 # On the way of what arrives: modules that these name are constants, or chosen by whoever runs the server.
 RECEIVING = ("wire", "delivery", "server", "runtime")
 KNOWN = {
-    "server/compiling/apart.py",  # in a process of its own: the compiler's entry, which the server's operator chose
-    "server/giving_back.py",  # the C library of this process
+    "server/compiling/compile_worker.py",  # in a process of its own: the compiler's entry, which the server's operator chose
+    "server/malloc_trim.py",  # the C library of this process
     "runtime/connecting/embedded.py",  # the executor inside this process, by a name that is written there
     "wire/compression.py",  # zstandard
 }

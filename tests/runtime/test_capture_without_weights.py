@@ -12,7 +12,7 @@ from torch import nn
 
 import djinn
 from djinn.hooks import DataResidency, ExecutionPhase, WorkloadType
-from djinn_core.interception.recording.absent import absent
+from djinn_core.interception.recording.meta_only_storages import absent
 
 
 class EverythingAtOnce(nn.Module):

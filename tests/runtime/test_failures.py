@@ -91,7 +91,7 @@ def test_synchronize_reports_the_first_failure_that_nobody_has_seen(x):
 
 def test_many_failures_neither_hang_nor_pile_up(x, monkeypatch):
     """An executor that tells of thousands of failures while the client sends would wait for it to read."""
-    from djinn_core.interception.port import port
+    from djinn_core.interception.runtime_interface import port
 
     monkeypatch.setattr(port, "checkpoint_instructions", 400)
     index = out_of_range(x.device)

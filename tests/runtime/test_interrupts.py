@@ -14,7 +14,7 @@ from djinn_core.errors import ProgramStopped
 from djinn_core.interrupts import held, raise_outside_torch
 from djinn_core.runtime import client
 from djinn_core.runtime import session as sessions
-from djinn_core.runtime.sending import offers
+from djinn_core.runtime.sending import uploads
 
 DEVICE = "remote_accelerator:0"
 SIDE = 500
@@ -150,8 +150,8 @@ def test_planning_is_interrupted_where_it_is(session, monkeypatch):
 
 
 def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
-    monkeypatch.setattr(offers, "CHUNK", 1 << 16)
-    sent, send_part = [], offers.Uploads._send_part
+    monkeypatch.setattr(uploads, "CHUNK", 1 << 16)
+    sent, send_part = [], uploads.Uploads._send_part
 
     def interrupted_at_the_third(*arguments):
         sent.append(arguments)
@@ -161,7 +161,7 @@ def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
 
     kept, target = torch.arange(4.0).to(DEVICE), torch.empty(1 << 18, device=DEVICE)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(offers.Uploads, "_send_part", interrupted_at_the_third)
+        patch.setattr(uploads.Uploads, "_send_part", interrupted_at_the_third)
         target.copy_(torch.ones(1 << 18))
     assert len(sent) == 3
     with pytest.raises(ProgramStopped, match="its upload was interrupted"):

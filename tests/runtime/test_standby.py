@@ -8,17 +8,17 @@ import pytest
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.runtime.standby import kept
+from djinn_core.runtime.standby import failover_log
 from djinn_core.runtime.standby.connection import StandbyConnection
-from djinn_core.runtime.standby.sent import SentFrames
-from djinn_core.server.recovery.handing_on import hand_out, take_in
+from djinn_core.runtime.standby.frame_log import SentFrames
 from djinn_core.server.recovery.snapshots import KnownTemplate, Snapshot, encode_snapshot
+from djinn_core.server.recovery.state_transfer import hand_out, take_in
 from djinn_core.wire.messages import (
     Attached,
-    Broken,
     Completed,
     DeviceInfo,
     Goodbye,
+    ProtocolClose,
     Query,
     Submit,
     Template,
@@ -87,8 +87,8 @@ def answer(connection):
 @pytest.fixture
 def often(monkeypatch):
     """States are asked for before every submission."""
-    monkeypatch.setattr(kept, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(kept, "_SHARE", 0)
+    monkeypatch.setattr(failover_log, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(failover_log, "_SHARE", 0)
 
 
 @pytest.fixture
@@ -149,7 +149,11 @@ def test_another_result_than_before_ends_the_session_and_asks_nobody_else(two):
 
 @pytest.mark.parametrize(
     ("end", "goes_on"),
-    [(Broken("it stops", stopped=True), True), (Broken("it has used up its seconds"), False), (None, False)],
+    [
+        (ProtocolClose("it stops", stopped=True), True),
+        (ProtocolClose("it has used up its seconds"), False),
+        (None, False),
+    ],
     ids=["stopped", "refused", "deadly"],
 )
 def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):

@@ -26,7 +26,7 @@ from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.launch.securing import with_tls
+from djinn_core.launch.tls_transports import with_tls
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.status import ask_servers
 from djinn_core.server.gateway.operations import ROUTES
@@ -35,10 +35,10 @@ from djinn_core.wire.messages import (
     AnyMessage,
     Attach,
     Attached,
-    Broken,
-    Figures,
+    DeviceStats,
     Goodbye,
     Hello,
+    ProtocolClose,
     Query,
     Refused,
     StatusRequest,
@@ -46,7 +46,7 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
-from djinn_core.wire.resume_messages import Aside, Resume
+from djinn_core.wire.resume_messages import ControlAttach, Resume
 
 SECONDS = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,7 +231,7 @@ def test_every_message_is_refused_by_an_executor_without_a_ticket(guarded, secur
     with ThreadPoolExecutor(len(KINDS)) as pool:
         answers = list(pool.map(lambda kind: answer_to(secure, url, sample(kind)), KINDS))
     for kind, answer in zip(KINDS, answers, strict=True):
-        assert isinstance(answer, Refused | Broken | None), f"{kind.__name__} was answered with {answer!r}"
+        assert isinstance(answer, Refused | ProtocolClose | None), f"{kind.__name__} was answered with {answer!r}"
 
 
 def test_who_guesses_hears_nothing_of_sessions_that_there_are(guarded, secure, registry):
@@ -239,7 +239,7 @@ def test_who_guesses_hears_nothing_of_sessions_that_there_are(guarded, secure, r
     hello = Hello(PROTOCOL_VERSION, guarded.tokens["alice"], "", "")
     (url,) = [url for url in answer_to(secure, guarded.url("tcps"), hello).urls if url.startswith("tcps://")]
     names = (alice.attached.session, "absent", "../../etc/passwd")
-    for kind in (Resume, Aside):
+    for kind in (Resume, ControlAttach):
         said = {answer_to(secure, url, sample(kind, session=name, secret="guessed")) for name in names}
         assert said == {Refused("there is no such session (any more)")}
     leave(alice)
@@ -323,7 +323,7 @@ def test_a_tenant_keeps_to_its_limits(guarded, registry, ask, wait_for):
     wait_for(lambda: not _busy(guarded), "the end of earlier sessions")
     first, second = (open_connections(guarded.settings("alice", scheme), registry)[0] for scheme in ("tcps", "https"))
     assert second.url.startswith("https://")
-    assert isinstance(ask(first.connection, Query()), Figures)
+    assert isinstance(ask(first.connection, Query()), DeviceStats)
     with pytest.raises((AccessRefused, TransportError), match="2 sessions"):
         open_connections(guarded.settings("alice"), registry)
     leave(first)
@@ -349,7 +349,7 @@ def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, regis
     result = CliRunner().invoke(token_command, ["revoke", "bob", "--file", str(guarded.table)])
     assert result.exit_code == 0, result.output
     answer = decode(bob.connection.receive(SECONDS).head)
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProtocolClose)
     assert "revoked" in answer.reason
     with pytest.raises(TransportError):
         bob.connection.receive(SECONDS)
@@ -362,7 +362,7 @@ def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, regis
     assert isinstance(decode(late.receive(SECONDS).head), Attached)
     answer = decode(late.receive(SECONDS).head[NUMBERED:])
     late.close()
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProtocolClose)
     assert "revoked" in answer.reason
 
 

@@ -12,17 +12,17 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from djinn_core.builtins.strangers import Strangers
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.cli.token import command as token_command
 from djinn_core.conformance.certificates import self_signed_tls
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import Limits
-from djinn_core.launch.securing import under_tls
+from djinn_core.launch.tls_transports import under_tls
 from djinn_core.launch.token_table import Quota, change_table, create, read_table
-from djinn_core.server import meter
-from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server import usage_metrics
+from djinn_core.server.gateway.authenticator import Authenticator, Denied, Identity
 from djinn_core.server.gateway.tokens import Token, find_token, has_table
-from djinn_core.server.peers.exchange import Exchange, Harbour, Inbox
+from djinn_core.server.peers.exchange import Exchange, Inbox, PeerListener
 from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import Meet
 
@@ -101,8 +101,8 @@ def test_the_oldest_stranger_has_to_go():
 
 def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(meter.time, "monotonic", lambda: now[0])
-    metered = meter.Meter()
+    monkeypatch.setattr(usage_metrics.time, "monotonic", lambda: now[0])
+    metered = usage_metrics.UsageMetrics()
     metered.quota = Quota(seconds_an_hour=10.0)
     for seconds, refused in ((9.0, ""), (2.0, "11 s on the device in this hour, of 10")):
         with metered.account:
@@ -117,7 +117,7 @@ def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
 def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
     """They are told by the client, which has it from the other one; whoever else answers there is turned down."""
     tls = self_signed_tls(tmp_path)
-    there = Harbour(registry.transports, attrs.evolve(tls, fingerprints=()))
+    there = PeerListener(registry.transports, attrs.evolve(tls, fingerprints=()))
     inbox = Inbox()
 
     def accept(connection):
@@ -128,7 +128,7 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
 
     (secured,) = [way for way in under_tls(registry.transports, tls) if way.name == "tcps"]
     listener = secured.listen("tcps://127.0.0.1:0", Limits(), accept)
-    here = Exchange(Harbour(registry.transports))
+    here = Exchange(PeerListener(registry.transports))
     try:
         invited = there.invite(inbox, 1)
         assert invited.fingerprint == tls.fingerprints[0]
@@ -146,7 +146,7 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
 def test_a_table_that_is_gone_is_told_of_once_and_lets_nobody_else_in(tmp_path, caplog):
     table = tmp_path / "tokens.json"
     token = make_token(table, "alice")
-    gatekeeper = Gatekeeper(Token("t" * 32, "test"), table)
+    gatekeeper = Authenticator(Token("t" * 32, "test"), table)
     table.chmod(0o644)
     os.utime(table, (1, 1))
     for _ in range(3):

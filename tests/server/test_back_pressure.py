@@ -13,8 +13,8 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
-from djinn_core.server.recovery import leases
-from djinn_core.server.recovery.leases import LeasedConnection
+from djinn_core.server.recovery import leased_connection
+from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Submit, Upload, encode
 from djinn_core.wire.numbering import Prefix
@@ -104,7 +104,7 @@ class Deaf:
 
 
 def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch):
-    monkeypatch.setattr(leases, "AHEAD_BYTES", MIB)
+    monkeypatch.setattr(leased_connection, "AHEAD_BYTES", MIB)
     connection = LeasedConnection(Deaf(4096), 1.0)
     connection._window = MIB
     with pytest.raises(ProtocolError, match="does not take what is sent to it"):

@@ -12,7 +12,7 @@ import djinn
 from djinn.hooks import hookimpl
 from djinn_core.server import shared_device
 from djinn_core.server.compiling import compiling
-from djinn_core.server.compiling.heat import Adopted, Checking, Left, Thresholds, Waiting
+from djinn_core.server.compiling.hot_template import Adopted, Checking, NotCompiled, Thresholds, Waiting
 
 DEVICE = "remote_accelerator:0"
 QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, timed=2, gain=float("inf"), misses=4, tries=2)
@@ -230,7 +230,7 @@ def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
     (found,) = repeat(gated, *remote)
     torch.testing.assert_close(found, gated(*operands))
     assert len(compiler.contexts) == 1
-    assert any(type(phase) is Left for phase in phases())
+    assert any(type(phase) is NotCompiled for phase in phases())
 
 
 def test_what_is_not_faster_is_not_used(compiling_with, operands):
@@ -267,7 +267,7 @@ def test_a_failing_op_fails_as_it_did(compiling_with):
         look_up(remote, wrong).cpu()
     assert compiler.runs == runs + 1
     torch.testing.assert_close(look_up(remote, right).cpu(), look_up(table, good))
-    assert any(type(phase) is Left for phase in phases())
+    assert any(type(phase) is NotCompiled for phase in phases())
 
 
 def test_random_ops_are_not_compiled(compiling_with, operands):

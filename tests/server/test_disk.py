@@ -10,8 +10,8 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.launch.token_table import Quota
 from djinn_core.server.memory.spill import FileSpill
-from djinn_core.server.recovery.contents import Contents, contents_folder
-from djinn_core.server.recovery.journal import Base, Journal, Owner
+from djinn_core.server.recovery.blob_files import Contents, contents_folder
+from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.tenancy import Tenancy
 from djinn_core.server.weights import disk
@@ -19,9 +19,9 @@ from djinn_core.server.weights.disk import DISK, STEP
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.content import digest_of_content
-from djinn_core.wire.messages import Offer, Upload, encode
+from djinn_core.wire.messages import BlobOffer, Upload, encode
 
-OWNER = Owner("session", "a client", "secret", NOBODY)
+OWNER = SessionIdentity("session", "a client", "secret", NOBODY)
 HALF = Frame(b"head", [bytes(STEP // 2 + 1)])
 
 
@@ -65,7 +65,7 @@ def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch):
 def test_a_journal_that_cannot_begin_anew_goes_on(tmp_path):
     journal = grown(tmp_path / "session.journal", 2)
     DISK.limit = 2 * STEP
-    journal.rewrite(Base(2, 2, b""), [bytes(2 * STEP)], [])
+    journal.rewrite(SnapshotHeader(2, 2, b""), [bytes(2 * STEP)], [])
     assert journal.open
     assert [path.name for path in tmp_path.iterdir()] == ["session.journal"]
     journal.end()
@@ -110,7 +110,7 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path):
     uploads = Uploads(CpuRuntime(), ValueTable(), store)
     uploads.journal = journal
     data = bytearray(range(256)) * (2 * STEP // 256)
-    offer = Offer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
+    offer = BlobOffer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
     assert not uploads.consider(offer)
     assert DISK.taken >= len(data), "it is on its way to the journal"
     upload = Upload(7, "uint8", (len(data),), (1,), len(data))

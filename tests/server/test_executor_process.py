@@ -21,7 +21,17 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.private_directory import make_private_directory, remove_abandoned
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.server.devices import open_device
-from djinn_core.wire.messages import Attach, Attached, Broken, Figures, Goodbye, Query, Refused, decode, encode
+from djinn_core.wire.messages import (
+    Attach,
+    Attached,
+    DeviceStats,
+    Goodbye,
+    ProtocolClose,
+    Query,
+    Refused,
+    decode,
+    encode,
+)
 
 SECONDS = 60.0
 
@@ -39,7 +49,7 @@ def attached(executor, dial, ask):
     connection = dial(executor.urls[0])
     assert isinstance(ask(connection, Attach(executor.issue_ticket("healthy"), "")), Attached)
     yield connection
-    assert isinstance(ask(connection, Query()), Figures), "the healthy client was harmed"
+    assert isinstance(ask(connection, Query()), DeviceStats), "the healthy client was harmed"
     connection.send(Frame(encode(Goodbye())))
     connection.close()
 
@@ -91,7 +101,9 @@ def test_an_expired_ticket_is_refused(executor, dial, ask):
 @pytest.mark.parametrize("ticket", ["", "x", "Zm9yZ2Vk" * 10, "é", "=" * 7])
 def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
     connection = dial(executor.urls[0])
-    assert isinstance(ask(connection, Attach(ticket, "")), Refused | Broken)  # what cannot be a ticket is no message
+    assert isinstance(
+        ask(connection, Attach(ticket, "")), Refused | ProtocolClose
+    )  # what cannot be a ticket is no message
     expect_end(connection)
 
 
@@ -105,7 +117,7 @@ def test_what_is_no_message_closes_that_connection(executor, dial, attached):
     connection = dial(executor.urls[0])
     connection.send(Frame(b"\xff\xfegarbage"))
     answer = decode(connection.receive(SECONDS).head)
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProtocolClose)
     assert "cannot read a message" in answer.reason
     expect_end(connection)
 
@@ -122,7 +134,7 @@ def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, a
     session = ask(connection, Attach(executor.issue_ticket(), "")).session
     connection.send(Frame(b"\xc1 is no message"))
     answer = decode(connection.receive(SECONDS).head)
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProtocolClose)
     expect_end(connection)
     wait_for(lambda: session not in {s.session for s in executor.status().sessions}, "the end of the session")
 
@@ -194,7 +206,7 @@ def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
     closing.start()
     closing.join(0.3)
     assert closing.is_alive()
-    assert isinstance(ask(connection, Query()), Figures)
+    assert isinstance(ask(connection, Query()), DeviceStats)
     with pytest.raises(TransportError):
         dial(executor.urls[0])
     connection.send(Frame(encode(Goodbye())))

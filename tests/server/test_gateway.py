@@ -19,10 +19,10 @@ from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.dialling import ask_status
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
-    Broken,
-    Figures,
+    DeviceStats,
     Goodbye,
     Hello,
+    ProtocolClose,
     Query,
     Refused,
     Status,
@@ -44,7 +44,7 @@ def healthy(server, registry, ask):
     """A client that must not notice what others do."""
     (opened,) = open_connections(server.settings(), registry)
     yield opened
-    assert isinstance(ask(opened.connection, Query()), Figures), "the healthy client was harmed"
+    assert isinstance(ask(opened.connection, Query()), DeviceStats), "the healthy client was harmed"
     opened.connection.send(Frame(encode(Goodbye())))
     opened.connection.close()
 
@@ -126,7 +126,7 @@ def test_bytes_that_are_no_frames_close_that_connection(server, healthy, wait_fo
 def test_a_message_that_is_none_is_answered_and_closes_that_connection(server, dial, healthy):
     connection = dial(server.url("tcp"))
     connection.send(Frame(b"\x93\x01\x02\x03"))
-    assert isinstance(decode(connection.receive(SECONDS).head), Broken)
+    assert isinstance(decode(connection.receive(SECONDS).head), ProtocolClose)
     with pytest.raises(TransportError):
         connection.receive(SECONDS)
 
@@ -142,7 +142,7 @@ def test_what_follows_the_welcome_must_be_an_attach(server, dial, ask, healthy):
     connection = dial(server.url("tcp"))
     assert isinstance(ask(connection, hello(server.token)), Welcome)
     answer = ask(connection, Query())
-    assert isinstance(answer, Broken)
+    assert isinstance(answer, ProtocolClose)
     assert "expected Attach" in answer.reason
 
 
@@ -191,7 +191,7 @@ def test_sigterm_lets_sessions_end_first(own_server, registry, ask, wait_for, ex
     url = server.url("tcp")
     server.process.send_signal(signal.SIGTERM)
     wait_for(lambda: not server.file.exists(), "the removal of the connection file")
-    assert isinstance(ask(opened.connection, Query()), Figures)
+    assert isinstance(ask(opened.connection, Query()), DeviceStats)
     assert server.process.poll() is None
     with pytest.raises(TransportError):
         ask_status(url, "token", registry.transports, 2.0)
@@ -207,7 +207,7 @@ def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
     (opened,) = open_connections(server.settings(), registry)
     assert server.stop(signal.SIGINT) == 0
     assert not exists(opened.attached.process)
-    assert decode(opened.connection.receive(SECONDS).head) == Broken("the server was stopped", stopped=True)
+    assert decode(opened.connection.receive(SECONDS).head) == ProtocolClose("the server was stopped", stopped=True)
     opened.connection.close()
 
 

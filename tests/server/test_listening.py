@@ -14,7 +14,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.cli import main
 from djinn_core.cli.listen_options import ListenChoice, listen_options
 from djinn_core.errors import ConfigurationError, PluginError, TransportError
-from djinn_core.launch.places import Place, Places, advertised, chosen_by, own_address
+from djinn_core.launch.listen_addresses import Place, Places, advertised, chosen_by, own_address
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.connect import open_connections
 

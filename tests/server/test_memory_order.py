@@ -17,12 +17,12 @@ from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.memory.pressure import CRITICAL, NONE, WARNING
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.memory.spill import FileSpill
-from djinn_core.server.peers.cargo import pack_copies, pack_storages, unpack_item
+from djinn_core.server.peers.packed_values import pack_copies, pack_storages, unpack_item
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.running.run import run_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.running.work import Work
-from djinn_core.wire.messages import Meaning, Template
+from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.peer_messages import Item, View
 
 MIB = 1 << 20
@@ -140,7 +140,7 @@ def test_what_is_used_last_makes_room_first(ledger):
 def test_a_session_at_rest_makes_room_first_and_comes_back_untouched(ledger):
     rests, works = Session(ledger, 1), Session(ledger, 2)
     resting = [rests.give(n) for n in range(8)]
-    rests.memory.learn(Meaning(b"decode", "llm_decode", b"wwwwkkkk", b"a"))
+    rests.memory.learn(ValueHints(b"decode", "llm_decode", b"wwwwkkkk", b"a"))
     rests.run(one_after_the_other(8), resting, b"decode")
     rests.memory._used -= 3600
     given = [works.give(n) for n in range(9)]
@@ -153,7 +153,7 @@ def test_a_session_at_rest_makes_room_first_and_comes_back_untouched(ledger):
 def test_a_cache_in_use_makes_room_last(ledger):
     session = Session(ledger, 1)
     given = [session.give(n) for n in range(18)]
-    session.memory.learn(Meaning(b"decode", "llm_decode", b"w" * 14 + b"k" * 4, b"a"))
+    session.memory.learn(ValueHints(b"decode", "llm_decode", b"w" * 14 + b"k" * 4, b"a"))
     for _ in range(2):
         assert session.read(session.run(one_after_the_other(18), given, b"decode")) == sum(range(18))
     assert all(session.is_here(handle) for handle in given[14:]), "though they are used last"

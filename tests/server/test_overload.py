@@ -13,24 +13,24 @@ import pytest
 from djinn_core.errors import ServerBusy, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch import process
-from djinn_core.launch.lines import LineReader
 from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
+from djinn_core.launch.pipe_lines import LineReader
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
-from djinn_core.runtime.connecting import patience
+from djinn_core.runtime.connecting import retry
 from djinn_core.runtime.connecting.dialling import ask
+from djinn_core.server.admission_limits import AdmissionLimits
 from djinn_core.server.gateway import admission
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.authenticator import Authenticator
+from djinn_core.server.gateway.log_rate_limit import AT_ONCE, Sparing
 from djinn_core.server.gateway.pool import Pool
-from djinn_core.server.gateway.sparing import AT_ONCE, Sparing
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import Refusal, refuse
-from djinn_core.server.meter import Meter
-from djinn_core.server.rates import REMEMBERED, Bucket, Buckets
-from djinn_core.server.room import Room
-from djinn_core.server.running.turns import Turns
+from djinn_core.server.rate_limit import REMEMBERED, Bucket, Buckets
+from djinn_core.server.running.fair_share import FairShare
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.messages import PROTOCOL_VERSION, Attached, Hello, Refused, Status, StatusRequest, decode, encode
 
 
@@ -78,7 +78,7 @@ def gateway(tmp_path, monkeypatch):
         box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
     status = lambda who: Status("", 0, 0.0, ())
     tenants = SimpleNamespace(pool_of=lambda *_: Refusal("this server has executors for nobody at a time", again=True))
-    made = Admission(Gatekeeper(Token("own", ""), table), tenants, Audit(log), (), tuple, status)
+    made = Admission(Authenticator(Token("own", ""), table), tenants, Audit(log), (), tuple, status)
 
     def hear(message):
         connection = Asking(message)
@@ -121,11 +121,11 @@ def test_there_is_no_room_for_now(gateway):
 
 
 def test_an_executor_has_room_until_it_is_full_or_busy():
-    room = Room(sessions=2, queue_seconds=5.0)
+    room = AdmissionLimits(sessions=2, queue_seconds=5.0)
     assert room.refusal(1, 1.0) is None
     assert "serves 2 sessions" in room.refusal(2, 0.0).reason
     assert "waiting for it for 6 s" in room.refusal(0, 6.0).reason
-    turns = Turns()
+    turns = FairShare()
     assert turns.longest_wait == 0.0
     share = turns.share()
     share.asked = time.perf_counter() - 7.0
@@ -167,10 +167,8 @@ def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
 def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
     slept, busy = [], ServerBusy("no room", 0.5)
     passed = [0.0]
-    monkeypatch.setattr(patience.time, "monotonic", lambda: passed[0])
-    monkeypatch.setattr(
-        patience.time, "sleep", lambda seconds: (slept.append(seconds), passed.__setitem__(0, sum(slept)))
-    )
+    monkeypatch.setattr(retry.time, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: (slept.append(seconds), passed.__setitem__(0, sum(slept))))
     left = [busy, busy, None]
 
     def attempt():
@@ -179,21 +177,21 @@ def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
             raise failure
         return "in"
 
-    assert patience.with_patience(attempt, 30.0) == "in"
+    assert retry.with_patience(attempt, 30.0) == "in"
     assert len(slept) == 2
     assert min(slept) >= 0.5, "not before the server said"
     left[:] = [busy] * 1000
     slept.clear()
     passed[0] = 0.0
     with pytest.raises(ServerBusy):
-        patience.with_patience(attempt, 30.0)
+        retry.with_patience(attempt, 30.0)
     assert 25.0 < sum(slept) <= 30.0
     assert len({round(seconds, 3) for seconds in slept}) > 3, (
         "those that were refused together do not come back together"
     )
     left[:] = [TransportError("a connection broke")]
     with pytest.raises(TransportError):
-        patience.with_patience(attempt, 30.0)
+        retry.with_patience(attempt, 30.0)
 
 
 def test_buckets_fill_slowly(clock):
@@ -220,8 +218,8 @@ def test_lines_that_come_over_and_over_are_counted(clock):
 
 def test_messages_beyond_a_rate_wait(monkeypatch):
     slept = []
-    monkeypatch.setattr("djinn_core.server.meter.time.sleep", slept.append)
-    meter = Meter()
+    monkeypatch.setattr("djinn_core.server.usage_metrics.time.sleep", slept.append)
+    meter = UsageMetrics()
     for _ in range(100):
         meter.message("Query", 0)
     assert not slept

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 
 import djinn
 from djinn_core.errors import RemoteError, SessionLost
-from djinn_core.interception.port import Submission
+from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
 from djinn_core.runtime import client
-from djinn_core.runtime.sending import offers
+from djinn_core.runtime.sending import uploads
 from djinn_core.runtime.sending.progress import UploadProgress, progress_observers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
-from djinn_core.wire.messages import Have, Upload, encode
+from djinn_core.wire.messages import BlobQuery, Upload, encode
 
 SIZE = 3 << 20
 ZEROS = compressed(bytes(4096), 4)
@@ -45,8 +45,8 @@ class Interrupted:
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
-    monkeypatch.setattr(offers, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(offers, "CHUNK", 1 << 20)
+    monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(uploads, "CHUNK", 1 << 20)
     session = client._state.session
     source = torch.randint(0, 256, (SIZE,), dtype=torch.uint8)
     expected = source.clone()
@@ -103,7 +103,7 @@ def test_what_the_server_has_on_disk_is_not_sent_by_the_first_client_either(keep
 
 
 def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
-    monkeypatch.setattr(offers, "COPY_BYTES", 1 << 18)
+    monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     local = load_file(keeping)
     model = torch.nn.ParameterList(torch.nn.Parameter(local[f"{n}.weight"]) for n in range(1, 6))
     model.append(torch.nn.Parameter(torch.randn(256, 512)))
@@ -120,7 +120,7 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
 
 def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monkeypatch):
     """Tensors are known again by where they lie; something else there would be taken for what it was."""
-    monkeypatch.setattr(offers, "COPY_BYTES", 1 << 18)
+    monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     session = client._state.session
     arrays = [np.ones(1 << 20, np.uint8) for _ in range(2)]
     alive = [weakref.ref(array) for array in arrays]
@@ -132,7 +132,7 @@ def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monke
 
 
 def test_nothing_is_expected_after_a_module_has_moved(keeping, monkeypatch):
-    monkeypatch.setattr(offers, "COPY_BYTES", 1 << 18)
+    monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     # Neither is uploaded from where it lies: there is something between its rows.
     model = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(256, 600)[:, :512]) for _ in range(2))
     right = [parameter.detach().clone() for parameter in model]
@@ -175,8 +175,8 @@ def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reas
 @pytest.mark.parametrize(
     ("message", "body", "reason"),
     [
-        (Have((1, 2), (bytes(32),)), [], "1 digests come with 2 sizes"),
-        (Have((1,) * 4097, (bytes(32),) * 4097), [], "length <= 4096"),
+        (BlobQuery((1, 2), (bytes(32),)), [], "1 digests come with 2 sizes"),
+        (BlobQuery((1,) * 4097, (bytes(32),) * 4097), [], "length <= 4096"),
     ],
     ids=["sizes", "too many"],
 )

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import djinn
 from djinn_core.interception import dispatch
-from djinn_core.interception.inference import infer
-from djinn_core.interception.recording import foresight, recorder
+from djinn_core.interception.recording import program_prediction, recorder
+from djinn_core.interception.shape_inference import meta_infer
 from djinn_core.interception.tensors import storage
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
@@ -64,7 +64,7 @@ def tables():
     session = client._state.session
     return {
         "calls": len(dispatch._calls),
-        "signatures": len(infer._signatures),
+        "signatures": len(meta_infer._signatures),
         "freed": len(storage.freed),
         "unsent": sum(len(r.entries) for r in recorder.recorders()),
         "pending": len(session._pending),
@@ -73,7 +73,7 @@ def tables():
 
 @pytest.fixture
 def training(over_tcp, monkeypatch):
-    monkeypatch.setattr(foresight, "SEEN", 2)  # so that pieces are settled when measuring begins
+    monkeypatch.setattr(program_prediction, "SEEN", 2)  # so that pieces are settled when measuring begins
     training = Training()
     training.run(WARM_UP)
     return training

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
 
 

@@ -14,7 +14,7 @@ from djinn_core.interception.device.current_device import current_device, index_
 from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
 from djinn_core.interception.device.known_generators import bound_states
 from djinn_core.interception.device.random_forks import keeping
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, logical_device
 from djinn_core.tracebacks import for_users
 

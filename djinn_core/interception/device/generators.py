@@ -10,9 +10,9 @@ import torch
 from djinn_core.interception.device import random_state
 from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.known_generators import known
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
-from djinn_core.interception.tensors.stand_ins import stand_in
+from djinn_core.interception.tensors.substitute_classes import stand_in
 from djinn_core.torch_private import CGenerator, generator_key, move_generator
 
 _PHILOX_BYTES = 16  # the state of generators that count: a seed and an offset

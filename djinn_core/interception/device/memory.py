@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from djinn_core.interception.device.current_device import index_of
-from djinn_core.interception.port import port
 from djinn_core.interception.recording.recorder import current, recorders
+from djinn_core.interception.runtime_interface import port
 
 _NOTHING: Mapping[str, int] = {}
 

@@ -8,7 +8,7 @@ import attrs
 
 from djinn_core.interception.device.current_device import index_of
 from djinn_core.interception.device.memory import figures
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 
 
 @attrs.frozen

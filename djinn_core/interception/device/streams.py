@@ -20,7 +20,7 @@ from djinn_core.interception.dispatch import append, handles
 from djinn_core.interception.ops.own_calls import own_call
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote, logical_device
-from djinn_core.interception.tensors.stand_ins import stand_in
+from djinn_core.interception.tensors.substitute_classes import stand_in
 from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK
 from djinn_core.torch_private import CEvent, CStream, is_own_type, own_stream
 from djinn_core.tracebacks import for_users
@@ -114,7 +114,7 @@ class RemoteEvent(CEvent):
     def wait(self, stream: Any = None) -> None:
         """What is recorded from now on comes after the mark, also where another thread has recorded that."""
         if self.mark is not None:
-            current().touch(self.mark.remote.storage)
+            current().order_after(self.mark.remote.storage)
 
     @for_users
     def query(self) -> bool:

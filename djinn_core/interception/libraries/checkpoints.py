@@ -14,7 +14,7 @@ import torch
 
 from djinn_core.interception.device import random_state
 from djinn_core.interception.libraries.on_import import rebind
-from djinn_core.interception.port import port
+from djinn_core.interception.runtime_interface import port
 
 FILE = "rng_state_remote_accelerator.bin"
 Step = Callable[..., Any]

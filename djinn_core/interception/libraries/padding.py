@@ -14,8 +14,8 @@ import attrs
 import torch
 
 from djinn_core.errors import DjinnError
-from djinn_core.interception.later import Pending, fetch_later
-from djinn_core.interception.tensors import landing
+from djinn_core.interception.async_fetch import Pending, fetch_later
+from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.logs import get_logger
 
@@ -59,7 +59,7 @@ def _later(warn: Warn) -> Warn:
             warn(self, input_ids, attention_mask)
         elif input_ids.shape[1] > 1:
             ends: Any = input_ids[:, :: input_ids.shape[1] - 1]
-            landing.on_their_way.append(_Question(self, fetch_later([ends]), warn))
-            landing.land_what_came()
+            pending_copies.on_their_way.append(_Question(self, fetch_later([ends]), warn))
+            pending_copies.land_what_came()
 
     return warn_later

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from djinn_core.interception.libraries.on_import import rebind
+from djinn_core.interception.tensors.batched_fetch import Together, by_handle, expecting
 from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, device_type, is_remote
-from djinn_core.interception.tensors.together import Together, by_handle, expecting
 
 _USERS = ("accelerate", "diffusers", "safetensors", "sentence_transformers", "transformers")
 

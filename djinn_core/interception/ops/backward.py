@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from djinn_core.interception.recording.call_site import Boundary, mark_boundary
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.recording.site import Boundary, mark_boundary
 from djinn_core.torch_private import EngineRun, take_pending_errors
 from djinn_core.tracebacks import shorten_through
 

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from djinn_core.interception.inference.infer import signature_of
+from djinn_core.interception.shape_inference.meta_infer import signature_of
 from djinn_core.ir.form import Argument, Form, Operand, SlotArg
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, tensor_meta

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
+from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.meta_substitution import StandIns
 from djinn_core.interception.recording.recorder import current, freeze
-from djinn_core.interception.recording.stand_ins import StandIns
-from djinn_core.interception.recording.streaming import Entry
 from djinn_core.interception.tensors.lazy_tensor import logical_device
 from djinn_core.interception.tensors.storage import still_to_free
 from djinn_core.ir.program import Program

@@ -10,7 +10,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.interception.recording import recorder as recorders
-from djinn_core.interception.recording.site import Boundary, mark_boundary
+from djinn_core.interception.recording.call_site import Boundary, mark_boundary
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.torch_private import ModuleCallImpl
 from djinn_core.tracebacks import shorten_through

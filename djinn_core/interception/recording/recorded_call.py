@@ -15,10 +15,10 @@ import attrs
 import torch
 from torch.autograd.graph import increment_version
 
-from djinn_core.interception.port import port
+from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.recording.cut_points import Entry
 from djinn_core.interception.recording.recorder import current
-from djinn_core.interception.recording.site import user_site
-from djinn_core.interception.recording.streaming import Entry
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interception.tensors.upload import upload_copy
@@ -73,9 +73,9 @@ class RecordedCall:
         values = [tensor.remote for tensor in inputs]
         for value in values:
             if value.storage.user is not recorder:
-                recorder.touch(value.storage)
+                recorder.order_after(value.storage)
         for place in self.written:
-            recorder.claim(values[place].storage)
+            recorder.begin_write(values[place].storage)
             if not inputs[place].is_inference():
                 increment_version(inputs[place])
         places = [value.handle for value in values]
@@ -94,7 +94,7 @@ class RecordedCall:
         port.ops_captured += len(self.steps)
         outputs = [self._output(o, inputs, storages, places) for o in self.outputs]
         if recorder.epoch != epoch:
-            recorder.restamp([*(values[place].storage for place in self.written), *storages.values()])
+            recorder.refresh_epoch([*(values[place].storage for place in self.written), *storages.values()])
         if len(recorder.entries) >= recorder.limit:
             recorder.reached()
         return outputs

@@ -14,15 +14,15 @@ import attrs
 import torch
 
 from djinn_core.errors import ForkedProcess
-from djinn_core.interception.ending import survivable
-from djinn_core.interception.inference.within_limits import check_dimensions
-from djinn_core.interception.port import Answer, Runtime, Submission, port
-from djinn_core.interception.recording.absent import absent
-from djinn_core.interception.recording.collecting import collect_later
-from djinn_core.interception.recording.foresight import OPENING, Foresight
-from djinn_core.interception.recording.parts import in_parts
-from djinn_core.interception.recording.site import Issued
-from djinn_core.interception.recording.streaming import Entry, steady_cut
+from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
+from djinn_core.interception.recording.call_site import Issued
+from djinn_core.interception.recording.cut_points import Entry, steady_cut
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.recording.meta_only_storages import absent
+from djinn_core.interception.recording.program_prediction import OPENING, ProgramPredictor
+from djinn_core.interception.recording.split_submission import in_parts
+from djinn_core.interception.runtime_interface import Answer, Runtime, Submission, port
+from djinn_core.interception.shape_inference.message_limits import check_dimensions
 from djinn_core.interception.tensors.storage import Storage, Value, freed, take_freed
 from djinn_core.interrupts import held
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
@@ -44,11 +44,11 @@ _held: deque[tuple[int, torch.Tensor, int]] = deque()
 _unsent: deque[Submission] = deque()
 
 if TYPE_CHECKING:
-    from djinn_core.interception.recording.watching import Watcher
+    from djinn_core.interception.recording.op_observer import Watcher
 
 
 @attrs.frozen
-class Ask:
+class SyncRequest:
     """What a cut asks for beside running the program."""
 
     fetch: tuple[int, ...] = ()
@@ -60,8 +60,8 @@ class Recorder:
     """Records one thread's program.
 
     Entries are appended without a lock, while other threads may cut the program. So whoever appends looks at `epoch`
-    before and after: where it changed, `restamp` says that what was recorded may be unsent still. At most one recorder
-    has unsent writes to a storage: using it from another thread sends that program first (`touch`).
+    before and after: where it changed, `refresh_epoch` says that what was recorded may be unsent still. At most one recorder
+    has unsent writes to a storage: using it from another thread sends that program first (`order_after`).
 
     Attributes:
         entries: what is unsent. epoch: how often it was cut. limit: with how many entries it must be told (`reached`).
@@ -107,7 +107,7 @@ class Recorder:
         self.uploaded = 0
         self.uploads = 0
         self.limit = OPENING
-        self._foresight = Foresight()
+        self._foresight = ProgramPredictor()
         self._thread = weakref.ref(threading.current_thread())
 
     @property
@@ -116,7 +116,7 @@ class Recorder:
         thread = self._thread()
         return not self.entries and (thread is None or not thread.is_alive())
 
-    def touch(self, storage: Storage) -> None:
+    def order_after(self, storage: Storage) -> None:
         """Order the unsent work of other threads on `storage` before what this thread records next."""
         last = storage.user
         if last is not None and last is not self and storage.written is last and storage.written_at == last.epoch:
@@ -128,7 +128,7 @@ class Recorder:
                 storage.readers = {r for r in storage.readers or () if not r.done} | {last}
             storage.user = self
 
-    def claim(self, storage: Storage) -> None:
+    def begin_write(self, storage: Storage) -> None:
         """Note a write to `storage`, after the unsent reads of other threads."""
         if storage.readers:
             with _tracking:
@@ -148,7 +148,7 @@ class Recorder:
         value.storage.written = None
         return True
 
-    def restamp(self, storages: list[Storage]) -> None:
+    def refresh_epoch(self, storages: list[Storage]) -> None:
         """Another thread cut this program while an op was being appended: its writes and results may be unsent still."""
         for storage in storages:
             if storage.written is self:
@@ -163,18 +163,18 @@ class Recorder:
     def cut(self) -> None:
         """Send what was recorded so far, without waiting."""
         if self.entries:
-            self._send(_runtime(), Ask())
+            self._send(_runtime(), SyncRequest())
 
     def flush(self) -> None:
         """Send what all threads have recorded so far, and what may be freed, without waiting."""
         for other in recorders():
             if other is not self:
                 other.cut()
-        self._send(_runtime(), Ask())
+        self._send(_runtime(), SyncRequest())
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
-        with held, survivable(), collect_later, held.patiently(sending):
+        with held, suppress_at_shutdown(), collect_later, held.patiently(sending):
             self.flush()
             runtime = _runtime()
             try:
@@ -188,14 +188,14 @@ class Recorder:
         foresight = self._foresight
         if len(self.entries) >= port.checkpoint_instructions:
             if not self.captures:
-                self._send(_runtime(), Ask(), steady_cut)
+                self._send(_runtime(), SyncRequest(), steady_cut)
         elif self.captures or port.whole_programs:
             self.limit = port.checkpoint_instructions
             return
         elif foresight.opens():
             foresight.recognise(self.entries)
         elif foresight.until_cut() is not None and foresight.is_due(self.entries):
-            self._send(_runtime(), Ask())
+            self._send(_runtime(), SyncRequest())
         self._set_limit()
 
     def _set_limit(self) -> None:
@@ -206,17 +206,17 @@ class Recorder:
         self.limit = most if ahead is None else min(ahead, most)
 
     @without_modes
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, ask: SyncRequest) -> Answer:
         """Send what was recorded so far and wait for what `ask` names."""
         if len(ask.fetch) > limits.BUFFERS:  # that many come with one answer
             first = self.ask(attrs.evolve(ask, fetch=ask.fetch[: limits.BUFFERS]))
-            rest = self.ask(Ask(ask.fetch[limits.BUFFERS :]))
+            rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
             return attrs.evolve(rest, tensors=first.tensors + rest.tensors, described=first.described)
         runtime = _runtime()
         with held:
             try:
                 number = self._send(runtime, ask)
-                with survivable():
+                with suppress_at_shutdown():
                     return runtime.wait(number)
             except KeyboardInterrupt:
                 runtime.interrupted()
@@ -228,11 +228,11 @@ class Recorder:
         runtime, number = _runtime(), None
         try:
             with held, held.patiently(sending):
-                number = self._send(runtime, Ask(fetch=fetch))
-                runtime.leave(number, nbytes)
+                number = self._send(runtime, SyncRequest(fetch=fetch))
+                runtime.defer(number, nbytes)
         except KeyboardInterrupt:
             if number is not None:
-                runtime.forget(number)  # it was sent, and is not asked for any more
+                runtime.discard(number)  # it was sent, and is not asked for any more
             raise
         return runtime, number
 
@@ -249,7 +249,7 @@ class Recorder:
             _held.append((handle, source.clone(), device))
             return
         runtime = _runtime()
-        with held, survivable(), collect_later:
+        with held, suppress_at_shutdown(), collect_later:
             _send_held(runtime)
             runtime.upload(handle, source, device)
         self.uploaded += source.nbytes
@@ -257,20 +257,20 @@ class Recorder:
         if self.uploaded >= UPLOADED_LIMIT or self.uploads >= port.checkpoint_instructions:
             self.uploaded = self.uploads = 0
             if freed and not self.captures:
-                self._send(runtime, Ask())
+                self._send(runtime, SyncRequest())
 
-    def _send(self, runtime: Runtime, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> int:
-        with held, survivable(), collect_later, held.patiently(sending):
+    def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
+        with held, suppress_at_shutdown(), collect_later, held.patiently(sending):
             _send_held(runtime)
             while _unsent:
                 _submit(runtime, _unsent.popleft())
             if ask.synchronize or _waiting.count > WAITING_LIMIT:
                 for other in recorders():
                     if other is not self and other.entries:
-                        _submit(runtime, other.take(Ask()))
+                        _submit(runtime, other.take(SyncRequest()))
             return _submit(runtime, self.take(ask, cut))
 
-    def take(self, ask: Ask, cut: Callable[[list[Entry]], int] = len) -> Submission:
+    def take(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
         if absent:
             absent.sift(self.entries)
@@ -342,7 +342,7 @@ _waiting = _Waiting()
 
 
 def _runtime() -> Runtime:
-    with survivable():
+    with suppress_at_shutdown():
         return port.runtime()
 
 
@@ -416,7 +416,7 @@ def drop_everything() -> None:
     """The session has ended: what was recorded for it, and what it would have freed, means nothing to the next."""
     with sending:
         for recorder in recorders():
-            recorder.take(Ask())
+            recorder.take(SyncRequest())
         freed.clear()
         _held.clear()
         _unsent.clear()

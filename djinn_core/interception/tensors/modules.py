@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import torch
 
 from djinn_core import torch_objects
+from djinn_core.interception.tensors.batched_fetch import Together, expecting, tensors_here, tensors_of
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion
 from djinn_core.interception.tensors.subclasses import class_of_user, remote_class
-from djinn_core.interception.tensors.together import Together, expecting, tensors_here, tensors_of
 from djinn_core.torch_private import ModuleApply
 from djinn_core.tracebacks import shorten_through
 

@@ -16,7 +16,7 @@ import torch
 
 from djinn_core import torch_objects, torch_private
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.tensors.expected import here
+from djinn_core.interception.tensors.prefetch_context import here
 from djinn_core.ir.values import new_storage
 
 if TYPE_CHECKING:

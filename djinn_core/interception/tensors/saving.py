@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.tensors.together import SavedStorages, expecting
+from djinn_core.interception.tensors.batched_fetch import SavedStorages, expecting
 
 
 def fetching_together(save: Callable[..., Any]) -> Callable[..., Any]:

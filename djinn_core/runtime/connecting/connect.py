@@ -14,7 +14,7 @@ from djinn_core.config import Settings, unknown_variables
 from djinn_core.errors import AccessRefused, DjinnError, PluginError, TransportError
 from djinn_core.launch.addresses import called, has_transport
 from djinn_core.launch.own_executor import OwnExecutor
-from djinn_core.launch.securing import travels_bare
+from djinn_core.launch.tls_transports import travels_bare
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.dialling import (
@@ -27,9 +27,9 @@ from djinn_core.runtime.connecting.dialling import (
 )
 from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
-from djinn_core.runtime.connecting.patience import with_patience
 from djinn_core.runtime.connecting.redialling import lasting
 from djinn_core.runtime.connecting.resuming import hasten
+from djinn_core.runtime.connecting.retry import with_patience
 from djinn_core.runtime.connecting.servers import Servers, find_servers, standby_servers
 from djinn_core.runtime.standby.servers import Candidate, with_standby
 from djinn_core.wire.messages import Attached, Welcome

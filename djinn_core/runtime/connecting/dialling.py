@@ -32,11 +32,11 @@ from djinn_core.launch.addresses import (
     parse_url,
     transport_for,
 )
-from djinn_core.launch.securing import secure_schemes
+from djinn_core.launch.tls_transports import secure_schemes
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.printable import one_line
-from djinn_core.runtime.connecting.last_words import LAST_WORDS_SECONDS
+from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,

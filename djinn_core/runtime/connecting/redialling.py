@@ -11,7 +11,7 @@ from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.message import Message
-from djinn_core.wire.resume_messages import Aside, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
 STARTING_SECONDS = 60.0  # that another executor may take until it is ready
 Reached = tuple[Connection, Resumed]
@@ -59,7 +59,7 @@ class Redialling:
             AccessRefused: there is no such session there.
             TransportError: nobody answers, for the time being.
         """
-        return self._reach(Aside(self.session, self.secret), self.timeout)[0]
+        return self._reach(ControlAttach(self.session, self.secret), self.timeout)[0]
 
     def _reach(self, question: Message, timeout: float) -> Reached:
         if self.direct:

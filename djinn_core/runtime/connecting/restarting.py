@@ -11,7 +11,7 @@ from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_core.runtime.connecting.dialling import ask
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
-from djinn_core.wire.resume_messages import Aside, Resume, Resumed
+from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
 
 @attrs.define
@@ -65,7 +65,7 @@ class Restarting:
         """
         url = self.executor.wait_ready(self.start_timeout).urls[0]
         connection = transport_for(url, self.transports).connect(url, Limits(), self.timeout)
-        ask(connection, Aside(self.session, self.secret), Resumed, self.timeout, url)
+        ask(connection, ControlAttach(self.session, self.secret), Resumed, self.timeout, url)
         return connection
 
 

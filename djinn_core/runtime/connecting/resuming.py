@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from djinn_core.delivery.lasting import LastingConnection, NotYet
+from djinn_core.delivery.reliable_connection import LastingConnection, NotYet
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
-from djinn_core.runtime.connecting.last_words import LAST_WORDS_SECONDS
-from djinn_core.runtime.connecting.patience import jittered
+from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
+from djinn_core.runtime.connecting.retry import jittered
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0

@@ -12,7 +12,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, transport_for
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file
-from djinn_core.launch.securing import travels_bare, with_tls
+from djinn_core.launch.tls_transports import travels_bare, with_tls
 
 
 @attrs.frozen

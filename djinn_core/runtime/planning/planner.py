@@ -11,10 +11,10 @@ from djinn_core.interrupts import held
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
-from djinn_core.runtime.planning.earlier import RECENT, Recent
+from djinn_core.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, tried_of
 from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.residency_history import RECENT, Recent
 from djinn_core.runtime.planning.size_range import FACTOR
-from djinn_core.runtime.planning.trials import NOTHING, Trials, Verdicts, Without, tried_of
 from djinn_core.runtime.sending.template import Prepared, make_template, relied_on
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
@@ -51,7 +51,7 @@ class Planner:
         self._stats = stats
         self._planned: PlansByStructure[Prepared] = PlansByStructure(factor)
         self.verdicts = Verdicts()
-        self._trials = Trials(judge, self._make_other, stats, self.verdicts)
+        self._trials = AbTests(judge, self._make_other, stats, self.verdicts)
 
     def prepare(self, program: Program) -> tuple[Prepared, list[int]]:
         """The plan of a program, and its values by first appearance."""

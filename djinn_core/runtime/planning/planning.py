@@ -21,8 +21,8 @@ from djinn_core.logs import get_logger
 from djinn_core.pipeline import Fewer, Request, plan
 from djinn_core.plugins.kinds import CLIENT_KINDS
 from djinn_core.plugins.registry import Registry, Selection, load_registry
-from djinn_core.runtime.planning.aims import NOT_OCCUPIED, Occupied, limits_of, policy_for, within
 from djinn_core.runtime.planning.calibrations import calibration_of
+from djinn_core.runtime.planning.constraints import NOT_OCCUPIED, Occupied, limits_of, policy_for, within
 from djinn_core.stages.annotate import NOTHING_KNOWN
 from djinn_core.wire.messages import DeviceInfo
 

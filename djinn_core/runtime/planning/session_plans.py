@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from djinn_core.config import Settings
-from djinn_core.interception.port import port
 from djinn_core.interception.recording import recorder
+from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.profile import WorkloadProfile
@@ -16,14 +16,14 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.pipeline import asked_by_size
 from djinn_core.plugins.registry import Registry
-from djinn_core.runtime.planning.aims import policy_for
-from djinn_core.runtime.planning.earlier import EarlierPrograms
-from djinn_core.runtime.planning.meaning import tell_meaning
+from djinn_core.runtime.planning.ab_tests import Without, judge_among
+from djinn_core.runtime.planning.constraints import policy_for
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.planning.planning import NOTHING_LEFT_OUT, NOWHERE, plan_for_pool, plan_program
+from djinn_core.runtime.planning.program_index import WholePrograms
+from djinn_core.runtime.planning.residency_history import EarlierPrograms
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
-from djinn_core.runtime.planning.trials import Without, judge_among
-from djinn_core.runtime.planning.whole_programs import WholePrograms
+from djinn_core.runtime.planning.value_hints import tell_meaning
 from djinn_core.runtime.pool.planner import Whereabouts
 from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.sending.template import Prepared

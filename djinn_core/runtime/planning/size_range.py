@@ -14,8 +14,8 @@ from typing import Final
 
 import attrs
 
-from djinn_core.ir.families import CONVOLUTION, POOLING
 from djinn_core.ir.form import Argument, Form, ListArg, Operand, slots_taken
+from djinn_core.ir.op_families import CONVOLUTION, POOLING
 from djinn_core.ir.operators import OWN_OPERATORS, split_name
 from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import TensorMeta

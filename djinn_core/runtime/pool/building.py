@@ -13,7 +13,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.ir.values import RANDOM_STATE, storage_of
 from djinn_core.runtime.pool.own_values import own_values
-from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, Part, PooledPlan, RunPart
+from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, Part, PooledPlan, RunPart, TransferStep, UploadStep
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.sending.template import make_template
 
@@ -134,7 +134,7 @@ class _Writer:
         elif isinstance(step, Free):
             self.freed += step.values
         elif isinstance(step, Upload):
-            self.parts.append(Give(self.executor, step.value))
+            self.parts.append(UploadStep(self.executor, step.value))
         elif isinstance(step, Send):
             self._flush()
             carry = self._carry(self.executor, self.planned.executors[step.target], step.value)
@@ -144,11 +144,11 @@ class _Writer:
             self._flush()
             carry = self._carry(self.planned.executors[step.source], self.executor, step.value)
             if carry is not None:
-                self.parts.append(Await(self.executor, carry))
+                self.parts.append(AwaitStep(self.executor, carry))
         else:
             assert isinstance(step, Fetch)
 
-    def _carry(self, source: int, target: int, value: int) -> Carry | None:
+    def _carry(self, source: int, target: int, value: int) -> TransferStep | None:
         """How a value travels; None where it goes along with what shares its memory."""
         before = self.residency.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
@@ -157,7 +157,7 @@ class _Writer:
             if key in self.moved:
                 return None
             self.moved.add(key)
-        return Carry(source, target, value, move)
+        return TransferStep(source, target, value, move)
 
     def _flush(self) -> None:
         """Run what has gathered; what is freed dies with it where it occurs in it, and is dropped otherwise."""
@@ -174,24 +174,24 @@ class _Writer:
             self.parts.append(RunPart(self.executor, prepared, tuple(freed & used)))
             freed -= used
         if freed:
-            self.parts.append(Drop(self.executor, tuple(sorted(freed))))
+            self.parts.append(FreeStep(self.executor, tuple(sorted(freed))))
 
 
 def _interleaved(parts: Mapping[int, Sequence[Part]]) -> list[Part]:
     """The parts of all executors in one order: nobody is told to wait for what nobody was told to send before."""
     order: list[Part] = []
     at = dict.fromkeys(parts, 0)
-    sent: dict[Carry, int] = defaultdict(int)
+    sent: dict[TransferStep, int] = defaultdict(int)
     while any(at[e] < len(parts[e]) for e in parts):
         before = len(order)
         for executor, own in parts.items():
             while at[executor] < len(own):
                 part = own[at[executor]]
-                if isinstance(part, Await):
+                if isinstance(part, AwaitStep):
                     if not sent[part.carry]:
                         break
                     sent[part.carry] -= 1
-                elif isinstance(part, Carry):
+                elif isinstance(part, TransferStep):
                     sent[part] += 1
                 order.append(part)
                 at[executor] += 1
@@ -221,27 +221,27 @@ class _Ledger:
     def follow(self, parts: Sequence[Part]) -> None:
         stale = {storage_of(v) for v in self.written}
         for part in parts:
-            if isinstance(part, Give):
+            if isinstance(part, UploadStep):
                 self.made[part.value] = part.executor
-            elif isinstance(part, Carry) and part.move:
+            elif isinstance(part, TransferStep) and part.move:
                 self.moved[part.value] = part.target
-            elif isinstance(part, Carry):
+            elif isinstance(part, TransferStep):
                 self.copied.add((part.value, part.target))
-            elif isinstance(part, Drop):
+            elif isinstance(part, FreeStep):
                 self._forget(part.values, part.executor)
             elif isinstance(part, RunPart):
                 self._forget(part.dead, part.executor)
         self.out_of_date = {(v, e) for v, e in self.copied if storage_of(v) in stale}
         self.copied -= self.out_of_date
 
-    def leftovers(self) -> list[Drop]:
+    def leftovers(self) -> list[FreeStep]:
         """Copies of what was written since, and dead inputs that nobody has forgotten while they were used."""
         left = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
         self.copied -= left
         by_executor: dict[int, list[int]] = defaultdict(list)
         for value, executor in sorted(left):
             by_executor[executor].append(value)
-        return [Drop(executor, tuple(values)) for executor, values in by_executor.items()]
+        return [FreeStep(executor, tuple(values)) for executor, values in by_executor.items()]
 
     def _forget(self, values: Sequence[int], executor: int) -> None:
         for value in values:
@@ -253,11 +253,11 @@ class _Ledger:
 
 def _by_position(part: Part, positions: Mapping[int, int]) -> Part:
     """The same part with positions in place of values."""
-    if isinstance(part, Give | Carry):
+    if isinstance(part, UploadStep | TransferStep):
         return attrs.evolve(part, value=positions[part.value])
-    if isinstance(part, Await):
+    if isinstance(part, AwaitStep):
         return attrs.evolve(part, carry=attrs.evolve(part.carry, value=positions[part.carry.value]))
-    if isinstance(part, Drop):
+    if isinstance(part, FreeStep):
         return attrs.evolve(part, values=tuple(positions[v] for v in part.values))
     return attrs.evolve(part, dead=())
 

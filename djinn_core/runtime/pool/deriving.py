@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
-from djinn_core.interception.port import Submission
+from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.placement import Placement, PlacementDecision
@@ -14,7 +14,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.ir.substitution import Places, Recipe, Rewritten
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.planning.derived import DerivedValues
+from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.own_values import named
 from djinn_core.runtime.pool.parts import PooledPlan

@@ -12,7 +12,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.result import PipelineResult
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.observing import Observers
-from djinn_core.runtime.planning.aims import limits_of, within
+from djinn_core.runtime.planning.constraints import limits_of, within
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.planning.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads

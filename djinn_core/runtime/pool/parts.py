@@ -15,7 +15,7 @@ from djinn_core.runtime.sending.template import Prepared, Relied, Remade, are_as
 
 
 @attrs.frozen
-class Give:
+class UploadStep:
     """An upload that waits goes to an executor."""
 
     executor: int
@@ -32,7 +32,7 @@ class RunPart:
 
 
 @attrs.frozen
-class Carry:
+class TransferStep:
     """A value, or the memory that it looks into, goes from one executor to another."""
 
     source: int
@@ -42,22 +42,22 @@ class Carry:
 
 
 @attrs.frozen
-class Await:
+class AwaitStep:
     """An executor waits for what `carry` brings."""
 
     executor: int
-    carry: Carry
+    carry: TransferStep
 
 
 @attrs.frozen
-class Drop:
+class FreeStep:
     """An executor forgets values."""
 
     executor: int
     values: tuple[int, ...]
 
 
-Part = Give | RunPart | Carry | Await | Drop
+Part = UploadStep | RunPart | TransferStep | AwaitStep | FreeStep
 
 
 @attrs.define(eq=False)
@@ -107,8 +107,10 @@ class PooledPlan:
 
     def __attrs_post_init__(self) -> None:
         # By executor the last part, where it runs something: what is asked for can be asked for there.
-        last = {part.executor: i for i, part in enumerate(self.parts) if not isinstance(part, Carry)}
-        last |= {p.source: i for i, p in enumerate(self.parts) if isinstance(p, Carry) and i > last.get(p.source, -1)}
+        last = {part.executor: i for i, part in enumerate(self.parts) if not isinstance(part, TransferStep)}
+        last |= {
+            p.source: i for i, p in enumerate(self.parts) if isinstance(p, TransferStep) and i > last.get(p.source, -1)
+        }
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
     def holds_for(self, program: Program, values: Sequence[int], residency: Residency, random: int | None) -> bool:

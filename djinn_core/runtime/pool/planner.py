@@ -15,15 +15,15 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.ir.substitution import Derived, not_derived
 from djinn_core.ir.values import storage_of
-from djinn_core.runtime.planning.aims import Occupied
-from djinn_core.runtime.planning.earlier import RECENT, EarlierPrograms, Recent
+from djinn_core.runtime.planning.constraints import Occupied
 from djinn_core.runtime.planning.plans import PlansByStructure
+from djinn_core.runtime.planning.residency_history import RECENT, EarlierPrograms, Recent
 from djinn_core.runtime.planning.size_range import FACTOR
 from djinn_core.runtime.pool.building import Planned, build_plan, resident
 from djinn_core.runtime.pool.deriving import PooledDerivedValues, RunPlan
 from djinn_core.runtime.pool.parts import PooledPlan
 from djinn_core.runtime.pool.residency import Residency
-from djinn_core.runtime.pool.streams import Alike
+from djinn_core.runtime.pool.streams import ProgramFamily
 from djinn_core.runtime.sending.template import relied_on
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
@@ -71,7 +71,7 @@ class PoolPlanner:
         self._devices = devices
         self._stats = stats
         self._residency = residency
-        self._plans: PlansByStructure[Alike] = PlansByStructure(factor)
+        self._plans: PlansByStructure[ProgramFamily] = PlansByStructure(factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = EarlierPrograms(self._recent)
         self.random: int | None = None
@@ -82,11 +82,11 @@ class PoolPlanner:
         self._unsure = unsure
         self._plans = PlansByStructure(factor)
 
-    def find(self, program: Program) -> tuple[Alike, tuple[int, ...]]:
+    def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
         """The programs of its structure, and its values by first appearance."""
         alike, values = self._plans.find(program)
         if not alike:
-            alike.append(Alike())
+            alike.append(ProgramFamily())
         return alike[0], values
 
     def derive_by(self, run: RunPlan) -> None:
@@ -94,7 +94,7 @@ class PoolPlanner:
         self.derived = PooledDerivedValues(self._devices, self._residency, run)
 
     def prepare(
-        self, program: Program, alike: Alike, values: Sequence[int], turn: int | None
+        self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
     ) -> tuple[PooledPlan, Sequence[int]]:
         """The plan of a program that was found, and the values of the run.
 
@@ -120,7 +120,7 @@ class PoolPlanner:
         self._earlier.planned(plan, program)
         return plan, self.derived.extended(plan, values)
 
-    def _make(self, program: Program, alike: Alike, turn: int | None) -> PooledPlan:
+    def _make(self, program: Program, alike: ProgramFamily, turn: int | None) -> PooledPlan:
         graph = ProgramGraph(program)
         names, residency = self._devices, self._residency
         homes = resident(program, graph, residency, self.random)
@@ -165,7 +165,7 @@ class PoolPlanner:
         held, used = self._residency.held, self._residency.held_of({storage_of(v) for v in graph.inputs})
         return {name: Occupied(held[e], held[e] - used[e]) for e, name in enumerate(self._devices)}
 
-    def _stream(self, graph: ProgramGraph, alike: Alike, turn: int | None) -> Stream:
+    def _stream(self, graph: ProgramGraph, alike: ProgramFamily, turn: int | None) -> Stream:
         if turn is None:
             return ALONE
         carried = alike.carried(graph.inputs, self._residency)

@@ -10,10 +10,10 @@ import msgspec
 from djinn_core.ir.costs import Link
 from djinn_core.logs import get_logger
 from djinn_core.runtime.pool.introductions import invitation
-from djinn_core.runtime.pool.parts import Carry
+from djinn_core.runtime.pool.parts import TransferStep
 from djinn_core.runtime.session import Session
 from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.peer_messages import CLIENT, Expect, Invite, Invited, Met, Ship
+from djinn_core.wire.peer_messages import CLIENT, Expect, Invite, Invited, Met, SendValues
 
 ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
 # Seconds that a value's way takes beside the wire, measured on processors with Python at both ends: part of the program ends
@@ -29,7 +29,7 @@ class Routes:
         self._members = members
         self._met: dict[tuple[int, int], Met] = {}
         self._shipments = itertools.count(1)
-        self._under_way: dict[Carry, list[int]] = {}
+        self._under_way: dict[TransferStep, list[int]] = {}
 
     def meet(self, source: int, target: int) -> Met:
         """Have one executor connect to another; what it found. Once for each pair."""
@@ -63,11 +63,11 @@ class Routes:
             for a, b, met in found
         )
 
-    def ship(self, carry: Carry, value: int) -> None:
+    def ship(self, carry: TransferStep, value: int) -> None:
         """Have a value sent."""
         shipment = next(self._shipments)
         self._under_way.setdefault(carry, []).append(shipment)
-        ship = Ship(shipment, carry.target + 1, pack_handles([value]), carry.move)
+        ship = SendValues(shipment, carry.target + 1, pack_handles([value]), carry.move)
         source, target = self._members[carry.source], self._members[carry.target]
         if not self.meet(carry.source, carry.target).error:
             source.tell(ship)
@@ -75,7 +75,7 @@ class Routes:
         for frame in source.take_over(msgspec.structs.replace(ship, peer=CLIENT)):
             target.send(frame)
 
-    def expect(self, carry: Carry, value: int) -> None:
+    def expect(self, carry: TransferStep, value: int) -> None:
         """Have the receiver wait for what `ship` sent."""
         waiting = self._under_way[carry]
         shipment = waiting.pop(0)

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from djinn_core.errors import DeadlineExceeded, DjinnError, SessionLost
-from djinn_core.interception.port import Answer, DescribedValue, Submission
+from djinn_core.interception.runtime_interface import Answer, DescribedValue, Submission
 from djinn_core.interrupts import held
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.profile import WorkloadProfile
@@ -20,11 +20,11 @@ from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
-from djinn_core.runtime.pool.parts import Await, Carry, Drop, Give, PooledPlan, RunPart
+from djinn_core.runtime.pool.parts import AwaitStep, FreeStep, PooledPlan, RunPart, TransferStep, UploadStep
 from djinn_core.runtime.pool.planner import PoolPlanner
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
-from djinn_core.runtime.pool.streams import Alike, Turns
+from djinn_core.runtime.pool.streams import LoadBalancer, ProgramFamily
 from djinn_core.runtime.session import Session
 
 NOTHING = Program((), (), ())
@@ -127,7 +127,7 @@ class PoolSession:
         self._numbers = itertools.count(1)
         self._tables = threading.RLock()  # uploads come from any thread, while another one submits
         self._asked: dict[int, _Asked] = {}
-        self._turns = Turns(self.members)
+        self._turns = LoadBalancer(self.members)
         planner.derive_by(self._carry_out)
 
     def plan_by(self, planner: Planner) -> None:
@@ -167,9 +167,9 @@ class PoolSession:
                 with held.whole():  # what all of them have to hear is said to all of them
                     return self._submit(submission, prepared)
 
-    def _submit(self, submission: Submission, prepared: tuple[Alike, PooledPlan, Sequence[int]] | None) -> int:
+    def _submit(self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None) -> int:
         number, questions = next(self._numbers), []
-        alike: Alike | None = None
+        alike: ProgramFamily | None = None
         if prepared is not None:
             alike, plan, values = prepared
             wishes = self._wishes(submission, self._account(plan, values))
@@ -191,7 +191,7 @@ class PoolSession:
             self._note(number, questions, alike)
         return number
 
-    def _prepare(self, program: Program) -> tuple[Alike, PooledPlan, Sequence[int]]:
+    def _prepare(self, program: Program) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
         """The plan of a program, for the executor whose turn it is; and the programs like it."""
         self._planner.link_changes = self._links.listen()
         alike, values = self._planner.find(program)
@@ -217,7 +217,7 @@ class PoolSession:
             for executor in self._residency.forget(value):
                 wishes[executor].free.append(value)
 
-    def _note(self, number: int, questions: Sequence[_Question], alike: Alike | None) -> None:
+    def _note(self, number: int, questions: Sequence[_Question], alike: ProgramFamily | None) -> None:
         """Note who was asked: whose turn it is next depends on it."""
         for question in questions:
             self._turns.asked(question.executor, question.number)
@@ -284,14 +284,14 @@ class PoolSession:
                 wishes[executor] = _Wish()
         return questions
 
-    def _do_between(self, part: Give | Carry | Await | Drop, values: Sequence[int]) -> None:
+    def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
         """What happens between the runs of the parts of a program."""
-        if isinstance(part, Give):
+        if isinstance(part, UploadStep):
             self._uploads.give(values[part.value], part.executor)
             self._residency.given.add(storage_of(values[part.value]))
-        elif isinstance(part, Carry):
+        elif isinstance(part, TransferStep):
             self._routes.ship(part, values[part.value])
-        elif isinstance(part, Await):
+        elif isinstance(part, AwaitStep):
             self._routes.expect(part.carry, values[part.carry.value])
         else:
             self._tell(part.executor, _Wish(free=[values[i] for i in part.values]))
@@ -368,27 +368,27 @@ class PoolSession:
         for member in self.members:
             member.cancel(thread)
 
-    def leave(self, number: int, nbytes: int) -> None:
-        """As `Runtime.leave`."""
+    def defer(self, number: int, nbytes: int) -> None:
+        """As `Runtime.defer`."""
         self._asked[number].late = True
         for question in self._asked[number].questions:
-            self.members[question.executor].leave(question.number, nbytes)
+            self.members[question.executor].defer(question.number, nbytes)
 
     def has_come(self, number: int) -> bool:
         """As `Runtime.has_come`."""
         return all(self.members[q.executor].has_come(q.number) for q in self._asked[number].questions)
 
-    def forget(self, number: int) -> None:
-        """As `Runtime.forget`."""
+    def discard(self, number: int) -> None:
+        """As `Runtime.discard`."""
         asked = self._asked.pop(number, None)
         for question in asked.waiting if asked is not None else ():
-            self.members[question.executor].forget(question.number)
+            self.members[question.executor].discard(question.number)
 
-    def excuse(self, number: int) -> None:
-        """As `Runtime.excuse`."""
+    def mark_unobserved(self, number: int) -> None:
+        """As `Runtime.mark_unobserved`."""
         asked = self._asked.get(number)
         for member, sent in zip(self.members, asked.sent if asked is not None else (), strict=False):
-            member.excuse(sent)
+            member.mark_unobserved(sent)
 
     @property
     def round_trip_seconds(self) -> float | None:

@@ -15,7 +15,7 @@ from djinn_core.runtime.session import Session
 
 
 @attrs.define(eq=False)
-class Alike:
+class ProgramFamily:
     """Programs of one structure, and the plans for them.
 
     Attributes:
@@ -53,7 +53,7 @@ class Alike:
         return frozenset(v for v in fresh if storage_of(v) not in residency.given)
 
 
-class Turns:
+class LoadBalancer:
     """How much each executor has to do, as far as the client knows."""
 
     def __init__(self, members: Sequence[Session]) -> None:
@@ -64,7 +64,7 @@ class Turns:
         """An executor was asked something, by a submission of that number."""
         self._unanswered[executor].append(number)
 
-    def next(self, alike: Alike, unseen: AbstractSet[int]) -> int | None:
+    def next(self, alike: ProgramFamily, unseen: AbstractSet[int]) -> int | None:
         """The executor that has least to do; of equal ones, the one after that whose turn it was last.
 
         None where nothing is under way of the programs like the one that comes: nobody has waited for those in `unseen`.

@@ -12,7 +12,7 @@ import torch
 
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer
-from djinn_core.interception.port import DescribedValue
+from djinn_core.interception.runtime_interface import DescribedValue
 from djinn_core.ir.values import tensor_meta
 from djinn_core.runtime.receiving.failures import Failures
 from djinn_core.runtime.sending.pending import Pending

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from djinn_core.interception.dispatch import record
-from djinn_core.interception.recording.watching import fetch_all
+from djinn_core.interception.recording.op_observer import fetch_all
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import TensorMeta

@@ -108,7 +108,7 @@ class Failures:
         operands = ", ".join(_describe(meta) for meta in program.calls[node].operands)
         return _Origin(program.site(node), operands, module, found.path if found is not None else "")
 
-    def excuse(self, after: _Run) -> None:
+    def mark_unobserved(self, after: _Run) -> None:
         """Nobody needs to hear of what failed on that executor after that submission, unless it is looked at."""
         executor, sequence = after
         self._unseen = {

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from djinn_core.delivery.lasting import Lasting, expire, own
+from djinn_core.delivery.reliable_connection import ReliableConnection, expire, own
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
-from djinn_core.runtime.standby.coming import ComingState
-from djinn_core.runtime.standby.kept import Kept
-from djinn_core.wire.messages import Attached, Broken, decode, encode
+from djinn_core.runtime.standby.failover_log import FailoverLog
+from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
+from djinn_core.wire.messages import Attached, ProtocolClose, decode, encode
 from djinn_core.wire.state_messages import AskState
 
 _TURN_SECONDS: Final = 0.05
@@ -47,7 +47,7 @@ class Other(Protocol):
         """
 
 
-class StandbyConnection(Lasting):
+class StandbyConnection(ReliableConnection):
     """Implements `Connection` over a session with one server after the other.
 
     `send` may be called from several threads, `receive` from one at a time.
@@ -65,7 +65,7 @@ class StandbyConnection(Lasting):
         self.attached = attached
         super().__init__(inner)
         self._others = list(others)
-        self._kept = Kept(limit)
+        self._kept = FailoverLog(limit)
         self._early: deque[Frame] = deque()
         # In this order.
         self._sending = threading.RLock()  # around what is written down and sent, and around a change of servers
@@ -142,7 +142,7 @@ class StandbyConnection(Lasting):
         frame = inner.receive(timeout)
         if frame.head.startswith(_BROKEN, 1):
             message = decode(frame.head)
-            if isinstance(message, Broken) and message.stopped and not self._expired:
+            if isinstance(message, ProtocolClose) and message.stopped and not self._expired:
                 raise TransportError(f"{self.server} ended the session: {message.reason}")
             self._kept.why_not = "its server ended it"
             return frame
@@ -150,7 +150,7 @@ class StandbyConnection(Lasting):
 
     # --- a new beginning of what is written -------------------------------------------------------------------
 
-    def _ask_for_state(self, coming: ComingState, limit: int) -> None:
+    def _ask_for_state(self, coming: SnapshotReceiver, limit: int) -> None:
         """Ask for the session's state, and wait for it."""
         inner = self._inner
         try:
@@ -162,7 +162,7 @@ class StandbyConnection(Lasting):
             with self._reading:
                 coming.drop()
 
-    def _await_state(self, inner: Connection, coming: ComingState) -> None:
+    def _await_state(self, inner: Connection, coming: SnapshotReceiver) -> None:
         while not coming.over and not coming.disturbed and inner is self._inner:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
                 continue  # whoever reads takes it in

@@ -16,7 +16,7 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.logs import get_logger
 from djinn_core.server.compiling.artefact import Artefact
 from djinn_core.server.compiling.graph import region_graph
-from djinn_core.server.compiling.heat import Adopted, Checking, HotTemplate, Job, Thresholds, Timing, Waiting
+from djinn_core.server.compiling.hot_template import Adopted, Checking, HotTemplate, Job, Thresholds, Timing, Waiting
 from djinn_core.server.running.replay import CompiledTemplate
 
 TEMPLATES: Final = 1024  # that are counted

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import attrs
 
-from djinn_core.builtins.strangers import Strangers
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
@@ -18,12 +18,12 @@ from djinn_core.launch.tickets import LIFETIME, Badge
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server.gateway.authenticator import Authenticator, Denied, Identity
 from djinn_core.server.gateway.relay import Relays, both_ways, relay
 from djinn_core.server.gateway.tenants import Tenants
-from djinn_core.server.giving_back import GIVING_BACK
 from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
-from djinn_core.server.rates import Bucket, Buckets
+from djinn_core.server.malloc_trim import GIVING_BACK
+from djinn_core.server.rate_limit import Bucket, Buckets
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
@@ -35,7 +35,7 @@ from djinn_core.wire.messages import (
     StatusRequest,
     Welcome,
 )
-from djinn_core.wire.resume_messages import Aside, Resume
+from djinn_core.wire.resume_messages import ControlAttach, Resume
 
 HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
 REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
@@ -74,7 +74,7 @@ class Admission:
         relays: for how many of their connections frames are passed on.
     """
 
-    gatekeeper: Gatekeeper
+    gatekeeper: Authenticator
     tenants: Tenants
     audit: Audit
     transports: tuple[Transport, ...]
@@ -222,7 +222,7 @@ class Admission:
                 self._refuse(connection, Denied(reason, "relays", again=True), type(attach).__name__, identity)
 
     def _relay(
-        self, connection: Connection, attach: Attach | Resume | Aside, executor: ExecutorProcess, tenant: str
+        self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: ExecutorProcess, tenant: str
     ) -> None:
         url = executor.urls[0]
         try:
@@ -248,13 +248,13 @@ def _peer(connection: Connection) -> str:
     return str(getattr(connection, "peer", "")).removeprefix("client ")
 
 
-def _wish_for_relay(connection: Connection) -> Attach | Resume | Aside | None:
-    """The client's `Attach`, `Resume` or `Aside`, or None where it reached the executor by itself and hung up."""
+def _wish_for_relay(connection: Connection) -> Attach | Resume | ControlAttach | None:
+    """The client's `Attach`, `Resume` or `ControlAttach`, or None where it reached the executor by itself and hung up."""
     try:
         message = receive_message(connection, LIFETIME)
     except (TransportError, TimeoutError):
         return None
-    if not isinstance(message, Attach | Resume | Aside):
+    if not isinstance(message, Attach | Resume | ControlAttach):
         raise ProtocolError(f"expected Attach, got {type(message).__name__}")
     return message
 

@@ -12,7 +12,7 @@ import msgspec
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.logs import get_logger, redact
-from djinn_core.server.gateway.sparing import Sparing
+from djinn_core.server.gateway.log_rate_limit import Sparing
 
 _log = get_logger("djinn.server")
 

@@ -14,31 +14,31 @@ from types import FrameType
 
 import attrs
 
-from djinn_core.builtins.strangers import Strangers
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.config import PluginSetting, Settings, bytes_of
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
-from djinn_core.launch.places import Listening, Places, advertised, chosen_by
+from djinn_core.launch.listen_addresses import Listening, Places, advertised, chosen_by
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.role import become_server
+from djinn_core.server.admission_limits import QUEUE_SECONDS, SESSIONS
 from djinn_core.server.gateway.admission import Admission, Counts
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.gatekeeper import Gatekeeper, Identity
+from djinn_core.server.gateway.authenticator import Authenticator, Identity
+from djinn_core.server.gateway.device_discovery import Chosen, offered
 from djinn_core.server.gateway.metrics import Observed, exporter
-from djinn_core.server.gateway.offering import Chosen, offered
 from djinn_core.server.gateway.operations import Operations, OperationsListener
+from djinn_core.server.gateway.reaper import Watch
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
-from djinn_core.server.gateway.watch import Watch
-from djinn_core.server.giving_back import keep_few_arenas, set_start_aside
 from djinn_core.server.greetings import STRANGER_LIMITS
-from djinn_core.server.room import QUEUE_SECONDS, SESSIONS
+from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.wire.messages import Status
 
 _log = get_logger("djinn.server")
@@ -143,7 +143,7 @@ class Serving:
 class Gateway:
     """Executors, listeners and a connection file that belong together."""
 
-    def __init__(self, options: GatewayOptions, token: Token, gatekeeper: Gatekeeper, audit: Audit) -> None:
+    def __init__(self, options: GatewayOptions, token: Token, gatekeeper: Authenticator, audit: Audit) -> None:
         self._options = options
         self._token = token
         self._gatekeeper = gatekeeper
@@ -281,7 +281,7 @@ def serve(
     """
     table = options.token_file if options.token_file is not None and has_table(options.token_file) else None
     token = find_token(None if table else options.token_file, {} if table else os.environ)
-    gatekeeper = Gatekeeper(token, table)
+    gatekeeper = Authenticator(token, table)
     for host in options.places.hosts:
         check_exposure(host, token.supplied or table is not None, options.tls is not None or options.plaintext_accepted)
     if options.tls is not None:

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import attrs
 
-from djinn_core.builtins.strangers import Strangers
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.orders import Distribution, Metered, Sessions
 from djinn_core.server.gateway.admission import Counts
-from djinn_core.server.gateway.gatekeeper import Gatekeeper
+from djinn_core.server.gateway.authenticator import Authenticator
 from djinn_core.server.gateway.pool import Seat
 from djinn_core.server.gateway.tenants import Tenants
 
@@ -59,7 +59,7 @@ class Observed:
     """What the metrics are read from."""
 
     tenants: Tenants
-    gatekeeper: Gatekeeper
+    gatekeeper: Authenticator
     counts: Counts
     strangers: Strangers
     version: str

@@ -23,14 +23,14 @@ from typing import Any, Final
 import attrs
 
 from djinn_core.builtins.sockets import Cut
-from djinn_core.builtins.strangers import Strangers
+from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import TransportError
 from djinn_core.launch.addresses import network_location
-from djinn_core.launch.hosts import is_called, own_names
+from djinn_core.launch.http_hosts import is_called, own_names
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.admission import REFUSAL_SECONDS, Counts
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.gatekeeper import Denied, Gatekeeper, Identity
+from djinn_core.server.gateway.authenticator import Authenticator, Denied, Identity
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
 _MOST: Final = 64  # connections at a time
@@ -56,7 +56,7 @@ class Operations:
         export: the metrics and their content type, for an `Accept` header.
     """
 
-    gatekeeper: Gatekeeper
+    gatekeeper: Authenticator
     audit: Audit
     counts: Counts
     ready: Callable[[], str]

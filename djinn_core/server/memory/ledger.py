@@ -12,9 +12,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.logs import get_logger
+from djinn_core.server.memory.allocation import Allocation, Copy, has_memory
 from djinn_core.server.memory.budgets import Budgets
-from djinn_core.server.memory.holding import Copy, Holding, has_memory
-from djinn_core.server.memory.order import Order, between_programs
+from djinn_core.server.memory.eviction_order import Order, between_programs
 from djinn_core.server.memory.pressure import Pressure
 from djinn_core.server.memory.process import process_memory
 from djinn_core.server.memory.spill import SpillSpace
@@ -23,8 +23,8 @@ from djinn_core.torch_objects import StorageWeakRef
 if TYPE_CHECKING:
     from djinn_core.server.memory.session import SessionMemory
 
-Holdings = dict[int, Holding]
-Evict = Callable[[Holding], None]
+Holdings = dict[int, Allocation]
+Evict = Callable[[Allocation], None]
 BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
 STEPS: Final = 64  # in steps of the limit by this what is left grows and shrinks
 RESERVE: Final = 4  # the limit by this is left to what ops need beside their results, until it is known
@@ -95,16 +95,16 @@ class Ledger:
                     holding.owner = session
         return found
 
-    def look(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
+    def look(self, holdings: Holdings, tensor: torch.Tensor) -> Allocation:
         """The holding of a tensor's memory, a new one where there is none."""
         key = torch_private.storage_key(tensor)
         holding = holdings.get(key)
         if holding is None:
             storage, copy = tensor.untyped_storage(), self._copies.get(key)
             if copy is None or copy.resident:
-                holding = Holding(key, storage, storage.nbytes())
+                holding = Allocation(key, storage, storage.nbytes())
             else:
-                holding = Holding(key, storage, copy.slot.size, resident=False)
+                holding = Allocation(key, storage, copy.slot.size, resident=False)
             holdings[key] = holding
         return holding
 
@@ -180,7 +180,7 @@ class Ledger:
 
     # --- what goes, and comes back ------------------------------------------------------------------------------
 
-    def evict(self, holding: Holding) -> None:
+    def evict(self, holding: Allocation) -> None:
         """Take the memory of a holding; its bytes are kept elsewhere.
 
         Raises:
@@ -195,13 +195,13 @@ class Ledger:
         copy.resident = False
         self._away += copy.slot.size
 
-    def drop(self, holding: Holding) -> None:
+    def drop(self, holding: Allocation) -> None:
         """Take the memory of a holding whose bytes can be had again."""
         holding.storage.resize_(0)
         holding.resident = False
         self.counts.evictions += 1
 
-    def restore(self, holding: Holding) -> None:
+    def restore(self, holding: Allocation) -> None:
         """Give a holding its memory and bytes back; there is room.
 
         Raises:
@@ -226,7 +226,7 @@ class Ledger:
             del self._copies[key]
             self.space.free(copy.slot)
 
-    def is_kept(self, holding: Holding) -> bool:
+    def is_kept(self, holding: Allocation) -> bool:
         """Whether its bytes lie elsewhere already, so that nothing need be written."""
         return holding.key in self._copies
 
@@ -235,7 +235,7 @@ class Ledger:
         return between_programs(self.sessions, holdings.values(), time.monotonic(), self.budgets, self.budget)
 
     def make_room(
-        self, wanted: int, resident: int, holdings: Iterable[Holding], order: Order, evict: Evict | None = None
+        self, wanted: int, resident: int, holdings: Iterable[Allocation], order: Order, evict: Evict | None = None
     ) -> int:
         """Take memory until `wanted` bytes fit beside `resident`, as far as `holdings` go; the bytes that were taken."""
         excess = resident + wanted - self.budget

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from djinn_core.logs import get_logger
-from djinn_core.server.giving_back import trimmer
+from djinn_core.server.malloc_trim import trimmer
 
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")

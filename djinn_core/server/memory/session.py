@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from djinn_core.server.memory.allocation import has_memory
 from djinn_core.server.memory.budgets import ACTIVATION, KINDS, NAMES, kind_of
-from djinn_core.server.memory.careful import CarefulRun
-from djinn_core.server.memory.foresight import Foresight
-from djinn_core.server.memory.holding import has_memory
+from djinn_core.server.memory.eviction_order import RESTING
 from djinn_core.server.memory.ledger import Holdings, Ledger
-from djinn_core.server.memory.order import RESTING
-from djinn_core.server.memory.outlook import Outlook, look_ahead
+from djinn_core.server.memory.limited_run import CarefulRun
+from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
+from djinn_core.server.memory.next_use import NextUsePredictor
 from djinn_core.server.memory.usage import Usage
 from djinn_core.server.running.replay import CompiledTemplate
 from djinn_core.server.running.run import Run, environment_of, run_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.running.work import Work
-from djinn_core.wire.messages import Meaning
+from djinn_core.wire.messages import ValueHints
 
 IDLE_SECONDS = 10.0  # after which a session's values make room before those of others
 OUTLOOKS_LIMIT = 512
@@ -32,12 +32,12 @@ class SessionMemory:
     def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
         self.values = values
         self.name = name
-        self.foresight = Foresight()
+        self.foresight = NextUsePredictor()
         self._ledger = ledger
-        self._outlooks: dict[bytes, Outlook] = {}
+        self._outlooks: dict[bytes, MemoryEstimate] = {}
         self._used = time.monotonic()
         self.phase = ""
-        self._meanings: dict[bytes, Meaning] = {}
+        self._meanings: dict[bytes, ValueHints] = {}
         self._kinds: dict[int, str] = {}
         self._usage = Usage(values)
         with ledger.lock:
@@ -47,7 +47,7 @@ class SessionMemory:
         """Whether it has done nothing for a while."""
         return now - self._used > IDLE_SECONDS
 
-    def learn(self, meaning: Meaning) -> None:
+    def learn(self, meaning: ValueHints) -> None:
         """The client says what the values of a template are."""
         self._meanings[meaning.digest] = meaning
         while len(self._meanings) > OUTLOOKS_LIMIT or sum(map(_letters, self._meanings.values())) > LETTERS_LIMIT:
@@ -105,7 +105,7 @@ class SessionMemory:
             self._used = time.monotonic()
             return run
 
-    def _observe(self, work: Work, outlook: Outlook) -> None:
+    def _observe(self, work: Work, outlook: MemoryEstimate) -> None:
         """What a run of this phase has used, for the budgets."""
         used = self._usage.end(self.phase, self._with_kinds(work.outputs), outlook.peak)
         self._ledger.budgets.observe(self.phase, used)
@@ -120,7 +120,7 @@ class SessionMemory:
             if has_memory(value) and self._ledger.away(value):
                 self.values.count(handle, self._ledger.look({}, value).nbytes)
 
-    def _outlook(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any]) -> Outlook:
+    def _outlook(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any]) -> MemoryEstimate:
         known = self._outlooks.pop(digest, None)
         if known is None or not known.fits(self._input_bytes(work), slots):
             env = environment_of(template, work, slots, self.values)
@@ -141,7 +141,7 @@ class SessionMemory:
                 self._ledger.look(found, value).places.add(number)
         return found
 
-    def _settle(self, inputs: Holdings, outlook: Outlook) -> bool:
+    def _settle(self, inputs: Holdings, outlook: MemoryEstimate) -> bool:
         """Whether the run needs nothing done, since it is far from the limit; its inputs are in memory then.
 
         Values of idle sessions make room for it.
@@ -162,7 +162,7 @@ class SessionMemory:
         ledger.note(resident + wanted)
         return True
 
-    def _bring(self, inputs: Holdings, outlook: Outlook) -> None:
+    def _bring(self, inputs: Holdings, outlook: MemoryEstimate) -> None:
         first = outlook.lifetimes.first_input
         written = {place - first for place in outlook.written_inputs()}
         for holding in inputs.values():
@@ -172,5 +172,5 @@ class SessionMemory:
                 self._ledger.written(holding.key)
 
 
-def _letters(meaning: Meaning) -> int:
+def _letters(meaning: ValueHints) -> int:
     return len(meaning.inputs) + len(meaning.outputs)

@@ -21,13 +21,13 @@ from djinn_core.builtins.tls_contexts import fingerprint_of_file
 from djinn_core.errors import ConfigurationError, DjinnError, ProtocolError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, TlsOptions, Transport
 from djinn_core.launch.addresses import has_transport, is_own_socket, transport_for
-from djinn_core.launch.securing import with_tls
+from djinn_core.launch.tls_transports import with_tls
 from djinn_core.logs import get_logger
-from djinn_core.server.peers.cargo import Packed
-from djinn_core.server.peers.gauging import Sightings, measure
-from djinn_core.server.peers.inbox import Guest, Inbox
+from djinn_core.server.peers.inbox import Inbox, PeerConnection
+from djinn_core.server.peers.link_probe import Sightings, measure
+from djinn_core.server.peers.packed_values import Packed
 from djinn_core.server.peers.route import Route
-from djinn_core.server.recovery.shipments import Accepted, PastShipments, PoolCounts, Record, WriteDown
+from djinn_core.server.recovery.transfer_log import Accepted, PastShipments, PoolCounts, Record, WriteDown
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import Invited, Join, Joined, Meet, Met
 
@@ -36,7 +36,7 @@ DIAL_SECONDS = 5.0
 _log = get_logger("djinn.server")
 
 
-class Harbour:
+class PeerListener:
     """Where an executor process lets other executors in; shared by its sessions."""
 
     def __init__(
@@ -52,8 +52,8 @@ class Harbour:
         self.patience = patience
         self.urls: tuple[str, ...] = ()
         self._lock = threading.Lock()
-        self._open: dict[bytes, tuple[Guest, float]] = {}
-        self._known: dict[bytes, Guest] = {}
+        self._open: dict[bytes, tuple[PeerConnection, float]] = {}
+        self._known: dict[bytes, PeerConnection] = {}
 
     def invite(self, inbox: Inbox, source: int) -> Invited:
         """A ticket for executor `source`, good once and for a minute."""
@@ -61,7 +61,7 @@ class Harbour:
         secret = secrets.token_urlsafe(32) if self.patience else ""
         with self._lock:
             self._open = {key: entry for key, entry in self._open.items() if entry[1] > now}
-            self._open[_key(ticket)] = (Guest(inbox, source, secret), now + JOIN_SECONDS)
+            self._open[_key(ticket)] = (PeerConnection(inbox, source, secret), now + JOIN_SECONDS)
         return Invited(ticket, self.urls, self._shown())
 
     def _shown(self) -> str:
@@ -79,7 +79,7 @@ class Harbour:
             return self._transports
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
-    def redeem(self, ticket: str) -> Guest | None:
+    def redeem(self, ticket: str) -> PeerConnection | None:
         """Who may come in with this ticket, or come back with this secret; None where it is forged, used or too old."""
         with self._lock:
             known = self._known.get(_key(ticket))
@@ -107,7 +107,7 @@ def _key(ticket: str) -> bytes:
 class Exchange:
     """What a session has to do with other executors."""
 
-    def __init__(self, harbour: Harbour) -> None:
+    def __init__(self, harbour: PeerListener) -> None:
         self.sightings = Sightings()
         self.inbox = Inbox(self.sightings, harbour.patience)
         self.number = 0

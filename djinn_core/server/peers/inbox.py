@@ -11,11 +11,11 @@ import attrs
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.server.peers.cargo import Packed, room_for
-from djinn_core.server.peers.gauging import Sightings
-from djinn_core.server.recovery.shipments import Arrival, PastShipments, WriteDown
+from djinn_core.server.peers.link_probe import Sightings
+from djinn_core.server.peers.packed_values import Packed, room_for
+from djinn_core.server.recovery.transfer_log import Arrival, PastShipments, WriteDown
 from djinn_core.wire.messages import decode, encode, expect
-from djinn_core.wire.peer_messages import Cargo, Joined, Parcel, Probe, Taken
+from djinn_core.wire.peer_messages import Joined, Probe, Taken, TransferChunk, TransferHeader
 
 COMING_SECONDS: Final = 60.0  # that an executor has to come for the first time
 _SAID_SHIPMENTS: Final = 16  # taken without a word, before the sender is told
@@ -70,7 +70,7 @@ class Inbox:
                 self._gone[source] = (reason, time.monotonic() + self._patience)
             self._changed.notify_all()
 
-    def unload(self, cargo: Cargo, receive: Callable[[], Frame], source: int = 0) -> int:
+    def unload(self, cargo: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int:
         """Take in a shipment that has begun to arrive; `receive` gives the frames after its first.
 
         `source`: the executor that it comes from, where it comes from there directly; how many of its shipments were taken then.
@@ -144,7 +144,7 @@ class Inbox:
 
 
 @attrs.frozen
-class Guest:
+class PeerConnection:
     """Another executor that showed a good ticket: it may bring values to `inbox`, as number `source`.
 
     `secret`: what it may come back with.
@@ -179,7 +179,7 @@ class Guest:
             message = decode(connection.receive().head)
             if isinstance(message, Probe):
                 connection.send(Frame(encode(Probe())))
-            elif isinstance(message, Cargo):
+            elif isinstance(message, TransferHeader):
                 taken = self.inbox.unload(message, connection.receive, self.source)
                 unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
                 if unsaid >= _SAID_SHIPMENTS or unsaid_bytes >= _SAID_BYTES:
@@ -193,7 +193,7 @@ def _fill(buffer: memoryview, receive: Callable[[], Frame]) -> None:
     filled = 0
     while filled < len(buffer):
         frame = receive()
-        expect(frame.head, Parcel)
+        expect(frame.head, TransferChunk)
         for part in frame.body:
             octets = memoryview(part)
             if filled + octets.nbytes > len(buffer):

@@ -14,11 +14,11 @@ import attrs
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
-from djinn_core.server.peers.cargo import Packed
-from djinn_core.server.peers.gauging import WORTH, Sightings, measure
-from djinn_core.server.recovery.shipments import UnderWay
+from djinn_core.server.peers.link_probe import WORTH, Sightings, measure
+from djinn_core.server.peers.packed_values import Packed
+from djinn_core.server.recovery.transfer_log import UnderWay
 from djinn_core.wire.messages import decode, encode
-from djinn_core.wire.peer_messages import Cargo, LinkSeen, Parcel, Probe, Taken
+from djinn_core.wire.peer_messages import LinkSeen, Probe, Taken, TransferChunk, TransferHeader
 
 PARCEL: Final = 4 << 20  # bytes
 WAITING_LIMIT: Final = 64  # shipments that were not taken, before the executor waits for the link, too
@@ -41,8 +41,8 @@ class _Kept:
     nbytes: int
 
     @property
-    def cargo(self) -> Cargo:
-        return Cargo(self.shipment, tuple(item for item, _ in self.items), self.number)
+    def cargo(self) -> TransferHeader:
+        return TransferHeader(self.shipment, tuple(item for item, _ in self.items), self.number)
 
 
 class Route:
@@ -99,7 +99,7 @@ class Route:
             self._numbered, self._next = sent, max(self._next, taken + 1)
             self._accept(taken)
 
-    def restore_kept(self, cargo: Cargo, items: list[Packed]) -> None:
+    def restore_kept(self, cargo: TransferHeader, items: list[Packed]) -> None:
         """That process had sent this one before the snapshot, and it was not taken then."""
         with self._changed:
             if cargo.number > self._taken:
@@ -303,9 +303,9 @@ class Route:
             raise TimeoutError(f"no answer in {timeout:g} s") from None
 
 
-def frames_of(cargo: Cargo, items: Sequence[Packed]) -> Iterator[Frame]:
+def frames_of(cargo: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame]:
     """A shipment as it travels."""
     yield Frame(encode(cargo))
     for _, data in items:
         for start in range(0, len(data), PARCEL):
-            yield Frame(encode(Parcel()), [data[start : start + PARCEL]])
+            yield Frame(encode(TransferChunk()), [data[start : start + PARCEL]])

@@ -23,9 +23,9 @@ import msgspec
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.launch.tickets import NOBODY, Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.recovery.contents import Contents, Part, contents_folder, mapped, read_part, remove_contents
-from djinn_core.server.recovery.shipments import KINDS, PastShipments
-from djinn_core.server.recovery.shipments import Record as Shipped
+from djinn_core.server.recovery.blob_files import Contents, Part, contents_folder, mapped, read_part, remove_contents
+from djinn_core.server.recovery.transfer_log import KINDS, PastShipments
+from djinn_core.server.recovery.transfer_log import Record as Shipped
 from djinn_core.server.weights.disk import DISK, STEP
 from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
 
@@ -42,7 +42,7 @@ _AT_ONCE: Final = 512  # buffers that one system call writes
 _log = get_logger("djinn.server")
 
 
-class Owner(msgspec.Struct, frozen=True):
+class SessionIdentity(msgspec.Struct, frozen=True):
     """Whose session a journal is: what the client calls itself, what let it in, what it has to show when it comes back."""
 
     session: str
@@ -55,10 +55,10 @@ class Owner(msgspec.Struct, frozen=True):
         return f"Owner(session={self.session!r}, client={self.client!r})"
 
 
-_NOBODY: Final = Owner("", "", "", NOBODY)
+_NOBODY: Final = SessionIdentity("", "", "", NOBODY)
 
 
-class Base(msgspec.Struct, frozen=True):
+class SnapshotHeader(msgspec.Struct, frozen=True):
     """Where a session was at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state.
 
     `elsewhere`: which parts of its memory are in files of their own, by position and digest, and not in the journal.
@@ -73,7 +73,7 @@ class Base(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of a session. Any thread may add to it; one of them, the session's, begins it anew."""
 
-    def __init__(self, path: Path, owner: Owner, limit: int) -> None:
+    def __init__(self, path: Path, owner: SessionIdentity, limit: int) -> None:
         """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more.
 
         Raises:
@@ -95,7 +95,7 @@ class Journal:
         self._looked = 0  # how large all was when the disk was looked at
 
     @classmethod
-    def begin(cls, path: Path, owner: Owner, limit: int) -> Journal:
+    def begin(cls, path: Path, owner: SessionIdentity, limit: int) -> Journal:
         """A new one."""
         journal = cls(path, owner, limit)
         try:
@@ -153,7 +153,7 @@ class Journal:
         self.append(_TRIED, b"", ())
 
     def rewrite(
-        self, base: Base, memory: Sequence[Buffer], kept: Sequence[Frame], shipments: Sequence[Shipped] = ()
+        self, base: SnapshotHeader, memory: Sequence[Buffer], kept: Sequence[Frame], shipments: Sequence[Shipped] = ()
     ) -> None:
         """Begin anew with the session as it is now: its state, its memory, and answers that the client has not taken yet.
 
@@ -277,7 +277,7 @@ def _opening(kind: bytes, head: bytes, parts: Sequence[Buffer]) -> bytes:
     return _RECORD.pack(kind, len(head), sum(lengths)) + struct.pack(f"<I{len(parts)}Q", len(parts), *lengths) + head
 
 
-class Past:
+class JournalReader:
     """What a journal says, for the one who goes on with it.
 
     Attributes:
@@ -305,7 +305,7 @@ class Past:
         self.shipments = PastShipments(self._read_at)
         self._contents = contents_folder(path)
         self._base_at = 0
-        self.base: Base | None = None
+        self.base: SnapshotHeader | None = None
         self.cuts: dict[int, int] = {}
         self.tried = 0
         self.taken = 0
@@ -318,11 +318,11 @@ class Past:
             self.close()
             raise
 
-    def _scan(self, path: Path) -> tuple[Owner, int]:
+    def _scan(self, path: Path) -> tuple[SessionIdentity, int]:
         size = path.stat().st_size
         if self._file.read(len(_MAGIC)) != _MAGIC:
             raise SessionLost(f"{path} is no journal of a session")
-        owner: Owner | None = None
+        owner: SessionIdentity | None = None
         end = len(_MAGIC)
         for start, kind, head, whole in self._records(size):
             end = start + whole
@@ -339,13 +339,13 @@ class Past:
                 self.shipments.note(kind, start, self._head_at(start))
             elif kind == _SNAPSHOT:
                 self._base_at = start
-                self.base = msgspec.msgpack.decode(self._read_at(start).head, type=Base)
+                self.base = msgspec.msgpack.decode(self._read_at(start).head, type=SnapshotHeader)
                 self.taken = self.base.taken
             else:
                 self._file.seek(start + whole - head)
                 data = self._file.read(head)
                 if kind == _HEADER:
-                    owner = msgspec.msgpack.decode(data, type=Owner)
+                    owner = msgspec.msgpack.decode(data, type=SessionIdentity)
                 elif kind == _CUT:
                     self.cuts.update([read_cut(data)])
                 else:
@@ -420,7 +420,7 @@ class Past:
         self._file.close()
 
 
-def owner_of(path: Path) -> Owner:
+def owner_of(path: Path) -> SessionIdentity:
     """Whose session the journal at `path` is; nothing else of it is read.
 
     Raises:
@@ -434,7 +434,7 @@ def owner_of(path: Path) -> Owner:
             file.seek(_LENGTH.size, os.SEEK_CUR)
             if kind != _HEADER or head > _OWNER_LIMIT:
                 raise SessionLost(f"{path} does not say whose session it was")
-            return msgspec.msgpack.decode(file.read(head), type=Owner)
+            return msgspec.msgpack.decode(file.read(head), type=SessionIdentity)
     except (OSError, struct.error, msgspec.MsgspecError) as error:
         raise SessionLost(f"the session left no journal that can be read: {error}") from None
 

@@ -10,8 +10,8 @@ import torch
 
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.server.peers.cargo import pack_storages, unpack_item
-from djinn_core.server.recovery.shipments import PoolCounts
+from djinn_core.server.peers.packed_values import pack_storages, unpack_item
+from djinn_core.server.recovery.transfer_log import PoolCounts
 from djinn_core.server.running.random_state import set_state
 from djinn_core.server.running.values import Stored, ValueTable
 from djinn_core.wire.bindings import Slot

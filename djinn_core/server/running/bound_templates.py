@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import ProtocolError
-from djinn_core.server.compiling.heat import HotTemplate
+from djinn_core.server.compiling.hot_template import HotTemplate
 from djinn_core.server.running.replay import CompiledTemplate
 from djinn_core.server.running.work import Work
 from djinn_core.wire.bindings import change_slots, rebound, unpack_handles

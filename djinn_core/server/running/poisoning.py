@@ -11,7 +11,7 @@ from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.values import storage_of
 from djinn_core.server.running.replay import CompiledTemplate, Environment
-from djinn_core.server.running.sharing import Sharing, address_of
+from djinn_core.server.running.storage_aliases import Sharing, address_of
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work
 from djinn_core.wire.message import Failure

@@ -17,7 +17,7 @@ from djinn_core.server.weights.store import WeightStore, mapped_bytes
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message import Failure
 from djinn_core.wire.tensors import dtype_from_name
-from djinn_core.wire.upload_messages import HAVE_LIMIT, Had, Have, Offer, Upload
+from djinn_core.wire.upload_messages import HAVE_LIMIT, BlobOffer, BlobQuery, BlobQueryReply, Upload
 
 WITHDRAWN = "its upload was interrupted: make it again"
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
@@ -60,11 +60,11 @@ class Uploads:
         self._held.clear()
         self.journal = None
 
-    def hold(self, have: Have) -> Had:
+    def hold(self, have: BlobQuery) -> BlobQueryReply:
         """Say which bytes are here, and hold on to them, so that they are still here when they are offered."""
         if len(have.sizes) != len(have.digests):
             raise ProtocolError(f"{len(have.digests)} digests come with {len(have.sizes)} sizes")
-        return Had(tuple([self._hold(d, n) for d, n in zip(have.digests, have.sizes, strict=True)]))
+        return BlobQueryReply(tuple([self._hold(d, n) for d, n in zip(have.digests, have.sizes, strict=True)]))
 
     def _hold(self, digest: bytes, size: int) -> bool:
         if len(self._held) >= HAVE_LIMIT:
@@ -85,11 +85,11 @@ class Uploads:
             contents.link(digest, self._store.file_of(digest))
         return found
 
-    def _find_offered(self, offer: Offer) -> torch.Tensor | None:
+    def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
         held = self._held.pop(offer.digest, None)
         return held if held is not None and held.nbytes == offer.size else self._find(offer.digest, offer.size)
 
-    def consider(self, offer: Offer, look: bool = True) -> bool:
+    def consider(self, offer: BlobOffer, look: bool = True) -> bool:
         """Make a value of what was offered, if its bytes are here; whether they are. Otherwise they are wanted.
 
         Without a `look` they are.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
-from djinn_core.ir.families import CONVOLUTION, NORMALISATION
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import CONVOLUTION, NORMALISATION
 
 _CHANNELS = 4  # of a picture, at most
 # What stands between the layers of a network: norms, whole and in parts, activations, attention.

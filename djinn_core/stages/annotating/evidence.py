@@ -7,8 +7,8 @@ from functools import cached_property
 
 import attrs
 
-from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT
 from djinn_core.ir.profile import ExecutionPhase, Modality, PatternMatch, WorkloadType
 from djinn_core.stages.annotating.inputs import Inputs
 from djinn_core.stages.annotating.states import States

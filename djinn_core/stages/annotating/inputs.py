@@ -9,9 +9,9 @@ import attrs
 import torch
 
 from djinn_core.ir.arguments import arguments
-from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MADE, MATRIX_PRODUCT, NORMALISATION, weights_of
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MADE, MATRIX_PRODUCT, NORMALISATION, weights_of
 from djinn_core.ir.profile import Modality
 from djinn_core.ir.values import TensorMeta
 

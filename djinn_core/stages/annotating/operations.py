@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
-from djinn_core.ir.families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER
 from djinn_core.ir.profile import WorkloadType
 from djinn_core.stages.annotating.evidence import Judgement
 

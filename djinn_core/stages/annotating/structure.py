@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from djinn_core.ir.families import CONVOLUTION
 from djinn_core.ir.graph import Graph
+from djinn_core.ir.op_families import CONVOLUTION
 from djinn_core.ir.profile import Modality, WorkloadType
-from djinn_core.matching.found import Found
 from djinn_core.matching.language import op, through
 from djinn_core.matching.layers import linear
+from djinn_core.matching.match_result import Found
 from djinn_core.stages.annotating.evidence import Evidence, Judgement
 from djinn_core.stages.annotating.states import vocabulary_head
 

@@ -1,4 +1,4 @@
-"""What is decided from measured runs; that it is done, in a real session, is tested in `tests/runtime/test_trials.py`."""
+"""What is decided from measured runs; that it is done, in a real session, is tested in `tests/runtime/test_ab_tests.py`."""
 
 from __future__ import annotations
 

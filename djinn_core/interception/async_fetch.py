@@ -1,0 +1,110 @@
+"""Values that are asked for now and looked at later: what does not have to be known to go on does not block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.runtime_interface import Runtime, port
+from djinn_core.interception.sync import fetch
+from djinn_core.interception.tensors.chunked_fetch import PART_BYTES
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.interrupts import held
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Pending:
+    """Elements that are on their way, as `fetch_later` gives it. Dropping it is fine: what comes is thrown away.
+
+    Attributes:
+        server_seconds: once `result` was called: what the executor had taken for the session when it gave the answer. The
+            difference between two of them is what lay between.
+    """
+
+    def __init__(self, asked: tuple[Runtime, int] | None, tensors: Tensors | None = None) -> None:
+        """`asked`: the session and the number of its submission that wants them; None where `tensors` are here."""
+        self._asked = asked
+        self._open = asked is not None
+        self._tensors = tensors
+        self.server_seconds = 0.0
+        self._error: Exception | None = None
+        self._taking = threading.Lock()
+
+    def done(self) -> bool:
+        """Whether `result` returns or raises at once. Takes in what has come, and waits for nothing."""
+        return self._asked is None or not self._open or self._asked[0].has_come(self._asked[1])
+
+    def result(self) -> Tensors:
+        """The elements, as CPU tensors; waits until they are here. The same tensors each time.
+
+        Raises:
+            RemoteError: they could not be computed. SessionLost: the session has ended. Again at each call.
+        """
+        with self._taking:
+            if self._asked is not None and self._open:
+                self._take(*self._asked)
+        if self._error is not None:
+            raise self._error
+        assert self._tensors is not None
+        return self._tensors
+
+    def _take(self, runtime: Runtime, number: int) -> None:
+        current()  # raises in a forked child: the connection is the parent's
+        with held:  # what was waited for is not lost
+            try:
+                with suppress_at_shutdown():
+                    answer = runtime.wait(number)
+                self._tensors, self.server_seconds = answer.tensors, answer.server_seconds
+            except KeyboardInterrupt:
+                runtime.interrupted()
+                raise
+            except Exception as error:
+                self._error = error
+            self._open = False
+
+    def disregard_what_followed(self) -> None:
+        """What this thread has recorded since it asked may fail: nobody hears of that who does not look at what failed."""
+        current().cut()
+        if self._asked is not None:
+            self._asked[0].mark_unobserved(self._asked[1])
+
+    def __del__(self) -> None:
+        if self._asked is not None and self._open:
+            self._asked[0].discard(self._asked[1])
+
+
+@torch_private.without_modes
+def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
+    """Ask for the elements of `tensors` as they are here in the program, and go on without waiting for them.
+
+        pending = fetch_later([flag, tokens])
+        ...                                  # what is recorded and sent meanwhile overlaps with the way back
+        if pending.done():                   # never waits
+            flag, tokens = pending.result()  # waits where they are not here yet; one round trip at most
+
+    What was recorded so far is sent, as it is for `fetch`. Answers come in the order in which they were asked for. Each
+    tensor is whole and dense, of its dtype and strides; later writes to the remote tensor are not seen. Views move the
+    bytes viewed. Above 256 MiB in all this waits, and the result is there at once. A large answer (beyond some KiB) that is
+    still on its way is taken in before much more can be sent, because neither end may wait for the other to read.
+
+    Raises:
+        SessionLost: the session has ended.
+    """
+    nbytes = sum(tensor.remote.meta.nbytes for tensor in tensors)
+    if nbytes > PART_BYTES:
+        return Pending(None, tuple([fetch(tensor) for tensor in tensors]))
+    recorder = current()
+    for tensor in tensors:
+        recorder.order_after(tensor.remote.storage)
+    return Pending(recorder.ask_later(tuple([t.remote.handle for t in tensors]), nbytes))
+
+
+def round_trip_seconds() -> float | None:
+    """What a message takes to the executor and back, beside the executor's own time; None where it is not known yet."""
+    return port.runtime().round_trip_seconds

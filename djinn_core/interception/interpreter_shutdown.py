@@ -1,0 +1,81 @@
+"""The end of the interpreter, which stops daemon threads wherever they next want its lock.
+
+Stopping one inside an op unwinds PyTorch's C++ frames, which aborts the process. So while the interpreter ends, whoever is
+in an op on another thread than the main one stays there, without the lock, until the process is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Any, Final
+
+from djinn_core.errors import DjinnError
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.tensors.lazy_tensor import Dispatch, dispatcher
+
+_PATIENCE = 5.0  # seconds
+_A_TURN = 0.02  # seconds in which every thread has its turn
+
+
+class _End:
+    begun = False
+
+
+_end = _End()
+
+
+def begin() -> None:
+    """The interpreter ends; only the main thread goes on."""
+    _end.begun = True
+    dispatcher[0] = _only_main(dispatcher[0])
+
+
+def settle() -> None:
+    """Wait until the other threads have left what cannot be stopped, such as the import of a module, or are in an op."""
+    if threading.active_count() == 1:
+        return
+    deadline = time.monotonic() + _PATIENCE
+    while collect_later.busy and time.monotonic() < deadline:
+        time.sleep(_A_TURN)
+    time.sleep(_A_TURN)
+
+
+def has_begun() -> bool:
+    """Whether the interpreter ends."""
+    return _end.begun
+
+
+def _only_main(dispatch: Dispatch) -> Dispatch:
+    def dispatch_or_stay(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _stay_unless_main()
+        return dispatch(func, args, kwargs)
+
+    return dispatch_or_stay
+
+
+class _Survivable:
+    """Stateless: one for all threads, and cheap, for every submission is made inside two of them."""
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _end.begun and isinstance(error, DjinnError):
+            _stay_unless_main()
+
+
+_survivable: Final = _Survivable()
+
+
+def suppress_at_shutdown() -> _Survivable:
+    """For blocks that wait for an executor: what they raise because the session was ended is nobody's business any more."""
+    return _survivable
+
+
+def _stay_unless_main() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()

@@ -1,0 +1,78 @@
+"""Values without data: what a capture computes from tensors on the meta device is recorded, and never sent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.tensors.storage import Value
+from djinn_core.ir.values import storage_of
+
+
+class Absent:
+    """The storages that have no data anywhere, by their numbers. Whoever calls holds the recorders' lock.
+
+    Absence spreads: what an op makes or writes of something absent is absent, too.
+    """
+
+    def __init__(self) -> None:
+        self._storages: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+    def add(self, storage: int) -> None:
+        """There is no data behind this storage."""
+        self._storages.add(storage)
+
+    def sift(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of the entries that can be done: they use nothing absent."""
+        present: list[Entry] = []
+        for entry in entries:
+            call, handles = entry[0], entry[1]
+            read, made = handles[: call.operand_count], handles[call.operand_count :]
+            if any(storage_of(h) in self._storages for h in read):
+                self._storages.update(storage_of(h) for h in (*made, *[read[w] for w in call.writes]))
+            else:
+                present.append(entry)
+        return present
+
+    def has(self, handle: int, unsent: Sequence[Entry]) -> bool:
+        """Whether there is no data behind a value, after what is `unsent` in this thread."""
+        if self._storages:
+            self.sift(unsent)
+        return storage_of(handle) in self._storages
+
+    def refuse(self, handles: Iterable[int]) -> None:
+        """Say so where somebody wants the data of one of these values.
+
+        Raises:
+            UnsupportedOperation: one of them is absent.
+        """
+        if any(storage_of(h) in self._storages for h in handles):
+            raise UnsupportedOperation(
+                "this needs the elements of a tensor that djinn.capture() computed from tensors on the meta device, which "
+                "have none: capture recorded it, and nothing can run it. Where a program asks for numbers, give it real "
+                "weights; where it does not, ask for the graph, the profile and the plan only"
+            )
+
+    def forget(self, dead: list[Value]) -> list[Value]:
+        """Those of the dead values that exist elsewhere. A storage is forgotten with its last value."""
+        present: list[Value] = []
+        while dead:
+            value = dead.pop()
+            if value.storage.id not in self._storages:
+                present.append(value)
+            elif sys.getrefcount(value.storage) <= _LAST:
+                self._storages.discard(value.storage.id)
+        return present[::-1]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._storages.clear()
+
+
+_LAST = 2  # references to the storage of a single value, while they are counted
+absent = Absent()

@@ -1,0 +1,53 @@
+"""Somebody who looks at every op that a thread records, such as `djinn.verify()`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.recorder import SyncRequest, current
+from djinn_core.interception.sync import fetch
+from djinn_core.interception.tensors.chunked_fetch import PART_BYTES
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.ir.program import Call
+
+
+class Watcher(Protocol):
+    """Told of every op of a thread, before and after it is recorded. What it does itself is not told."""
+
+    def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:
+        """`call` is about to be recorded with these operands."""
+
+    def after(self, entry: Entry, operands: Sequence[LazyTensor], results: Sequence[torch.Tensor | None]) -> None:
+        """`entry` was recorded, and `results` stand for what it returns (for operands that it writes: themselves)."""
+
+
+def fetch_all(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
+    """The elements of several tensors on the CPU, in as few round trips as their sizes allow.
+
+    Raises:
+        RemoteError: one of them could not be computed.
+    """
+    fetched: list[torch.Tensor] = []
+    group: list[LazyTensor] = []
+    size = 0
+    for tensor in tensors:
+        nbytes = tensor.remote.meta.nbytes
+        if group and size + nbytes > PART_BYTES:
+            fetched += _fetch_group(group)
+            group, size = [], 0
+        group.append(tensor)
+        size += nbytes
+    return fetched + _fetch_group(group)
+
+
+def _fetch_group(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
+    if len(tensors) < 2:
+        return [fetch(tensor) for tensor in tensors]
+    recorder = current()
+    for tensor in tensors:
+        recorder.order_after(tensor.remote.storage)
+    return list(recorder.ask(SyncRequest(fetch=tuple(tensor.remote.handle for tensor in tensors))).tensors)

@@ -1,0 +1,199 @@
+"""What a thread is going to record, foreseen from what it recorded before, so that the executor need not wait for the rest.
+
+A program that was recorded before is sent in pieces while it is being recorded: from its first instructions on where it
+came after the same program as now, else as soon as it is known by how it begins. A piece is a program like any other, so
+nothing has to be undone where the foreseen does not come: what follows is sent as one piece. Pieces end where the course of
+the program says, never by time, so that each is known to both sides next time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.wire.templates import TemplateCache
+
+OPENING: Final = 24  # instructions by which a program is recognised
+PIECES: Final = (8, 24, 64, 128)  # lengths of the first pieces, the last for all further ones
+# What keeps an executor busy. Where the first piece has none it is done at once, and the executor waits for the second.
+_PRODUCTS: Final = frozenset({
+    "aten::addmm", "aten::mm", "aten::baddbmm", "aten::bmm", "aten::linear", "aten::matmul", "aten::convolution", "aten::conv1d",
+    "aten::conv2d", "aten::conv3d", "aten::scaled_dot_product_attention",
+})  # fmt: skip
+SHORT: Final = 64  # instructions of a program below which it is sent in one piece
+# Times in a row that a program must have been the same, or the next one, before it is foreseen: its pieces are planned, sent and
+# compiled anew, which takes about as long as is gained by them in so many runs.
+SEEN: Final = 8
+_MISSED: Final = 3  # times in a row that another one came before it is forgotten
+
+Ids = tuple[int, ...]
+
+
+@attrs.define
+class Course:
+    """A program as it was last time.
+
+    Attributes:
+        ids: signatures of its instructions. cuts: where it is cut into pieces.
+        seen: how often it was the same in a row. missed: how often in a row it was foreseen and another one came.
+        then: how the program that came after it began. followed: how often in a row that was so.
+    """
+
+    ids: Ids
+    cuts: tuple[int, ...]
+    seen: int = 1
+    missed: int = 0
+    then: Ids = ()
+    followed: int = 0
+
+    def follow(self, opening: Ids) -> None:
+        """Note how the program after this one began."""
+        self.followed = self.followed + 1 if self.then == opening else 1
+        self.then = opening
+
+
+def first_piece(ops: Sequence[str]) -> int:
+    """How many of a program's ops go first: as few as possible, with one that takes a while if that comes soon."""
+    soon = ops[: PIECES[0] + PIECES[1]]
+    busy = next((at for at, op in enumerate(soon) if op.partition(".")[0] in _PRODUCTS), 0)
+    return max(PIECES[0], busy + 1)
+
+
+def pieces_of(length: int, first: int = PIECES[0]) -> tuple[int, ...]:
+    """Where a program of so many instructions is cut: at growing distances, with no small piece at the end."""
+    cuts: list[int] = []
+    at = 0
+    while length >= SHORT:
+        at += PIECES[min(len(cuts), len(PIECES) - 1)] if cuts else first
+        if length - at < PIECES[min(len(cuts) + 1, len(PIECES) - 1)] // 2:
+            break
+        cuts.append(at)
+    return tuple(cuts)
+
+
+_courses: TemplateCache[Course] = TemplateCache()
+_lock = threading.Lock()
+
+
+class ProgramPredictor:
+    """One thread's: where it is in the course that it is believed to be on."""
+
+    __slots__ = ("_course", "_foretold", "_last", "_next", "_piece", "_sent")
+
+    def __init__(self) -> None:
+        self._last: Course | None = None  # the course of the program before this one
+        self._begin()
+
+    def _begin(self) -> None:
+        """A program begins: the one that usually comes now, as far as anybody knows."""
+        self._sent = 0  # instructions of the program that have been sent
+        self._next = 0  # which cut comes next
+        self._piece = 0  # length of the piece that is being sent
+        last = self._last
+        self._course = _known(last.then) if last is not None and last.followed >= SEEN else None
+        self._foretold = self._course is not None  # by the program before, and not by how this one begins
+
+    def opens(self) -> bool:
+        """Whether the program has yet to be recognised."""
+        return self._course is None and not self._sent
+
+    def recognise(self, entries: Sequence[Entry]) -> None:
+        """Look for a known program that begins with `entries`."""
+        self._foretold = False
+        self._course = course = _known(_opening(_ids(entries)))
+        if course is not None:
+            self._next = sum(cut < len(entries) for cut in course.cuts)
+
+    def until_cut(self) -> int | None:
+        """How many instructions of the next piece there are; None where none is foreseen."""
+        if self._course is None or self._next >= len(self._course.cuts):
+            return None
+        return self._course.cuts[self._next] - self._sent
+
+    def is_due(self, entries: Sequence[Entry]) -> bool:
+        """Whether `entries` are what was foreseen up to a cut; where they are not, nothing is foreseen any more.
+
+        Where many were recorded at a stroke they may reach beyond the cut; they wait where hardly anything follows.
+        """
+        course = self._course
+        assert course is not None
+        end = self._sent + len(entries)
+        if course.ids[self._sent : end] != _ids(entries):
+            self._miss()
+            return False
+        self._next = sum(cut <= end for cut in course.cuts)
+        if len(course.ids) - end < PIECES[0]:
+            return False
+        self._piece = len(entries)
+        return True
+
+    def taken(self, entries: Sequence[Entry]) -> None:
+        """`entries` are being sent: the piece that was due, or else the rest of the program."""
+        if self._piece and self._piece == len(entries):
+            self._sent += self._piece
+            self._piece = 0
+            return
+        self._learn(entries)
+        self._begin()
+
+    def _miss(self) -> None:
+        course, self._course = self._course, None
+        if not self._sent and self._foretold and self._last is not None:
+            self._last.followed = 0  # the program is as it was, but another one came
+        elif course is not None:
+            course.missed += 1
+            if course.missed >= _MISSED:
+                course.seen = 0
+
+    def _learn(self, entries: Sequence[Entry]) -> None:
+        ids = _ids(entries)
+        if self._sent:
+            course = self._course
+            if course is not None and course.ids[self._sent :] != ids:
+                self._miss()
+            elif course is not None:
+                course.missed = 0
+            ended = self._course
+        else:
+            ended = _learn_course(ids, entries)
+        if self._last is not None and ended is not None:
+            self._last.follow(_opening(ended.ids))
+        self._last = ended
+
+
+def _learn_course(ids: Ids, entries: Sequence[Entry]) -> Course:
+    """The course of a program that was sent whole."""
+    opening = _opening(ids)
+    with _lock:
+        course = _courses.get(opening)
+        if course is not None and course.ids == ids:
+            course.seen += 1
+        else:
+            course = Course(ids, pieces_of(len(ids), first_piece([entry[0].op for entry in entries])))
+            _courses.put(opening, course, len(ids))
+    return course
+
+
+def _known(opening: Ids) -> Course | None:
+    """The course that begins so, where it has come often enough to be foreseen."""
+    with _lock:
+        course = _courses.get(opening)
+    return course if course is not None and course.seen >= SEEN else None
+
+
+def _ids(entries: Sequence[Entry]) -> Ids:
+    return tuple([entry[0].signature.id for entry in entries])
+
+
+def _opening(ids: Ids) -> Ids:
+    return ids[:OPENING]
+
+
+def forget_courses() -> None:
+    """Foresee nothing until programs have been seen again."""
+    with _lock:
+        _courses.clear()

@@ -1,0 +1,372 @@
+"""Recording a program anew, with other computation in the place of some of its nodes.
+
+What stays is recorded again call by call, on stand-ins for the program's values; what takes the place of nodes is PyTorch
+code that runs on those. Nothing is sent, and the program that the thread records meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import attrs
+import torch
+
+from djinn_core.errors import InvalidStage
+from djinn_core.interception.dispatch import append
+from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.groups import GroupingRecorder
+from djinn_core.interception.recording.recorder import SyncRequest, recording_on
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
+from djinn_core.interception.tensors.storage import BorrowedValue, Storage
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_core.ir.program import Call, Instruction, Program
+from djinn_core.ir.substitution import Recipe, Rewritten, Substitution
+from djinn_core.ir.unflatten_call import call_arguments
+from djinn_core.ir.values import TensorMeta, make_handle, storage_of
+from djinn_core.torch_private import without_modes
+
+_NEVER = 1 << 60  # instructions after which the recorder would send
+_FIRST = 1  # number of the first view of new memory, which is all of it
+_OWN_VIEWS = 1 << 30  # from here on views of existing memory are numbered that only a rewritten program has
+
+
+@without_modes
+def rewrite(program: Program, substitutions: Sequence[Substitution], weights: frozenset[int]) -> Rewritten:
+    """The program with other computation in the place of some nodes.
+
+    Args:
+        program: the original. Its ops must not change the metadata of their operands.
+        substitutions: what to put where; they do not overlap.
+        weights: inputs that are not written and stay as they are for many programs.
+
+    Raises:
+        InvalidStage: a substitution does not fit, or its code needs data.
+    """
+    with _apart() as recorder:
+        return _Rewriting(program, substitutions, recorder).run(weights)
+
+
+class _Apart(GroupingRecorder):
+    """Records what is never sent."""
+
+    __slots__ = ()
+
+    def prepare(self) -> None:
+        """Nothing is needed for a plan."""
+
+    def ask(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
+        """Refused.
+
+        Raises:
+            InvalidStage: a plan has no data.
+        """
+        raise InvalidStage("the code of a substitution needs data, which a plan does not have")
+
+    def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> NoReturn:  # noqa: ARG002 - as above
+        """As `ask`."""
+        self.ask(SyncRequest())
+
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> NoReturn:  # noqa: ARG002 - as above
+        """Refused.
+
+        Raises:
+            InvalidStage: a plan brings no data.
+        """
+        raise InvalidStage("the code of a substitution brings a tensor of its own: make it on the device of its inputs")
+
+
+@contextmanager
+def _apart() -> Iterator[GroupingRecorder]:
+    recorder = _Apart()
+    recorder.limit = _NEVER
+    with recording_on(recorder), torch.inference_mode():
+        yield recorder
+
+
+@attrs.frozen
+class _Made:
+    """One instruction of the new program: slots by their positions in the original's, or -1; its group, or -1."""
+
+    entry: Entry
+    slots: tuple[int, ...]
+    node: int
+    own: bool
+    group: int
+
+
+class _Rewriting:
+    def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: GroupingRecorder) -> None:
+        self.program = program
+        self.recorder = recorder
+        self.first = {min(s.nodes): s for s in substitutions}
+        self.gone = frozenset().union(*(s.nodes for s in substitutions))
+        self.relied = self.gone.union(*(s.relies for s in substitutions))
+        kept = (i for i in program.instructions() if i.index not in self.gone)
+        self.written = {storage_of(v) for instruction in kept for v in instruction.writes}
+        self.tensors: dict[int, LazyTensor] = {}
+        self.storages: dict[int, Storage] = {}
+        self.names: dict[int, int] = {}
+        self.made: list[_Made] = []
+        self.metas = _result_metas(program)
+        self.memories: dict[int, int] = {}
+
+    def run(self, weights: frozenset[int]) -> Rewritten:
+        at = 0
+        for instruction in self.program.instructions():
+            if instruction.call.changes:
+                raise InvalidStage(
+                    f"{instruction.op} changes the metadata of its operand: such programs stay as they are"
+                )
+            substitution = self.first.get(instruction.index)
+            if substitution is not None:
+                self._substitute(substitution)
+            if instruction.index not in self.gone:
+                self._again(instruction, range(at, at + len(instruction.slots)))
+            at += len(instruction.slots)
+        return self._finish(weights)
+
+    def _tensor(self, value: int, call: Call | None = None, operand: int = 0) -> LazyTensor:
+        tensor = self.tensors.get(value)
+        if tensor is None:
+            if call is None:
+                call, operand = self._user_of(value)
+            meta, number = call.operands[operand], storage_of(value)
+            storage = self.storages.get(number)
+            if storage is None:
+                storage = self.storages[number] = Storage(meta.extent * meta.dtype.itemsize, None)
+                storage.last = make_handle(number, _OWN_VIEWS)
+            tensor = self.tensors[value] = wrap(BorrowedValue(storage, meta, value))
+        return tensor
+
+    def _user_of(self, value: int) -> tuple[Call, int]:
+        for instruction in self.program.instructions():
+            if value in instruction.inputs:
+                return instruction.call, instruction.inputs.index(value)
+        raise InvalidStage(f"a substitution takes value {value}, which the program does not have")
+
+    def _again(self, instruction: Instruction, slots: range) -> None:
+        """Record an instruction once more; as it was, where its operands look as they did."""
+        call = instruction.call
+        operands = [self._tensor(v, call, i) for i, v in enumerate(instruction.inputs)]
+        before = len(self.recorder.entries)
+        if all(t.remote.meta is meta for t, meta in zip(operands, call.operands, strict=True)):
+            out = append(call, operands, instruction.slots)
+        elif call.op in OWN_OPERATORS:
+            raise InvalidStage(f"{call.op} would get other operands")
+        else:
+            form = call.signature.form
+            positional, keywords = call_arguments(form, operands, instruction.slots, logical_device(0))
+            out = resolve(form.op)(*positional, **keywords)
+        results = list(out) if call.sequence else [out]
+        new = [m is not None and same < 0 for m, same in zip(call.results, call.inplace, strict=True)]
+        self._name(instruction.outputs, [r for r, is_new in zip(results, new, strict=True) if is_new])
+        entries = self.recorder.entries[before:]
+        same = len(entries) == 1 and entries[0][0] is call
+        self._note(before, tuple(slots) if same else None, instruction.index)
+
+    def _substitute(self, substitution: Substitution) -> None:
+        before = len(self.recorder.entries)
+        made = self._computed(substitution)
+        made = [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
+        self._name(substitution.outputs, self._apart_from_others(substitution.outputs, made))
+        entries = self.recorder.entries[before:]
+        if random := next((entry[0].op for entry in entries if entry[0].random), ""):
+            raise InvalidStage(
+                f"the code of a substitution draws random numbers ({random}), which others would have drawn"
+            )
+        self._note(before, None, min(substitution.nodes))
+
+    def _computed(self, substitution: Substitution) -> list[LazyTensor]:
+        """What the code makes, which has to look like what it stands for."""
+        computed = substitution.compute([self._tensor(v) for v in substitution.inputs])
+        if not isinstance(computed, list | tuple) or len(computed) != len(substitution.outputs):
+            raise InvalidStage(
+                f"the code of a substitution returns {_shown(computed)}, not {len(substitution.outputs)} tensors"
+            )
+        made: list[LazyTensor] = []
+        for value, tensor in zip(substitution.outputs, computed, strict=True):
+            meta = self.metas[value]
+            if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
+                raise InvalidStage(
+                    f"the code of a substitution makes {_shown(tensor)} for a {meta.dtype} of {meta.shape}"
+                )
+            made.append(tensor)
+        return made
+
+    def _as_known(self, value: int, tensor: LazyTensor) -> LazyTensor:
+        """A result that outlives the program, laid out as the client knows it."""
+        meta = self.metas[value]
+        if value in self.program.dead or tensor.remote.meta is meta:
+            return tensor
+        if meta.offset:
+            memory = torch.empty(meta.extent, dtype=meta.dtype, device=tensor.device)
+            laid = memory.as_strided(meta.shape, meta.stride, meta.offset)
+        else:
+            laid = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=tensor.device)
+        laid.copy_(tensor)
+        assert isinstance(laid, LazyTensor)
+        return laid
+
+    def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
+        """The results; those that are written later have memory of their own."""
+        taken = {id(storage) for storage in self.storages.values()}
+        found: list[torch.Tensor] = []
+        for value, tensor in zip(values, tensors, strict=True):
+            memory = id(tensor.remote.storage)
+            shared = memory in taken and storage_of(value) in self.written
+            taken.add(memory)
+            found.append(tensor.clone() if shared else tensor)
+        return found
+
+    def _name(self, values: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        for value, tensor in zip(values, tensors, strict=True):
+            assert isinstance(tensor, LazyTensor)
+            handle = tensor.remote.handle
+            if handle in self.names or isinstance(tensor.remote, BorrowedValue):
+                raise InvalidStage(f"value {value} would be the same tensor as another one")
+            self.names[handle] = value
+            self.tensors[value] = tensor
+            storage = storage_of(handle)
+            if handle == make_handle(storage, _FIRST):  # it is the whole memory: what looks into it does so still
+                self.memories[storage] = storage_of(value)
+
+    def _note(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
+        """Take what was recorded from entry `first` on, which is or stands for `node`."""
+        program, entries = self.program, self.recorder.entries
+        where = program.sites[node] if program.sites else None
+        for at in range(first, len(entries)):
+            call, handles, numbers, site, _ = entries[at]  # whose line and module are still the user's
+            module = program.modules[node] if program.modules else None
+            entry = (call, handles, numbers, where or site, module)
+            own, group = slots is None, self.recorder.group_of(at)
+            self.made.append(_Made(entry, (-1,) * len(numbers) if slots is None else slots, node, own, group))
+
+    def _finish(self, weights: frozenset[int]) -> Rewritten:
+        self._check_kept()
+        before, rest = _hoisted([self._renamed(m) for m in self.made], weights)
+        used = {h for m in rest for h in m.entry[1][: m.entry[0].operand_count]}
+        relied = sorted({m.node for m in self.made if m.own} | self.relied)
+        program = _program([m.entry for m in rest], self.program)
+        return Rewritten(
+            program,
+            self.program,
+            tuple(position for m in rest for position in m.slots),
+            tuple(m.node for m in rest),
+            frozenset(i for i, m in enumerate(rest) if m.own),
+            tuple((node, self.program.calls[node]) for node in relied),
+            tuple(_recipe(part, used) for part in _independent(before)),
+            _groups(rest),
+        )
+
+    def _check_kept(self) -> None:
+        """What outlives the program looks as the client knows it."""
+        for value, meta in self.metas.items():
+            tensor = self.tensors.get(value)
+            if value not in self.program.dead and (tensor is None or tensor.remote.meta is not meta):
+                raise InvalidStage(f"value {value} outlives the program, and would be gone or look otherwise")
+
+    def _known_as(self, handle: int) -> int:
+        """A value of the program, or one of its own, in the memory of a value of the program where it looks into that."""
+        if handle in self.names:
+            return self.names[handle]
+        memory = self.memories.get(storage_of(handle))
+        if memory is None:
+            return handle
+        return make_handle(memory, _OWN_VIEWS) + handle - make_handle(storage_of(handle), 0)
+
+    def _renamed(self, made: _Made) -> _Made:
+        call, handles, slots, site, module = made.entry
+        renamed = tuple(self._known_as(handle) for handle in handles)
+        return attrs.evolve(made, entry=(call, renamed, slots, site, module))
+
+
+def _groups(made: Sequence[_Made]) -> tuple[tuple[int, ...], ...]:
+    """The instructions of each group."""
+    numbers = range(max((m.group for m in made), default=-1) + 1)
+    return tuple(tuple(i for i, m in enumerate(made) if m.group == number) for number in numbers)
+
+
+def _shown(made: object) -> str:
+    return f"a {made.dtype} of {tuple(made.shape)}" if isinstance(made, torch.Tensor) else f"a {type(made).__name__}"
+
+
+def _result_metas(program: Program) -> dict[int, TensorMeta]:
+    """What the program's results look like."""
+    metas: dict[int, TensorMeta] = {}
+    for instruction in program.instructions():
+        call = instruction.call
+        new = [m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0]
+        metas.update(zip(instruction.outputs, new, strict=True))
+    return metas
+
+
+def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made], list[_Made]]:
+    """What is new and depends on weights alone, and the rest."""
+    constant = set(weights)
+    written = {storage_of(handle) for one in made for handle in _writes(one.entry)}
+    before: list[_Made] = []
+    rest: list[_Made] = []
+    for one in made:
+        call, handles = one.entry[0], one.entry[1]
+        inputs, outputs = handles[: call.operand_count], handles[call.operand_count :]
+        stays = not (call.writes or call.random) and written.isdisjoint(map(storage_of, outputs))
+        if one.own and inputs and constant.issuperset(inputs) and stays:
+            before.append(one)
+            constant.update(outputs)
+        else:
+            rest.append(one)
+    return before, rest
+
+
+def _writes(entry: Entry) -> list[int]:
+    """What an instruction writes into."""
+    return [entry[1][position] for position in entry[0].writes]
+
+
+def _independent(before: Sequence[_Made]) -> list[list[_Made]]:
+    """What is hoisted, in parts that use nothing of each other, so that other programs find the same parts."""
+    part_of: dict[int, list[_Made]] = {}
+    parts: list[list[_Made]] = []
+    for one in before:
+        count = one.entry[0].operand_count
+        joined = {id(p): p for h in one.entry[1][:count] if (p := part_of.get(h)) is not None}
+        part = [*(m for p in joined.values() for m in p), one]
+        parts = [p for p in parts if id(p) not in joined] + [part]
+        part_of.update((h, part) for m in part for h in m.entry[1][m.entry[0].operand_count :])
+    return parts
+
+
+def _recipe(before: Sequence[_Made], used: Container[int]) -> Recipe:
+    made = {h for m in before for h in m.entry[1][m.entry[0].operand_count :]}
+    sources = dict.fromkeys(h for m in before for h in m.entry[1][: m.entry[0].operand_count] if h not in made)
+    kept = tuple(dict.fromkeys(h for m in before for h in m.entry[1] if h in made and h in used))
+    entries = [m.entry for m in before]
+    return Recipe(_assembled(entries, frozenset(made) - frozenset(kept)), tuple(sources), kept)
+
+
+def _program(entries: Sequence[Entry], origin: Program) -> Program:
+    """The rest: what the original does not know dies with it."""
+    known = frozenset(origin.operands)
+    made = {h for e in entries for h in e[1][e[0].operand_count :]}
+    return _assembled(entries, origin.dead | (made - known))
+
+
+def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:
+    operands = tuple(h for e in entries for h in e[1])
+    return Program(
+        calls=tuple(e[0] for e in entries),
+        operands=operands,
+        slots=tuple(s for e in entries for s in e[2]),
+        dead=dead.intersection(operands),
+        sites=tuple(e[3] for e in entries),
+        modules=tuple(e[4] for e in entries),
+    )
+
+
+def recipe_for(recipe: Recipe, sources: Mapping[int, int], makes: Mapping[int, int]) -> Program:
+    """A recipe's program over other weights, making other values."""
+    names = {**sources, **makes}
+    operands = tuple(names.get(h, h) for h in recipe.program.operands)
+    return attrs.evolve(recipe.program, operands=operands)

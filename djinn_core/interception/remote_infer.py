@@ -1,0 +1,154 @@
+"""Ops whose results only the executor can know: run what was recorded, and ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.recording.encode import encode_form
+from djinn_core.interception.recording.module_calls import at_node
+from djinn_core.interception.recording.recorder import SyncRequest, current
+from djinn_core.interception.runtime_interface import Answer, DescribedValue, port
+from djinn_core.interception.shape_inference.meta_infer import signature_of, written_operands, written_tensors
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
+from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.values import TensorMeta, tensor_meta
+from djinn_core.torch_private import schema_of
+
+
+def _unknown(operands: Sequence[LazyTensor]) -> TensorMeta:
+    return tensor_meta((), (), 0, torch.uint8, operands[0].remote.meta.device if operands else 0)
+
+
+@attrs.frozen
+class RemoteInference:
+    """What the executor said: the results, and the call as it can be remembered."""
+
+    results: Any
+    call: Call
+
+
+def ask_executor(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    operands: list[LazyTensor],
+    slots: tuple[Slot, ...],
+    refused: bool = False,
+) -> RemoteInference:
+    """Record `func`, send the program and wait for the metadata of its results: one round trip.
+
+    Raises:
+        RemoteError: the op failed, with the type that eager PyTorch raises where that is a builtin.
+    """
+    recorder = current()
+    call = unknown_call(func, args, kwargs, operands, refused)
+    watcher = recorder.watcher
+    if watcher is not None:
+        watcher.before(call, operands)
+    for operand in operands:
+        recorder.order_after(operand.remote.storage)
+    for index in call.writes:
+        recorder.begin_write(operands[index].remote.storage)
+    values = [Value(Storage(0, recorder), _unknown(operands)) for _ in range(call.new_count)]
+    handles = (*(o.remote.handle for o in operands), *(v.handle for v in values))
+    module = recorder.module
+    if module is None and recorder.differentiating:
+        module = at_node(recorder)
+    entry = (call, handles, slots, user_site(recorder.issued, recorder.module), module)
+    recorder.entries.append(entry)
+    port.ops_captured += 1
+    written = [operands[i] for i in written_tensors(func, args, kwargs)]
+    made = tuple(v.handle for v in values)
+    scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
+    answer = recorder.ask(
+        SyncRequest(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ())
+    )
+    if operands and (index := operands[0].remote.meta.device):
+        answer = attrs.evolve(answer, described=tuple(_on(index, d) for d in answer.described))
+    for tensor, described in zip(written, answer.described[len(made) :], strict=True):
+        _follow(tensor, described)
+    results = _results(call, operands, values, answer)
+    if watcher is not None:
+        watcher.after(entry, operands, results if isinstance(results, tuple) else (results,))
+    return RemoteInference(results, _known_call(call, answer))
+
+
+def _on(index: int, described: DescribedValue) -> DescribedValue:
+    """What an executor said of a value, for the logical device on which the client has it."""
+    meta = described.meta
+    moved = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
+    return attrs.evolve(described, meta=moved)
+
+
+def _known_call(call: Call, answer: Answer) -> Call:
+    """The call with the results that the executor described, for ops whose results follow from metadata alone."""
+    described = iter(answer.described)
+    results = tuple(
+        next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True)
+    )
+    sizes = tuple(m.extent * m.dtype.itemsize if m is not None else 0 for m in results)
+    return attrs.evolve(call, results=results, nbytes=sizes, refused=False)
+
+
+def unknown_call(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], refused: bool = False
+) -> Call:
+    """A call whose results are not known; those that the schema calls writes are the operands themselves."""
+    returns = schema_of(func).returns
+    if any(str(r.type) == "List[Tensor]" for r in returns):
+        raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
+    written = written_operands(func, args, kwargs)
+    targets = iter(written_tensors(func, args, kwargs))
+    inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
+    form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
+    metas = tuple(o.remote.meta for o in operands)
+    signature = signature_of(form, metas)
+    signature.layout_trusted, signature.predicts = True, False
+    return Call(
+        signature=signature,
+        operands=metas,
+        results=(_unknown(operands),) * len(returns),
+        aliases=(-1,) * len(returns),
+        inplace=inplace,
+        writes=written,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        operand_count=form.operand_count,
+        slot_count=form.slot_count,
+        new_count=form.new_count,
+        nbytes=(0,) * len(returns),
+        refused=refused,
+    )
+
+
+def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
+    if described.meta is not tensor.remote.meta:
+        adopt(tensor, described.meta)
+
+
+def _results(call: Call, operands: list[LazyTensor], values: list[Value], answer: Answer) -> Any:
+    made = iter(range(len(values)))
+    results: list[Any] = []
+    for same in call.inplace:
+        if same >= 0:
+            results.append(operands[same])
+            continue
+        index = next(made)
+        results.append(_result(values[index], answer.described[index], answer, index))
+    return tuple(results) if len(results) > 1 else (results[0] if results else None)
+
+
+def _result(value: Value, described: DescribedValue, answer: Answer, index: int) -> Any:
+    if described.scalar == "NoneType":
+        return None
+    if described.scalar:
+        return answer.tensors[index].item()
+    value.meta = described.meta
+    value.storage.nbytes = described.meta.extent * described.meta.dtype.itemsize
+    return wrap(value)

@@ -1,0 +1,158 @@
+"""What interception needs of whatever runs programs: defined here, implemented by the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from djinn_core.errors import StartupError
+from djinn_core.ir.program import Program, Slot
+from djinn_core.ir.values import TensorMeta
+from djinn_core.wire.messages import DeviceInfo
+
+
+@attrs.frozen
+class DescribedValue:
+    """A result that only the executor could know: its metadata, or the Python type of a scalar (`bool`, `int`...)."""
+
+    meta: TensorMeta
+    scalar: str = ""
+
+
+@attrs.frozen
+class Submission:
+    """A program to run now.
+
+    Attributes:
+        program: what to run.
+        free: values to forget when it has run.
+        fetch: values whose tensors must come back. describe: values whose metadata must come back.
+        synchronize: wait until the device has finished everything.
+    """
+
+    program: Program
+    free: tuple[int, ...] = ()
+    fetch: tuple[int, ...] = ()
+    describe: tuple[int, ...] = ()
+    synchronize: bool = False
+
+
+@attrs.frozen
+class Answer:
+    """What came back: tensors on the CPU for `fetch`, metadata for `describe`.
+
+    Attributes:
+        server_seconds: what the executor has taken for the session until it gave this answer, from a start of no meaning.
+    """
+
+    tensors: tuple[torch.Tensor, ...] = ()
+    described: tuple[DescribedValue, ...] = ()
+    server_seconds: float = 0.0
+
+
+class Runtime(Protocol):
+    """Runs programs on remote devices."""
+
+    def submit(self, submission: Submission) -> int:
+        """Send a submission without waiting for it; returns its number.
+
+        Raises:
+            KeyboardInterrupt: there was an interrupt, and nothing of it was sent.
+        """
+
+    def wait(self, number: int) -> Answer:
+        """Wait for what submission `number` asked for: one round trip.
+
+        Raises:
+            RemoteError: a value that it asked for could not be computed.
+            SessionLost: the remote state is gone.
+        """
+
+    def interrupted(self) -> None:
+        """A wait of this thread was interrupted: what it has sent and got no answer to is stopped, unless it is nearly done."""
+
+    def defer(self, number: int, nbytes: int) -> None:
+        """Submission `number` asked for `nbytes` that will be waited for later, once, or forgotten.
+
+        Whoever calls holds the recorders' lock since it was submitted.
+        """
+
+    def has_come(self, number: int) -> bool:
+        """Whether `wait` returns or raises at once; takes in what has come, and waits for nothing."""
+
+    def discard(self, number: int) -> None:
+        """Nobody will wait for a submission that was left. Safe in finalizers."""
+
+    def mark_unobserved(self, number: int) -> None:
+        """What this thread has submitted after `number` may have failed: nobody hears of it who does not look at it."""
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """What a message takes to the executor and back, beside the executor's own time; None where it is not known yet."""
+
+    def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
+        """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards."""
+
+    def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These CPU tensors will be uploaded next, one after the other, and are not written before; none: that is over.
+
+        Their memory is held until then.
+        """
+
+    def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
+        """Counts and bytes of a logical device for this session; one round trip. Whoever calls holds the recorders' lock.
+
+        Raises:
+            SessionLost: the remote state is gone.
+        """
+
+
+class Fallback(Protocol):
+    """Computes on this machine what the executor cannot do; only where it is configured."""
+
+    def needed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: tuple[Slot, ...]
+    ) -> bool:
+        """Whether the executor cannot do calls like this one."""
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the call returns."""
+
+
+@attrs.define
+class Port:
+    """Where interception finds the runtime, the limits, and who else wants to know of programs.
+
+    How many logical devices there are may be known only when the session is open (`counts_when_open`).
+    """
+
+    start: Callable[[], Runtime] | None = None
+    is_open: Callable[[], bool] = lambda: False
+    is_available: Callable[[], bool] = lambda: True
+    prepare: Callable[[], None] = lambda: None  # before the first op is recorded: begins a session that could fail to
+    device_count: Callable[[], int] = lambda: 1
+    counts_when_open: Callable[[], bool] = lambda: False
+    describe: Callable[[int], tuple[str, DeviceInfo]] = lambda _: ("", DeviceInfo("", ""))
+    checkpoint_instructions: int = 4096
+    sessions_ended: int = 0
+    whole_programs: int = 0  # how many want to see programs that are not sent in pieces
+    ops_captured: int = 0
+    ops_inferred: int = 0  # ops for which a meta kernel was run
+    fallback: Fallback | None = None
+    forked: bool = False
+
+    def runtime(self) -> Runtime:
+        """The runtime, started at the first call.
+
+        Raises:
+            StartupError: nothing can run programs in this process.
+        """
+        if self.start is None:
+            raise StartupError("no runtime in this process: `import djinn` before using remote_accelerator")
+        return self.start()
+
+
+port = Port()

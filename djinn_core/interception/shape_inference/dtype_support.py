@@ -1,0 +1,49 @@
+"""Ops whose meta kernels take dtypes that no kernel computes with: the executor is asked before the first such call.
+
+A mistake is then told on the user's line. Which dtypes a device computes with is the device's to say, so the answer is
+asked, not known, and remembered where it is yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.runtime_interface import port
+
+_FLOATING = frozenset(
+    (
+        "_linalg_eigh _log_softmax _softmax elu frac gelu glu hardsigmoid hardswish histc log_sigmoid_forward mish multinomial "
+        "nextafter silu softplus upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d"
+    ).split()
+)
+_WHOLE = frozenset("__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor gcd lcm".split())
+
+_taken: set[tuple[Any, torch.dtype]] = set()
+
+
+def may_lack_kernel(func: Any, operands: Sequence[Any]) -> bool:
+    """Whether the executor must be asked if it computes `func` with operands of these dtypes (`operands` have one each)."""
+    packet = func.name().removeprefix("aten::").partition(".")[0]
+    plain = packet if packet.endswith("__") else packet.removesuffix("_")
+    if not operands or not (plain in _FLOATING or plain in _WHOLE):
+        return False
+    dtype = operands[0].dtype
+    usual = dtype.is_floating_point if plain in _FLOATING else not (dtype.is_floating_point or dtype.is_complex)
+    if usual or (func, dtype) in _taken:
+        return False
+    return port.is_open() or not current().captures  # a capture starts no server
+
+
+def forget_taken() -> None:
+    """Another device may compute from now on."""
+    _taken.clear()
+
+
+def note_taken(func: Any, operands: Sequence[torch.Tensor]) -> None:
+    """The executor computed `func` with these operands."""
+    if operands:
+        _taken.add((func, operands[0].dtype))

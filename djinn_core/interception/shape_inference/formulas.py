@@ -1,0 +1,245 @@
+"""Results of calls with sizes that no call had before, by formulas in place of meta kernels.
+
+Running a meta kernel takes several times as long as all else that the client does for an op, and programs whose batches
+or sequences vary in length would run one for each op. Calls that differ in sizes and scalars alone (see `TensorClass`) have
+results of the same dtypes, aliases and order of dimensions in memory, so an earlier call tells all but the sizes. These
+follow from a formula of the op. The first result of a formula for each kind of call is compared with the meta kernel's; from
+then on it is trusted, or not used any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.interception.lru import keep
+from djinn_core.interception.shape_inference.meta_infer import order_of
+from djinn_core.interception.shape_inference.shape_formulas import is_pointwise, shape_formula, shape_of_pointwise
+from djinn_core.interception.shape_inference.view_formulas import view_formula
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.ir.program import Call, Signature, Slot
+from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
+from djinn_core.logs import get_logger
+
+log = get_logger("djinn.interception")
+
+Key = tuple[Any, ...]
+Results = tuple[TensorMeta | None, ...]
+KINDS_LIMIT: Final = 16384  # remembered kinds of calls
+LARGEST: Final = 1 << 60  # bytes of a result; beyond that PyTorch's own arithmetic overflows, and it says so
+_NUMBERS: Final = frozenset({int, float})
+
+
+@attrs.frozen
+class _Layout:
+    """How a result lies in memory, whatever its sizes.
+
+    It is dense, with its dimensions in `order` (None: row-major); or has the strides of the first operand (`as_first`), also in
+    dimensions of size 1, where no order tells them.
+    """
+
+    dtype: torch.dtype
+    device: int
+    small: tuple[int, ...]
+    order: tuple[int, ...] | None
+    as_first: bool = False
+
+    def of_shape(self, shape: tuple[int, ...], first: TensorMeta | None) -> TensorMeta | None:
+        """The result of this shape; None where its layout is not known because other sizes are 0 or 1 than before."""
+        if tuple([n if n < 2 else -1 for n in shape]) != self.small:
+            return None
+        if self.as_first:
+            if first is None or first.shape != shape:
+                return None
+            stride = first.stride
+        elif self.order is None:
+            stride = contiguous_strides(shape)
+        else:
+            steps = contiguous_strides(tuple([shape[d] for d in self.order]))
+            by_dimension = dict(zip(self.order, steps, strict=True))
+            stride = tuple([by_dimension[d] for d in range(len(shape))])
+        return tensor_meta(shape, stride, 0, self.dtype, self.device)
+
+
+@attrs.define(eq=False)
+class _Kind:
+    """Calls that differ in sizes and scalars only.
+
+    Attributes:
+        example: one that the meta kernel was run for. layouts: of its new results; None for all others.
+        views: whether the results look into the first operand. trusted: whether a formula was right once.
+        numbers_in_tensors: whether a number comes in the shape of a CPU tensor.
+        wrong: whether the formula said otherwise than the meta kernel, or there is none.
+    """
+
+    example: Call
+    layouts: tuple[_Layout | None, ...] = ()
+    views: bool = False
+    numbers_in_tensors: bool = False
+    trusted: bool = False
+    wrong: bool = False
+
+    def results(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], metas: Sequence[TensorMeta]
+    ) -> Results:
+        """The results for operands of these sizes; nothing where the formula does not cover them."""
+        if self.views:
+            return self._views(func, args, kwargs, metas)
+        formula = shape_formula(func)
+        shapes = [meta.shape for meta in metas]
+        made = shape_of_pointwise(shapes) if formula is None else formula(shapes, args, kwargs)
+        if made is None or len(made) != len(self.layouts):
+            return ()
+        found: list[TensorMeta | None] = []
+        for shape, layout, same, before in zip(
+            made, self.layouts, self.example.inplace, self.example.results, strict=True
+        ):
+            meta = None
+            if same >= 0:
+                meta = metas[same]
+                if meta.shape != shape:
+                    return ()
+            elif layout is not None:
+                meta = layout.of_shape(shape, metas[0] if metas else None)
+                if meta is None:
+                    return ()
+            elif before is not None:
+                return ()
+            found.append(meta)
+        return tuple(found)
+
+    def _views(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], metas: Sequence[TensorMeta]) -> Results:
+        base = metas[0]
+        formula = view_formula(func)
+        places = formula(base, args, kwargs) if formula is not None else None
+        before = self.example.results
+        if places is None or len(places) != len(before):
+            return ()
+        if any(m is None or len(m.shape) != len(shape) for m, (shape, _, _) in zip(before, places, strict=True)):
+            return ()  # a dimension is squeezed where it was not before
+        return tuple([
+            tensor_meta(shape, stride, offset, base.dtype, base.device) for shape, stride, offset in places
+        ])  # fmt: skip
+
+
+_kinds: dict[Key, _Kind] = {}
+
+
+def foretell(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    key: Sequence[Any],
+    operands: Sequence[LazyTensor],
+    slots: tuple[Slot, ...],
+) -> Call | None:
+    """The call of `func` with these arguments; None where a meta kernel has to say.
+
+    `key` is what the call is remembered by, `operands` are the tensors among the arguments, `slots` the scalars.
+    """
+    if kwargs.get("generator") is not None:
+        return None
+    kind = _kinds.get(_kind_key(key))
+    if kind is None or not kind.trusted:
+        return None
+    metas = tuple([operand.remote.meta for operand in operands])
+    results = kind.results(func, args, kwargs, metas)
+    if not results:
+        return None
+    nbytes = tuple([
+        0 if layout is None or meta is None else meta.nbytes for meta, layout in zip(results, kind.layouts, strict=True)
+    ])  # fmt: skip
+    if max(nbytes) > LARGEST:
+        return None
+    return kind.example.of_other_sizes(metas, results, nbytes, None if kind.numbers_in_tensors else slots)
+
+
+def learn(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    key: Sequence[Any],
+    call: Call,
+    *,
+    numbers_in_tensors: bool,
+) -> None:
+    """Keep `call`, which was inferred, as an example of its kind; or compare what the formula says for it."""
+    if not has_formula(func) or kwargs.get("generator") is not None or call.changes or not call.results:
+        return
+    kind_key = _kind_key(key)
+    kind = _kinds.get(kind_key)
+    if kind is None:
+        keep(_kinds, kind_key, _kind(call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
+        return
+    if kind.trusted or kind.wrong:
+        return
+    results = kind.results(func, args, kwargs, call.operands)
+    if not results:
+        return
+    kind.trusted = results == call.results and call.signature is kind.example.signature
+    kind.wrong = not kind.trusted
+    if kind.wrong:
+        log.debug("a formula differs from the meta kernel", op=call.op, formula=results, kernel=call.results)
+
+
+def forget_examples(signature: Signature | None = None) -> None:
+    """Forget what calls of this signature return; of all signatures where none is given."""
+    if signature is None:
+        _kinds.clear()
+        return
+    for key, kind in list(_kinds.items()):
+        if kind.example.signature is signature:
+            _kinds.pop(key, None)
+
+
+def has_formula(func: Any) -> bool:
+    """Whether the shapes of the results of `func` can be told without its meta kernel."""
+    known = _known.get(func)
+    if known is None:
+        known = view_formula(func) is not None or shape_formula(func) is not None or is_pointwise(func)
+        _known[func] = known
+    return known
+
+
+_known: dict[Any, bool] = {}
+
+
+def _kind(call: Call, *, numbers_in_tensors: bool) -> _Kind:
+    """What an inferred call tells of all calls of its kind."""
+    metas = [*call.operands, *call.results]
+    if any(m is not None and (m.conj or m.neg) for m in metas):
+        return _Kind(call, wrong=True)
+    views = bool(call.aliases) and all(a == 0 for a in call.aliases) and all(same < 0 for same in call.inplace)
+    if views:
+        usual = all(m is not None and m.dtype is call.operands[0].dtype for m in call.results)
+        return _Kind(call, (None,) * len(call.results), views=True, wrong=not usual)
+    layouts: list[_Layout | None] = []
+    for meta, alias, same, nbytes in call.outcome:
+        if meta is None or same >= 0:
+            layouts.append(None)
+            continue
+        order = order_of(meta.shape, meta.stride)
+        first = call.operands[0] if call.operands else meta
+        as_first = order is None and (first.shape, first.stride) == (meta.shape, meta.stride)
+        if alias >= 0 or meta.offset or (order is None and not as_first) or nbytes != meta.nbytes:
+            return _Kind(call, wrong=True)
+        row_major = meta.stride == contiguous_strides(meta.shape)
+        small = tuple([n if n < 2 else -1 for n in meta.shape])
+        layouts.append(_Layout(meta.dtype, meta.device, small, None if row_major else order, as_first))
+    return _Kind(call, tuple(layouts), numbers_in_tensors=numbers_in_tensors)
+
+
+def _kind_key(key: Sequence[Any]) -> Key:
+    """All that counts of a call but sizes and scalars, from the key that it is remembered by.
+
+    That has the metadata of tensors, numbers as they are, and a mark for the length of each list.
+    """
+    parts = [
+        part.tensor_class if type(part) is TensorMeta else type(part) if type(part) in _NUMBERS else part
+        for part in key
+    ]
+    parts[0] = key[0]  # which op it is
+    return tuple(parts)

@@ -1,0 +1,79 @@
+"""Ops that their meta kernel refuses: the executor has the last word.
+
+Meta kernels raise other exceptions than kernels that compute now and then, and refuse what those take. So before an op
+fails on the user's line, the executor is asked: what it raises is raised, and what it takes is done. Nobody pays for
+this but programs that make mistakes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from djinn_core.errors import DjinnError, RemoteError
+from djinn_core.interception.recording.recorder import current
+from djinn_core.interception.remote_infer import ask_executor
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference.dtype_support import note_taken
+from djinn_core.interception.shape_inference.meta_infer import Refused, written_tensors
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+from djinn_core.ir.program import Slot
+from djinn_core.logs import get_logger
+
+log = get_logger("djinn.interception")
+
+# What callers tell apart; everything else is a RuntimeError to them.
+_KINDS = (
+    NotImplementedError,
+    IndexError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    torch.linalg.LinAlgError,  # type: ignore[attr-defined]
+)
+
+
+def settle(
+    refused: Refused,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    operands: list[LazyTensor],
+    slots: tuple[Slot, ...],
+) -> Any:
+    """Do what the executor does: raise what it raises, or have it run the op and return its results.
+
+    Raises:
+        Exception: the executor refuses the op, too. What the op would have written is as it was.
+    """
+    if refused.error is not None and current().captures and not port.is_open():
+        raise refused.error from None  # a capture starts no server
+    try:
+        written = written_tensors(func, args, kwargs)
+        if written and torch.Tag.nondeterministic_seeded not in func.tags:
+            # What fails may have written half of its operand, so it is tried where nothing depends on it.
+            ask_executor(func, args, kwargs, _with_copies(operands, written), slots, refused=True)
+        results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
+    except RemoteError as answer:
+        if refused.error is not None and (answer.op != func.name() or _kinds(answer) == _kinds(refused.error)):
+            raise refused.error from None
+        raise answer from None
+    except DjinnError as error:
+        if refused.error is None:
+            raise error from None
+        log.debug("the executor cannot be asked about an op", op=func.name(), reason=str(error))
+        raise refused.error from None
+    note_taken(func, operands)
+    return results
+
+
+def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:
+    with torch.no_grad():
+        return [o.detach().clone() if i in written else o for i, o in enumerate(operands)]  # type: ignore[misc]
+
+
+def _kinds(error: BaseException) -> list[bool]:
+    return [isinstance(error, kind) for kind in _KINDS]

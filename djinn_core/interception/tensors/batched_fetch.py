@@ -1,0 +1,147 @@
+"""Values that are fetched one after the other, in one round trip: `module.cpu()`, `torch.save`.
+
+The first fetch asks for all of its dtype, in groups, and waits for its own group only. What is written meanwhile, and what
+could not be computed, is fetched by itself, so that it is as new, and fails where, it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.errors import RemoteError
+from djinn_core.interception.async_fetch import Pending, fetch_later
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
+from djinn_core.interception.tensors.prefetch_context import here
+from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.wire.limits import BUFFERS
+
+GROUP_BYTES: Final = 32 << 20  # what travels in one answer; a larger tensor is fetched by itself
+
+
+@attrs.frozen
+class _Coming:
+    """A value that was asked for: where it will be, and who had written its storage last."""
+
+    pending: Pending
+    index: int
+    storage: Storage
+    written: tuple[Any, int]
+
+    def take(self) -> torch.Tensor | None:
+        """Its elements; None where it was written since, or could not be computed."""
+        if (self.storage.written, self.storage.written_at) != self.written:
+            return None
+        try:
+            return self.pending.result()[self.index]
+        except RemoteError:
+            return None
+
+
+class Together:
+    """Expects the values of `upcoming`, by key; that is called once, at the first fetch."""
+
+    def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
+        """`here`: what will be uploaded instead, should that be what the block does."""
+        self._upcoming = upcoming
+        self._here: Callable[[], list[torch.Tensor]] | None = here
+        self._left: dict[int, Value] | None = None
+        self._coming: dict[int, _Coming] = {}
+
+    def take(self, key: int) -> torch.Tensor | None:
+        """As `Expected.take`."""
+        if key not in self._coming:
+            self._ask(key)
+        coming = self._coming.pop(key, None)
+        return None if coming is None else coming.take()
+
+    def to_upload(self) -> list[torch.Tensor]:
+        """As `Expected.to_upload`."""
+        found, self._here = self._here, None
+        return found() if found is not None else []
+
+    @property
+    def uploads(self) -> bool:
+        """Whether somebody was told what will be uploaded."""
+        return self._here is None
+
+    def saw(self, storage: Any) -> None:
+        """Nothing: what comes is known."""
+
+    def _ask(self, key: int) -> None:
+        """Ask for `key`, and what is of its dtype: whoever converts others first will not fetch those themselves."""
+        if self._left is None:
+            self._left = self._upcoming()
+        left = self._left
+        wanted = left.get(key)
+        if wanted is None:
+            return
+        alike = {k: v for k, v in left.items() if v.meta.dtype == wanted.meta.dtype and v.meta.nbytes <= GROUP_BYTES}
+        self._left = {k: v for k, v in left.items() if k not in alike}
+        for group in _groups(alike):
+            pending = fetch_later([wrap(value) for _, value in group])
+            for index, (number, value) in enumerate(group):
+                storage = value.storage
+                self._coming[number] = _Coming(pending, index, storage, (storage.written, storage.written_at))
+
+
+class SavedStorages(Together):
+    """Expects the bytes of the storages that were looked at: what is pickled is written afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: {s.key: s.octets().remote for s in self._seen.values()})
+        self._seen: dict[int, Any] = {}
+
+    def saw(self, storage: Any) -> None:
+        """As `Expected.saw`."""
+        if storage.base is not None:
+            self._seen[storage.key] = storage
+
+
+def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
+    group: list[tuple[int, Value]] = []
+    size = 0
+    for key, value in values.items():
+        if group and (size + value.meta.nbytes > GROUP_BYTES or len(group) == BUFFERS):
+            yield group
+            group, size = [], 0
+        group.append((key, value))
+        size += value.meta.nbytes
+    if group:
+        yield group
+
+
+@contextmanager
+def expecting(together: Together) -> Iterator[None]:
+    """In the block this thread's fetches are expected; where others are already, those stay."""
+    outer = here.expected
+    here.expected = outer or together
+    try:
+        yield
+    finally:
+        here.expected = outer
+        if outer is None and together.uploads and port.is_open():
+            port.runtime().expect_uploads([])
+
+
+def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
+    """The values that moving `module` moves: parameters, their gradients, buffers."""
+    parameters = list(module.parameters())
+    gradients = [p.grad for p in parameters if isinstance(p, LazyTensor)]
+    return by_handle(chain(parameters, gradients, module.buffers()))
+
+
+def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
+    """What `module` has on this machine."""
+    return [t for t in chain(module.parameters(), module.buffers()) if t.device.type == "cpu"]
+
+
+def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
+    """The remote ones of `tensors`, by the handles of their values."""
+    return {t.remote.handle: t.remote for t in tensors if isinstance(t, LazyTensor)}

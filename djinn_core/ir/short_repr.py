@@ -1,0 +1,54 @@
+"""Values of thousands of parts that show themselves in a few lines: in a prompt, a notebook or a test that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+_LINE = 120  # characters
+_FEW = 4
+_ATOMS = (int, float, str, bytes, Enum, type(None))
+
+
+class ShortRepr:
+    """Shows what it has many of by its number. For attrs classes, which must be told `repr=False`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+
+def brief(shown: Any) -> str:
+    """An attrs value as `Class(field=value, ...)`, with long fields cut and collections counted; a few lines at most."""
+    fields = [f for f in attrs.fields(type(shown)) if f.repr and not f.name.startswith("_")]
+    parts = [f"{field.name}={_part(getattr(shown, field.name))}" for field in fields]
+    one_line = f"{type(shown).__name__}({', '.join(parts)})"
+    if len(one_line) <= _LINE:
+        return one_line
+    lines = ",\n".join(parts).replace("\n", "\n    ")
+    return f"{type(shown).__name__}(\n    {lines},\n)"
+
+
+def _part(value: Any) -> str:
+    if isinstance(value, _ATOMS):
+        return _cut(repr(value))
+    if isinstance(value, Collection):
+        return _collection(value)
+    if isinstance(value, ShortRepr) or attrs.has(type(value)):
+        return repr(value) if isinstance(value, ShortRepr) else _cut(brief(value).replace("\n", " "))
+    return _cut(repr(value))
+
+
+def _collection(value: Collection[Any]) -> str:
+    atoms = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    if not value or (len(value) <= _FEW and all(isinstance(one, _ATOMS) for one in atoms)):
+        return _cut(repr(value))
+    return f"<{len(value):,} of them>"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."

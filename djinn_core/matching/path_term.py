@@ -1,0 +1,78 @@
+"""Terms that stand for more or less than one op: anything, any number of ops, an op that may be missing."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn_core.matching.match_result import Found, Ways
+from djinn_core.matching.terms import Either, Term
+
+
+@attrs.frozen(eq=False)
+class Anything(Term):
+    """Anything at all; `outside` where it must come from outside the graph, `inside` where it must not."""
+
+    outside: bool = False
+    inside: bool = False
+
+    @property
+    def ends(self) -> None:
+        return None
+
+    def ways(self, found: Found, source: int) -> Ways:
+        beyond = found.graph.flow.beyond(source)
+        if (beyond < 0 and not self.inside) or (beyond >= 0 and not self.outside):
+            yield found
+
+
+@attrs.frozen(eq=False)
+class Through(Term):
+    """Any number of ops between two terms, at most `limit`: each takes the last one's result at any operand."""
+
+    names: frozenset[str]
+    limit: int
+    before: Term | None = None
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        last = self.before.ends if self.before is not None else None
+        return None if last is None else last | self.names
+
+    def fed_by(self, before: Term) -> Through:
+        return attrs.evolve(self, before=before if self.before is None else before >> self.before)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        if self.before is None:
+            raise TypeError("through(...) stands between two terms: a >> through(...) >> b")
+        yield from self._back(found, source, self.before, self.limit)
+
+    def _back(self, found: Found, source: int, before: Term, left: int) -> Ways:
+        yield from before.ways(found, source)
+        beyond = found.graph.flow.beyond(source)
+        if not left or beyond < 0 or found.graph.nodes[beyond].operation not in self.names:
+            return
+        for operand in dict.fromkeys(found.graph.flow.sources[beyond]):
+            yield from self._back(found.covering(beyond), operand, before, left - 1)
+
+
+@attrs.frozen(eq=False)
+class Maybe(Term):
+    """A term that may be left out, between two others."""
+
+    term: Term
+    before: Term | None = None
+
+    @property
+    def ends(self) -> frozenset[str] | None:
+        return self._either().ends
+
+    def fed_by(self, before: Term) -> Maybe:
+        return attrs.evolve(self, before=before if self.before is None else before >> self.before)
+
+    def ways(self, found: Found, source: int) -> Ways:
+        yield from self._either().ways(found, source)
+
+    def _either(self) -> Term:
+        if self.before is None:
+            raise TypeError("optional(...) stands between two terms: a >> optional(...) >> b")
+        return Either((self.term.fed_by(self.before), self.before))

@@ -1,0 +1,192 @@
+"""Whether optimizations pay, by runs with and without them: programs of one structure that come again and again take turns.
+
+A plan with substitutions is tried once it has run often, and so long that planning it again is a small part of that. Then the
+program runs with an optimization and without it, first the one, then the other, as the executor is known to drift; a judge
+that a plugin offers is told what the executor took, and says when it has seen enough. What only leaves nodes out is not
+tried: that never takes longer.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from djinn_core.hookspecs.optimizations import Judge, Trial
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult
+from djinn_core.logs import get_logger
+from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.stats import Stats
+
+OFTEN: Final = 16  # runs of a plan before anything is tried
+SHARE: Final = 20  # as many times longer than planning must have been spent on running it
+UNCOUNTED: Final = 2  # runs of each way that make memory and code ready
+KEPT: Final = 512  # plans that something is known of
+LIMIT: Final = 64  # runs of each way; the optimization stays where the judge has not made up its mind
+_log = get_logger("djinn.trials")
+Without = Mapping[str, str]  # optimizations that are left out, each with the reason
+NOTHING: Without = {}
+MakePlan = Callable[[Program, Without], Prepared]
+
+
+def judge_among(optimizations: object) -> Judge | None:
+    """The first of the optimizations that judges the others."""
+    return next((o for o in optimizations if isinstance(o, Judge)), None)  # type: ignore[attr-defined]
+
+
+def tried_of(result: PipelineResult) -> tuple[str, ...]:
+    """Names of the optimizations whose substitutions are in a plan."""
+    results = result.plan.results if result.plan is not None else ()
+    return tuple(dict.fromkeys(r.optimization for r in results if r.applied and r.rewrite.substitutions))
+
+
+class Verdicts:
+    """What was found not to pay, by program: topology and shapes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], dict[str, str]] = {}
+
+    def about(self, program: Program | ProgramGraph) -> Without:
+        """What is switched off for such a program, with reasons."""
+        return self._known.get(_key(program), NOTHING) if self._known else NOTHING
+
+    def add(self, program: Program, name: str, reason: str) -> None:
+        """Switch an optimization off for such programs."""
+        self._known.setdefault(_key(program), {})[name] = reason
+
+
+def _key(program: Program | ProgramGraph) -> tuple[str, str]:
+    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    return graph.topology_hash, graph.shape_hash
+
+
+@attrs.define(eq=False)
+class Variant:
+    """One of the two ways: its plan, and the seconds that the executor took for it."""
+
+    plan: Prepared
+    seconds: list[float] = attrs.field(factory=list)
+    skipped: int = 0
+
+    def took(self, seconds: float) -> None:
+        """The executor is through with one run."""
+        if self.skipped < UNCOUNTED:
+            self.skipped += 1
+        else:
+            self.seconds.append(seconds)
+
+
+@attrs.define(eq=False)
+class Experiment:
+    """The plan of one structure, and what is found out about its optimizations, one after the other.
+
+    Attributes:
+        plan: with all of them. best: the one to use, as far as is known.
+        program: the first one that was planned. planning: seconds that this took.
+        names: optimizations that are still to be tried. out: those that do not pay, with reasons.
+        runs, spent: how often it ran before anything was tried, and for how many seconds.
+        arms: the two ways that are compared: with the first of `names`, and without. turn: runs since they are.
+    """
+
+    plan: Prepared
+    best: Prepared
+    program: Program
+    planning: float
+    names: list[str]
+    out: dict[str, str] = attrs.field(factory=dict)
+    runs: int = 0
+    spent: float = 0.0
+    arms: tuple[Variant, Variant] | None = None
+    turn: int = 0
+
+    def took(self, seconds: float) -> None:
+        """The executor is through with a run before anything is tried."""
+        self.runs += 1
+        self.spent += seconds
+
+    @property
+    def worth_trying(self) -> bool:
+        """Whether it has run so often, and so long, that one more plan does not matter."""
+        return self.runs >= OFTEN and self.spent >= SHARE * self.planning
+
+
+class AbTests:
+    """Chooses between ways to run a program that has come before. Not thread-safe: the recorders' lock is held around it."""
+
+    def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
+        """`make`: plans a program without some of the optimizations."""
+        self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
+        self._tried: dict[int, Experiment] = {}  # by identity of its plan, which it keeps alive
+
+    def begin(self, plan: Prepared, names: tuple[str, ...], planning: float, program: Program) -> None:
+        """A new plan was made, in so many seconds, with the substitutions of these optimizations."""
+        if self._judge is None or not names:
+            return
+        tried = Experiment(plan, plan, program, planning, list(names))
+        if len(self._tried) >= KEPT:
+            self._tried.pop(next(iter(self._tried))).plan.took = None
+        self._tried[id(plan)] = tried
+        plan.took = tried.took
+
+    def choose(self, plan: Prepared, program: Program) -> Prepared:
+        """The plan to use in the place of `plan`, which holds for `program`."""
+        tried = self._tried.get(id(plan))
+        if tried is None:
+            return plan
+        if tried.arms is None and tried.names and tried.worth_trying:
+            self._open(tried, program)
+        if tried.arms is not None and self._is_settled(tried, tried.arms):
+            tried.arms = None
+        chosen = tried.best
+        if tried.arms is not None:
+            tried.turn += 1
+            chosen = tried.arms[tried.turn % 4 in {2, 3}].plan  # with, without, without, with: drift hits both alike
+        return chosen if chosen is plan or chosen.holds_for(program) else plan
+
+    def _open(self, tried: Experiment, program: Program) -> None:
+        """Begin to run without the first optimization that is left to try."""
+        name = tried.names[0]
+        other = self._make(program, {**tried.out, name: "it is tried without"})
+        self._stats.optimizations_tried += 1
+        tried.arms = Variant(tried.best), Variant(other)
+        for arm in tried.arms:
+            arm.plan.took = arm.took
+        _log.debug("an optimization is tried", optimization=name, instructions=len(program))
+
+    def _is_settled(self, tried: Experiment, arms: tuple[Variant, Variant]) -> bool:
+        """Ask the judge, and do as it says; False where more runs are needed."""
+        assert self._judge is not None
+        ours, other = arms
+        name = tried.names[0]
+        trial = Trial(name, tuple(ours.seconds), tuple(other.seconds))
+        pays = self._judge.pays(trial) if trial.with_it and trial.without else None
+        if pays is None and min(len(trial.with_it), len(trial.without)) < LIMIT:
+            return False
+        tried.names.pop(0)
+        for arm in arms:
+            arm.plan.took = None
+        if pays is not False:
+            _log.debug("an optimization pays", **_told(trial))
+            return True
+        _log.info("an optimization does not pay here and is switched off", **_told(trial))
+        self._stats.optimizations_switched_off += 1
+        tried.out[name] = reason_of(trial)
+        self._verdicts.add(tried.program, name, tried.out[name])
+        tried.best = other.plan
+        return True
+
+
+def _told(trial: Trial) -> dict[str, object]:
+    medians = statistics.median(trial.with_it), statistics.median(trial.without)
+    return {"optimization": trial.optimization, "with_ms": medians[0] * 1e3, "without_ms": medians[1] * 1e3}
+
+
+def reason_of(trial: Trial) -> str:
+    """Why an optimization was switched off."""
+    ours, other = (statistics.median(seconds) * 1e3 for seconds in (trial.with_it, trial.without))
+    runs = min(len(trial.with_it), len(trial.without))
+    return f"switched off by measurement: {ours:.3g} ms with it, {other:.3g} ms without, medians of {runs} runs each"

@@ -1,0 +1,79 @@
+"""Values that are computed from weights once, and kept as long as those stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from djinn_core.interception.recording.substitute import recipe_for
+from djinn_core.interception.runtime_interface import Submission
+from djinn_core.ir.substitution import Recipe
+from djinn_core.ir.values import make_handle, new_storage, storage_of
+from djinn_core.runtime.sending.template import Prepared
+
+LIMIT = 4096  # sets of derived values that are kept; the oldest go first
+Key = tuple[Hashable, tuple[int, ...]]
+
+
+class DerivedValues:
+    """Derived values by what is computed and from which weights, for all plans that need them.
+
+    Whoever calls holds the recorders' lock.
+    """
+
+    def __init__(self, submit: Callable[[Submission], int]) -> None:
+        """`submit`: sends a program that makes some."""
+        self._submit = submit
+        self._made: dict[Key, tuple[int, ...]] = {}
+        self._users: dict[int, set[Key]] = {}
+        self._stale: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._made or self._stale)
+
+    def extend(self, prepared: Prepared, values: list[int]) -> list[int]:
+        """The values of a run, with those that are derived for it; they are made where they are not there."""
+        if prepared.remade is None:
+            return values
+        extended = list(values)
+        for recipe, identity, positions in prepared.remade.recipes:
+            sources = tuple([values[i] for i in positions])
+            key = (identity, sources)
+            extended += self.made(key) or self.make(key, recipe, self._submit)
+        return extended
+
+    def made(self, key: Key) -> tuple[int, ...] | None:
+        """What was derived by a recipe of that identity, from those sources; None where it was not, or is out of date."""
+        return self._made.get(key)
+
+    def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
+        """Have a recipe's values made, from the sources in `key`."""
+        sources = key[1]
+        if len(self._made) >= LIMIT:
+            self._forget(next(iter(self._made)))
+        made = _fresh(recipe.makes)
+        names = dict(zip(recipe.makes, made, strict=True))
+        submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
+        self._made[key] = made
+        for storage in {storage_of(v) for v in sources}:
+            self._users.setdefault(storage, set()).add(key)
+        return made
+
+    def touched(self, values: Iterable[int]) -> None:
+        """The memory of these values is written, or nobody holds them any more."""
+        for value in values:
+            for key in self._users.pop(storage_of(value), ()):
+                self._forget(key)
+
+    def take_stale(self) -> tuple[int, ...]:
+        """Derived values that are of no use any more, to be freed with what is sent next."""
+        stale, self._stale = tuple(self._stale), []
+        return stale
+
+    def _forget(self, key: Key) -> None:
+        self._stale += self._made.pop(key, ())
+
+
+def _fresh(placeholders: Sequence[int]) -> tuple[int, ...]:
+    """New handles that share memory as the placeholders do."""
+    storages = {storage: new_storage() for storage in dict.fromkeys(map(storage_of, placeholders))}
+    return tuple(make_handle(storages[s], p - make_handle(s, 0)) for p in placeholders for s in (storage_of(p),))

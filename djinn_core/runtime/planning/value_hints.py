@@ -1,0 +1,41 @@
+"""What values are, told to executors that have to choose what makes room."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.ir.profile import DataResidency, WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.session import Session
+from djinn_core.wire.messages import ValueHints, encode
+
+_LETTERS: Final = MappingProxyType({
+    DataResidency.PERSISTENT_WEIGHT: "w",
+    DataResidency.STATEFUL_KV_CACHE: "k",
+    DataResidency.GRADIENT: "g",
+    DataResidency.OPTIMIZER_STATE: "o",
+    DataResidency.INPUT: "i",
+    DataResidency.EPHEMERAL_ACTIVATION: "a",
+})  # fmt: skip
+
+
+def tell_meaning(session: Session, prepared: Prepared, program: Program, profile: WorkloadProfile) -> None:
+    """Send it, before the template itself is sent."""
+    session.send(Frame(encode(meaning_of(prepared, program, profile))))
+
+
+def meaning_of(prepared: Prepared, program: Program, profile: WorkloadProfile) -> ValueHints:
+    """Of the inputs and outputs of a template; what nothing is known of is an activation."""
+    values = list(dict.fromkeys(program.operands))
+
+    def letter(position: int) -> str:
+        kind = profile.residency.get(values[position]) if position < len(values) else None
+        return _LETTERS[kind or DataResidency.EPHEMERAL_ACTIVATION]
+
+    def letters(positions: tuple[int, ...]) -> bytes:
+        return "".join(map(letter, positions)).encode()
+
+    return ValueHints(prepared.digest, profile.phase.value, letters(prepared.inputs), letters(prepared.outputs))

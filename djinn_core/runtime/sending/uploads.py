@@ -1,0 +1,245 @@
+"""Uploads, on the client's side: large ones are offered by digest and sent where the executor has no such bytes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import attrs
+import torch
+
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.interrupts import held
+from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.sending.compressing import Compressing
+from djinn_core.runtime.stats import Stats
+from djinn_core.torch_objects import writes_to
+from djinn_core.wire.compression import PLANES_ZSTD
+from djinn_core.wire.content import digest_of_content
+from djinn_core.wire.messages import TensorHeader, encode
+from djinn_core.wire.tensors import dtype_from_name, tensor_to_wire
+from djinn_core.wire.upload_messages import (
+    HAVE_LIMIT,
+    BlobHit,
+    BlobNeeded,
+    BlobOffer,
+    BlobQuery,
+    BlobQueryReply,
+    Upload,
+    Withdraw,
+)
+
+CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again if it is lost on the way
+OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
+COPY_BYTES: Final = 32 << 20  # a larger tensor is not copied: its upload waits for the answer
+HELD_BYTES: Final = 256 << 20  # copies that may wait for answers at a time
+
+
+class Channel(Protocol):
+    """What sending uploads needs of the session that it belongs to."""
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame."""
+
+    def take_what_came(self) -> None:
+        """Take in the answers that are there."""
+
+    def take_next(self) -> None:
+        """Wait for an answer, for a while, and take it in."""
+
+
+@attrs.define
+class _Upload:
+    """A tensor on its way: its bytes, and how many of them were sent."""
+
+    header: TensorHeader
+    data: memoryview
+    copied: bool = False  # `data` is not the caller's memory
+    promised: bool = False  # the executor holds on to these bytes
+    sent: int = 0
+
+
+_Content = tuple[int, int, int]
+
+
+def _content(tensor: torch.Tensor) -> _Content:
+    """What tells a tensor's bytes apart while it lives: where they are, how many, and how often they were written."""
+    return tensor.data_ptr(), tensor.nbytes, writes_to(tensor)
+
+
+@attrs.frozen
+class _Expected:
+    """What will be uploaded next. It holds the memory: another tensor there would be taken for this one."""
+
+    tensor: torch.Tensor
+    digest: bytes
+
+
+class Uploads:
+    """Sends tensors to the executor, and holds the offers that it has not answered."""
+
+    def __init__(
+        self, channel: Channel, stats: Stats, observers: Observers, offers: bool, compressing: Compressing
+    ) -> None:
+        """`offers`: whether the executor keeps weights, so that large tensors are offered first."""
+        self._channel = channel
+        self._stats = stats
+        self._observers = observers
+        self._offers = offers
+        self._compressing = compressing
+        self._open: dict[int, _Upload] = {}
+        self._held = 0
+        self._wanted: deque[int] = deque()
+        self._asked: deque[list[bytes]] = deque()
+        self._promised: set[bytes] = set()
+        self._expected: dict[_Content, _Expected] = {}
+        self._sending = False
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the executor has something to say, or an offer waits for its bytes to be sent."""
+        return bool(self._open or self._asked)
+
+    def upload(self, handle: int, source: torch.Tensor) -> None:
+        """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
+        header, data = tensor_to_wire(source)
+        if self._offers and data.nbytes >= OFFER_BYTES:
+            known = self._expected.pop(_content(source), None)
+            self._offer(handle, header, data, known.digest if known is not None else b"")
+        else:
+            self._send_or_withdraw(handle, _Upload(header, data))
+
+    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These will be uploaded next: ask for all large ones at once whether the executor has them.
+
+        What was expected before is not any more.
+        """
+        self._expected.clear()
+        large = [t for t in tensors if t.nbytes > COPY_BYTES][:HAVE_LIMIT] if self._offers else []
+        if len(large) < 2:
+            return
+        digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
+        self._expected = {_content(t): _Expected(t.detach(), digest) for t, digest in zip(large, digests, strict=True)}
+        self._asked.append(digests)
+        self._channel.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
+        self._stats.round_trips += 1
+        while self._asked:
+            self._channel.take_next()
+
+    def answered(self, answer: BlobNeeded | BlobHit | BlobQueryReply) -> None:
+        """Note what the executor says of an offer; what it wants goes with the next `send_wanted`.
+
+        Raises:
+            ProtocolError: there was no such offer, or it wants what it has promised to hold.
+        """
+        if isinstance(answer, BlobQueryReply):
+            asked = self._asked.popleft() if self._asked else []
+            if len(asked) != len(answer.found):
+                raise ProtocolError(
+                    f"the executor says of {len(answer.found)} tensors whether it has them, not {len(asked)}"
+                )
+            self._promised = {digest for digest, found in zip(asked, answer.found, strict=True) if found}
+            return
+        offered = self._open.get(answer.handle)
+        if offered is None:
+            raise ProtocolError(f"the executor answers an offer of {answer.handle}, which was not made")
+        if isinstance(answer, BlobNeeded):
+            if offered.promised:
+                raise ProtocolError("the executor wants bytes that it said it had")
+            self._wanted.append(answer.handle)
+        else:
+            size = self._close(answer.handle)
+            self._stats.bytes_recalled += size
+            self._observers.tell("uploaded", bytes=size, recalled=True)
+
+    def send_wanted(self) -> None:
+        """Upload what the executor wants. More may be wanted meanwhile: one call does it all, and no other is inside it.
+
+        What an interrupt leaves unsent, the next call sends.
+        """
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            while self._wanted:
+                handle = self._wanted[0]
+                self._send(handle, self._open[handle])
+                self._wanted.popleft()
+                self._close(handle)
+        finally:
+            self._sending = False
+
+    def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
+        """Offer `data`. A copy is kept, unless the executor has promised to have it, or it is large: then this waits.
+
+        `digest` may be empty; then it is that of the copy, which another thread cannot write meanwhile.
+        """
+        promised = digest in self._promised
+        self._promised.discard(digest)  # once
+        large = not promised and data.nbytes > COPY_BYTES
+        copied = not promised and not large
+        offered = _Upload(header, memoryview(bytes(data)) if copied else data, copied, promised)
+        digest = digest or digest_of_content(offered.data)
+        self._open[handle] = offered
+        self._held += data.nbytes if copied else 0
+        try:
+            self._channel.send(
+                Frame(encode(BlobOffer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)))
+            )
+        except BaseException:
+            self._close(handle)
+            raise
+        self._await(handle, offered, large)
+
+    def _await(self, handle: int, offered: _Upload, large: bool) -> None:
+        """Wait until the caller's memory is not needed any more, and not too much waits."""
+        try:
+            self._channel.take_what_came()
+            self._stats.round_trips += large and handle in self._open
+            while (large and handle in self._open) or self._held > HELD_BYTES:
+                self._channel.take_next()
+        except BaseException:  # the caller takes its memory back, and the executor waits for what it wants
+            if large and handle in self._open:
+                offered.data = memoryview(bytes(offered.data))
+            raise
+
+    def _close(self, handle: int) -> int:
+        """The offer is answered, and its bytes were sent if they were wanted; how many they are."""
+        offered = self._open.pop(handle, None)
+        size = offered.data.nbytes if offered is not None else 0
+        self._held -= size if offered is not None and offered.copied else 0
+        return size
+
+    def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
+        """Send an upload; after an interrupt the executor is told that the rest does not come."""
+        try:
+            self._send(handle, upload)
+        except KeyboardInterrupt:
+            self._channel.send(Frame(encode(Withdraw(handle))))
+            raise
+
+    def _send(self, handle: int, upload: _Upload) -> None:
+        size = upload.data.nbytes
+        while True:
+            held.check()
+            self._channel.take_what_came()
+            part = upload.data[upload.sent : upload.sent + CHUNK]
+            self._send_part(handle, upload, part)
+            upload.sent += part.nbytes
+            self._stats.bytes_uploaded += part.nbytes
+            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False)
+            if upload.sent >= size:
+                return
+
+    def _send_part(self, handle: int, upload: _Upload, part: memoryview) -> None:
+        header, size = upload.header, upload.data.nbytes
+        coded = self._compressing.smaller(part, dtype_from_name(header.dtype).itemsize)
+        coding = (PLANES_ZSTD, part.nbytes) if coded is not None else ("", 0)
+        message = Upload(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
+        body = part if coded is None else coded
+        started = time.perf_counter()
+        self._channel.send(Frame(encode(message), [body]))
+        self._compressing.sent(len(body), time.perf_counter() - started)

@@ -1,0 +1,140 @@
+"""What is kept of a session for another server: what was sent, what answers looked like, and now and then the session's state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from djinn_core.logs import get_logger
+from djinn_core.runtime.standby.frame_log import SentFrames
+from djinn_core.runtime.standby.response_checksums import Answers
+from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.messages import decode
+
+SNAPSHOT_SECONDS: Final = 20.0
+_SHARE: Final = 20  # of the time at most one part is spent on asking for states
+_SPARE: Final = 4  # of what is free on the disk, one part at most; what begins anew is there twice for a moment
+_log = get_logger("djinn.session")
+
+
+class FailoverLog:
+    """Frames that were sent, since the beginning or since the state that they begin with.
+
+    Attributes:
+        sent: the frames; None once there are too many.
+        answers: those that were taken.
+        why_not: why another server cannot take the session over now.
+        base: bytes of the state that `sent` begins with.
+        coming: a state that was asked for.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes that may be written down.
+
+        Raises:
+            OSError: nothing can be written down.
+        """
+        self.sent: SentFrames | None = SentFrames()
+        self.answers = Answers()
+        self.why_not = ""
+        self.base = 0
+        self.coming: SnapshotReceiver | None = None
+        self._limit = min(limit, self.sent.room // _SPARE)
+        self._due = time.monotonic() + SNAPSHOT_SECONDS
+        self._long_due = 0.0  # where much is written
+        self._said = False
+
+    def write_down(self, frame: Frame) -> None:
+        """A frame is sent."""
+        if self.sent is None:
+            return
+        try:
+            self.sent.append(frame, len(self.answers))
+        except OSError as error:
+            self._give_up(f"what is sent cannot be written down: {error}")
+        else:
+            if self.sent.nbytes > self._limit:
+                self._give_up(f"what was sent has more than {self._limit:,} bytes")
+
+    def _give_up(self, reason: str) -> None:
+        """The session cannot go on with another server from now on."""
+        _log.warning("no standby server can take this session over any more", reason=reason)
+        self.why_not = reason
+        self.close()
+        self.answers.clear()
+
+    def take(self, frame: Frame) -> bool:
+        """A frame has come; whether it is an answer, and not a part of a state."""
+        if self.coming is not None and self._take_state(frame, self.coming):
+            return False
+        if self.sent is not None:
+            self.answers.take(frame)
+        return True
+
+    # --- a new beginning ---------------------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Whether it is time for a state."""
+        if self.sent is None or self.coming is not None:
+            return False
+        long = self.sent.nbytes > max(self._limit // 2, 2 * self.base)
+        return time.monotonic() >= (self._long_due if long else self._due)
+
+    def begin_anew(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
+        """Have `ask` ask for the session's state, of so many bytes at most, and wait for it; what it leaves of it is thrown away."""
+        started = time.monotonic()
+        reason = ""
+        try:
+            self.coming = coming = SnapshotReceiver(SentFrames())
+        except OSError as error:
+            reason = str(error)
+            self._say_once(reason)
+        else:
+            try:
+                ask(coming, self._limit // 2)
+            finally:
+                reason = coming.reason
+        finally:
+            spent = time.monotonic() - started
+            self._due = started + spent + max(SNAPSHOT_SECONDS, _SHARE * spent)
+            self._long_due = self._due if reason else started + (1 + _SHARE) * spent
+
+    def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
+        """Whether a frame is a part of the state that comes; with the last one, what is kept begins anew."""
+        try:
+            if not coming.take(frame, decode(frame.head)):
+                return False
+        except OSError as error:
+            _log.warning("a state does not fit on this machine", reason=str(error))
+            coming.drop()
+        if coming.over:
+            self.coming = None
+            frames = coming.frames
+            if coming.reason:
+                self._say_once(coming.reason)
+            elif frames is not None and self.sent is not None:
+                coming.frames = None
+                self.sent.close()
+                self.sent, self.base = frames, frames.nbytes
+                self.answers.clear()
+                self.why_not = ""
+        return True
+
+    def _say_once(self, reason: str) -> None:
+        tell = _log.debug if self._said else _log.warning
+        tell("what a standby server would do again grows: no state to begin with", reason=reason)
+        self._said = True
+
+    def drop_state(self) -> None:
+        """What was asked for does not come any more."""
+        if self.coming is not None:
+            self.coming.drop()
+            self.coming = None
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        if self.sent is not None:
+            self.sent.close()
+            self.sent = None

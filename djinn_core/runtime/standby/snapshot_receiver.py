@@ -1,0 +1,53 @@
+"""A session's state that was asked for, while it comes."""
+
+from __future__ import annotations
+
+from djinn_core.runtime.standby.frame_log import SentFrames
+from djinn_core.wire.frames import Frame
+from djinn_core.wire.message import Message
+from djinn_core.wire.messages import Completed
+from djinn_core.wire.state_messages import State, StatePiece, count_pieces
+
+
+class SnapshotReceiver:
+    """Takes the pieces of a state in, as frames that another executor can be sent.
+
+    Attributes:
+        frames: those that have come; None once nobody wants them any more.
+        reason: why there is none.
+        disturbed: whether something else came than answers to submissions: the executor waits for something, and must have that first.
+    """
+
+    def __init__(self, frames: SentFrames) -> None:
+        self.frames: SentFrames | None = frames
+        self.reason = ""
+        self.disturbed = False
+        self._left: int | None = None
+
+    def take(self, frame: Frame, message: Message) -> bool:
+        """Take a frame in, if it belongs to the state; whether it does.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        if isinstance(message, State):
+            self._left, self.reason = count_pieces(message.lengths), message.reason
+        elif isinstance(message, StatePiece) and self._left:
+            self._left -= 1
+        else:
+            self.disturbed |= not isinstance(message, Completed)
+            return False
+        if self.frames is not None:
+            self.frames.append(frame, 0)
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._left == 0
+
+    def drop(self) -> None:
+        """Nobody wants it any more: what still comes is thrown away."""
+        if self.frames is not None:
+            self.frames.close()
+            self.frames = None

@@ -1,0 +1,67 @@
+"""Work in a process of its own, at a low priority: what takes long must not take the interpreter's lock of sessions.
+
+    python -m djinn_core.server.compiling.compile_worker MODULE:FUNCTION
+
+calls the function with the bytes of the standard input; what it returns goes to the standard output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Final
+
+from djinn_core.errors import UnsupportedOperation
+
+_TOLD: Final = 2000  # characters of what a failed process said
+NICE: Final = 10  # behind all sessions, and yet not starved by a busy machine
+
+
+def run_apart(function: str, data: bytes, seconds: float) -> bytes:
+    """What `function` (`module:name`) returns for `data`, in a process that ends with this one.
+
+    Raises:
+        UnsupportedOperation: it raised, died, or took longer than `seconds`.
+    """
+    from djinn_core.launch.command import executor_environment
+
+    command = [sys.executable, "-P", "-m", __name__, function]
+    try:
+        done = subprocess.run(
+            command, input=data, capture_output=True, env=executor_environment(), timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnsupportedOperation(f"{function} took more than {seconds:g} s") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[-_TOLD:]
+        raise UnsupportedOperation(f"{function} failed: {said or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def main() -> None:
+    """Be such a process."""
+    from djinn_core.role import become_server
+
+    become_server("executor")
+    os.nice(NICE)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    result = os.dup(1)
+    os.dup2(2, 1)  # what anybody prints is no result
+    module, _, name = sys.argv[1].partition(":")
+    made = getattr(importlib.import_module(module), name)(sys.stdin.buffer.read())
+    with os.fdopen(result, "wb") as output:
+        output.write(made)
+
+
+if __name__ == "__main__":
+    main()

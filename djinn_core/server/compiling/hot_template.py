@@ -1,0 +1,359 @@
+"""The life of a template on a device: cold, hot, compiled, checked, timed, adopted; or left as it is.
+
+A phase is a shortcut that a run is offered, and says which phase comes next. Sessions run one at a time, so only the
+change from waiting to checking comes from another thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from djinn_core.logs import get_logger
+from djinn_core.server.compiling.artefact import Artefact, inputs_getter, slots_of
+from djinn_core.server.compiling.checking import difference
+from djinn_core.server.compiling.region import Region, find_region
+from djinn_core.server.compiling.sizes import Law, Observed, find_law, observe
+from djinn_core.server.running.replay import CompiledTemplate, Environment
+from djinn_core.server.running.run import Run, Shortcut, ShortcutError, run_template
+from djinn_core.server.running.values import ValueTable
+from djinn_core.server.running.work import Work
+
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen
+class Thresholds:
+    """When a template is hot, and how sure one has to be.
+
+    Attributes:
+        runs, seconds: how often it ran and how long that took, both, before it is hot.
+        observed: runs from which the law of its sizes is found.
+        checks: runs on which results must have been the same.
+        timed: runs each way that are timed. gain: what a compiled run may take of the time of the other one.
+        misses: runs in a row that were others than what was compiled, before it is dropped.
+        tries: how often a template is compiled anew.
+    """
+
+    runs: int = 16
+    seconds: float = 0.05
+    observed: int = 3
+    checks: int = 2
+    timed: int = 8
+    gain: float = 0.95
+    misses: int = 32
+    tries: int = 3
+
+
+class Phase(Protocol):
+    """What a template is in."""
+
+    def shortcut(self) -> Shortcut | None:
+        """What the next run is offered."""
+
+    def ran(self, seconds: float, /) -> None:
+        """A run took so long; now may be the time for another phase."""
+
+
+@attrs.frozen
+class Job:
+    """What compilers are asked for."""
+
+    hot: HotTemplate
+    template: CompiledTemplate
+    region: Region
+    law: Law
+    compiler: int = 0  # which of the compilers is asked
+
+
+@attrs.define(eq=False)
+class HotTemplate:
+    """One template on one device, for all sessions that run it."""
+
+    template: CompiledTemplate
+    thresholds: Thresholds
+    ask: Callable[[Job], None]
+    synchronize: Callable[[], None]
+    name: str = ""
+    tries: int = 0
+    slots: Sequence[Any] = ()  # of the run before
+    phase: Phase = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.phase = Cold(self)
+
+    def run(self, template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Run:
+        """As `run_template`."""
+        phase = self.phase
+        shortcut = phase.shortcut()
+        began = time.perf_counter()
+        run = run_template(template, work, slots, values, shortcut)
+        if isinstance(phase, Timing):
+            self.synchronize()
+        self.slots = slots
+        phase.ran(time.perf_counter() - began)
+        return run
+
+    def compiled(self, job: Job, artefact: Artefact) -> None:
+        """A compiler has made something. Called from the background."""
+        self.phase = Checking(self, job, artefact)
+
+    def begin(self, job: Job) -> None:
+        """Ask a compiler. The phase is changed first: the answer comes on another thread."""
+        self.phase = Waiting()
+        self.ask(job)
+
+    def leave(self, reason: str) -> None:
+        """Compile it no more."""
+        self._tell("a template stays as it is", reason=reason)
+        self.phase = NotCompiled()
+
+    def refuse(self, job: Job, compiler: str, reason: str) -> None:
+        """What a compiler made is not used; the next one is asked."""
+        self._tell("a compiled template is not used", compiler=compiler, reason=reason)
+        self.begin(attrs.evolve(job, compiler=job.compiler + 1))
+
+    def again(self, reason: str) -> None:
+        """Forget what was compiled and begin anew, unless that was tried too often."""
+        self.tries += 1
+        if self.tries >= self.thresholds.tries:
+            self.leave(reason)
+            return
+        self._tell("a template is watched anew", reason=reason)
+        self.phase = Cold(self)
+
+    def adopt(self, job: Job, artefact: Artefact, ratio: float) -> None:
+        """Use what was compiled."""
+        grows = "yes" if job.law.base else "no"
+        self._tell("a template is compiled", compiler=artefact.compiler, time_ratio=round(ratio, 3), grows=grows)
+        self.phase = Adopted(self, job, artefact)
+
+    def _tell(self, event: str, **fields: object) -> None:
+        _log.info(event, template=self.name, instructions=len(self.template.steps), **fields)
+
+
+class NotCompiled:
+    """Runs as it is, for good or until a compiler answers."""
+
+    def shortcut(self) -> Shortcut | None:
+        """None."""
+        return None
+
+    def ran(self, _: float, /) -> None:
+        """Nothing changes."""
+
+
+class Waiting(NotCompiled):
+    """A compiler works on it."""
+
+
+@attrs.define(eq=False)
+class Cold:
+    """Counts."""
+
+    hot: HotTemplate
+    runs: int = 0
+    seconds: float = 0.0
+
+    def shortcut(self) -> Shortcut | None:
+        """None."""
+        return None
+
+    def ran(self, seconds: float, /) -> None:
+        """Hot after so many runs that took so long together."""
+        self.runs += 1
+        self.seconds += seconds
+        limits, factor = self.hot.thresholds, 4**self.hot.tries
+        if self.runs < limits.runs * factor or self.seconds < limits.seconds * factor:
+            return
+        region = find_region(self.hot.template, self.hot.slots)
+        if region is None:
+            self.hot.leave("it has no ops in a row that can be compiled")
+        else:
+            self.hot.phase = Watching(self.hot, region)
+
+
+class _Offer:
+    """A phase that is itself the shortcut."""
+
+    hot: HotTemplate
+    region: Region
+
+    @property
+    def start(self) -> int:
+        return self.region.start
+
+    @property
+    def stop(self) -> int:
+        return self.region.stop
+
+    def shortcut(self) -> Shortcut | None:
+        return self  # type: ignore[return-value]
+
+
+class Watching(_Offer):
+    """Sees how runs differ."""
+
+    def __init__(self, hot: HotTemplate, region: Region) -> None:
+        self.hot, self.region = hot, region
+        self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
+        self._observed: list[Observed] = []
+        self._odd = 0
+
+    def take(self, env: Environment) -> bool:
+        """Only look."""
+        seen = observe(self._inputs(env), env[self._slots])
+        if seen is None:
+            self._odd += 1
+        else:
+            self._observed.append(seen)
+        return False
+
+    def ran(self, _: float, /) -> None:
+        """Have it compiled when the law of its sizes is known."""
+        if self._odd >= self.hot.thresholds.misses:
+            self.hot.leave("its inputs are not plain tensors of real numbers")
+        elif len(self._observed) >= self.hot.thresholds.observed:
+            law = find_law(self._observed)
+            if law is None:
+                self.hot.again("what differs from run to run follows no law")
+            else:
+                self.hot.begin(Job(self.hot, self.hot.template, self.region, law))
+
+
+class _Made(_Offer):
+    """A phase with something compiled."""
+
+    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+        self.hot, self.job, self.artefact = hot, job, artefact
+        self.region = job.region
+        self._missed = 0
+
+    def follows(self, env: Environment) -> int | None:
+        """As `Artefact.follows`, counted."""
+        n = self.artefact.follows(env)
+        self._missed = self._missed + 1 if n is None else 0
+        return n
+
+    def lost(self) -> bool:
+        """Whether runs have been others for too long."""
+        return self._missed >= self.hot.thresholds.misses
+
+    def compare(self, env: Environment) -> str | None:
+        """As `difference`; None where the instructions themselves fail, which tells nothing of the compiler."""
+        try:
+            return difference(self.artefact, env)
+        except Exception as error:
+            _log.debug("results cannot be compared: ops fail", template=self.hot.name, error=repr(error))
+            return None
+
+    def use(self, env: Environment) -> bool:
+        """Run what was compiled; False where it failed and the instructions can still run.
+
+        Raises:
+            ShortcutError: it failed and may have written.
+        """
+        try:
+            self.artefact.run(env)
+        except Exception as error:
+            self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
+            if self.region.written:
+                raise ShortcutError(
+                    f"compiled by {self.artefact.compiler}, these ops raised {type(error).__name__}: {error}"
+                ) from error
+            return False
+        return True
+
+
+class Checking(_Made):
+    """Compares."""
+
+    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+        super().__init__(hot, job, artefact)
+        self._seen: list[int] = []
+        self._difference = ""
+
+    def take(self, env: Environment) -> bool:
+        """Compare, and let the instructions run."""
+        n = self.follows(env)
+        found = None if n is None else self.compare(env)
+        if n is not None and found is not None:
+            self._difference = found
+            self._seen.append(n)
+        return False
+
+    def ran(self, _: float, /) -> None:
+        """Time it when the results were the same often enough."""
+        if self._difference:
+            self.hot.refuse(self.job, self.artefact.compiler, self._difference)
+        elif self.lost():
+            self.hot.again("runs were others than before when it had been compiled")
+        elif len(self._seen) >= self.hot.thresholds.checks:
+            self.hot.phase = Timing(self.hot, self.job, self.artefact)
+
+
+class Timing(_Made):
+    """Takes turns with the instructions, and times both."""
+
+    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+        super().__init__(hot, job, artefact)
+        self._times: dict[bool, list[float]] = {False: [], True: []}
+        self._turn: bool | None = False
+
+    def take(self, env: Environment) -> bool:
+        """Every other run."""
+        if self.follows(env) is None:
+            self._turn = None
+            return False
+        self._turn = len(self._times[True]) < len(self._times[False])
+        return self._turn and self.use(env)
+
+    def ran(self, seconds: float, /) -> None:
+        """Adopt it where it is clearly faster."""
+        if self.hot.phase is not self:  # it raised
+            return
+        if self.lost():
+            self.hot.again("runs were others than before while it was timed")
+            return
+        if self._turn is not None:
+            self._times[self._turn].append(seconds)
+        if len(self._times[True]) < self.hot.thresholds.timed:
+            return
+        ratio = statistics.median(self._times[True]) / max(statistics.median(self._times[False]), 1e-9)
+        if ratio > self.hot.thresholds.gain:
+            self.hot.refuse(self.job, self.artefact.compiler, f"it takes {ratio:.2f} of the time")
+        else:
+            self.hot.adopt(self.job, self.artefact, ratio)
+
+
+class Adopted(_Made):
+    """Runs compiled."""
+
+    def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
+        super().__init__(hot, job, artefact)
+        self._compared: set[int] = set()  # powers of two
+        self._difference = ""
+
+    def take(self, env: Environment) -> bool:
+        """Where the run is one that was compiled; sizes of another order than those that were compared are compared first."""
+        n = self.follows(env)
+        if n is None:
+            return False
+        if n.bit_length() not in self._compared:
+            found = self.compare(env)
+            if found is not None:
+                self._difference = found
+                self._compared.add(n.bit_length())
+            return False
+        return self.use(env)
+
+    def ran(self, _: float, /) -> None:
+        """Drop it when runs have been others for too long."""
+        if self._difference:
+            self.hot.leave(f"compiled, it did otherwise with other sizes: {self._difference}")
+        elif self.lost():
+            self.hot.again("runs are others than what was compiled")

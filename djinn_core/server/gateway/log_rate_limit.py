@@ -1,0 +1,32 @@
+"""Lines about what happens over and over: the first ones whole, then some, and how many were left out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from djinn_core.server.rate_limit import Buckets
+
+AT_ONCE: Final = 50
+A_SECOND: Final = 1.0
+
+
+class Sparing:
+    """Says which lines to write. Whoever causes them could otherwise fill a disk, or hide among them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._buckets = Buckets(clock)
+        self._left_out: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, kind: str) -> int | None:
+        """How many lines of that kind were left out before this one; None: leave this one out, too."""
+        wait = self._buckets.of(kind, A_SECOND, AT_ONCE).take()
+        with self._lock:
+            if wait:
+                self._left_out[kind] += 1
+                return None
+            return self._left_out.pop(kind, 0)

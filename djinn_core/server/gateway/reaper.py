@@ -1,0 +1,58 @@
+"""What a gateway looks after every few seconds: tokens that are not good any more, tenants that are gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Final
+
+from djinn_core.logs import get_logger
+from djinn_core.server.gateway.admission import Counts
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.authenticator import Authenticator
+from djinn_core.server.gateway.tenants import Tenants
+
+PAUSE_SECONDS: Final = 2.0
+_log = get_logger("djinn.server")
+
+
+class Watch:
+    """A thread that ends what should not go on."""
+
+    def __init__(self, gatekeeper: Authenticator, tenants: Tenants, audit: Audit, counts: Counts) -> None:
+        self._gatekeeper = gatekeeper
+        self._tenants = tenants
+        self._audit = audit
+        self._counts = counts
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="djinn-looking-after", daemon=True).start()
+
+    def close(self) -> None:
+        """Look after nothing any more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(PAUSE_SECONDS):
+            try:
+                self.look()
+            except Exception as error:
+                _log.exception("what should not go on could not be ended; trying again", error=repr(error))
+
+    def look(self) -> None:
+        """Once."""
+        gone = self._gone(self._counts.keys | self._seen())
+        if gone:
+            self._tenants.evict(gone)
+            self._counts.keys.difference_update(gone)
+            self._audit.note("evicted", keys=gone, why="revoked or expired")
+        self._tenants.release_idle()
+
+    def _gone(self, keys: Collection[str]) -> tuple[str, ...]:
+        return tuple(sorted(key for key in keys if not self._gatekeeper.is_good(key)))
+
+    def _seen(self) -> frozenset[str]:
+        """The tokens of sessions that are there, whoever let them in: an older gateway, or a ticket that is used late."""
+        if not self._gatekeeper.has_table:
+            return frozenset()
+        reports = [seat.report() for _, pool in self._tenants.pools() for seat in pool.seats]
+        return frozenset(token for report in reports if report is not None for token in report.tokens)

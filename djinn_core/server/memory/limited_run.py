@@ -1,0 +1,257 @@
+"""A run under a limit: before each step its operands come back, and room is made for what it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from djinn_core import torch_private
+from djinn_core.server.memory.allocation import Allocation, has_memory
+from djinn_core.server.memory.eviction_order import FAR, USUAL, Order
+from djinn_core.server.memory.ledger import Ledger
+from djinn_core.server.memory.lifetimes import NEVER
+from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_step
+from djinn_core.server.memory.rematerialization import Rematerialization
+from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+from djinn_core.server.running.run import Halted, Run, Stopped, fulfil
+from djinn_core.wire.messages import Claim
+
+MEASURED = 64  # the process is looked at when the limit by this was made
+LARGE = 256 << 10  # bytes; before so much is allocated the process is looked at as well
+_ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, in a plain RuntimeError
+
+
+class CarefulRun:
+    """One run of a template, as `Guard`. What is used furthest from now makes room first."""
+
+    def __init__(self, ledger: Ledger, template: CompiledTemplate, outlook: MemoryEstimate, outside: Order) -> None:
+        """`outside`: the order of what outlives the run, in which the second place counts steps from its end."""
+        self._ledger = ledger
+        self._template = template
+        self._outlook = outlook
+        self._lifetimes = outlook.lifetimes
+        self._outside = outside
+        self._env: Environment = []
+        self._holdings: dict[int, Allocation] = {}
+        self._at: dict[int, Allocation] = {}
+        self._resident = 0
+        self._step = -1
+        self._peak = 0
+        self._unmeasured = 0  # bytes that were made since the process was looked at
+        self._remaking = Rematerialization(template, outlook) if ledger.device.type == "cpu" else None
+
+    def end(self) -> None:
+        """The run is over."""
+        self._ledger.end_run(self._peak)
+
+    def advance(
+        self, steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
+    ) -> int:
+        """As `Guard.advance`."""
+        self._begin(env)
+        for index in range(start, len(steps)):
+            if run.halt:
+                raise Halted(index)
+            self._step = index
+            step = steps[index]
+            try:
+                self._prepare(index, step)
+                began = time.perf_counter()
+                self._store(step)
+                seconds = time.perf_counter() - began
+                again = index
+                if index in claims:
+                    fulfil(step, claims[index], env, run)
+                    again = -1  # what was laid out anew is not what the step makes
+            except Exception as error:
+                self._ledger.counts.refused += isinstance(error, torch.OutOfMemoryError)
+                raise Stopped(index, error) from error
+            self._account(step, again, seconds)
+        return len(steps)
+
+    # --- who holds what -----------------------------------------------------------------------------------------
+
+    def _begin(self, env: Environment) -> None:
+        """Find out who holds what; anew after a step that failed, which may have changed anything."""
+        before = self._holdings
+        self._env, self._at = env, {}
+        self._holdings = holdings = self._ledger.survey()
+        first = self._lifetimes.first_input
+        for place in range(first, len(env)):
+            value = env[place]
+            if has_memory(value):
+                key = torch_private.storage_key(value)
+                known = before.get(key)
+                if known is not None and key not in holdings:
+                    known.places.clear()
+                    holdings[key] = known
+                holding = self._ledger.look(holdings, value)
+                holding.places.add(place)
+                self._at[place] = holding
+        self._resident = sum(h.nbytes for h in holdings.values() if h.resident)
+
+    def _account(self, step: CompiledStep, again: int, seconds: float) -> None:
+        """A step has run: count what it made, changed and let go. `again`: the step that can make the same again, or -1."""
+        env, at, holdings, made = self._env, self._at, self._holdings, 0
+        for _, place in step.makes:
+            value = env[place]
+            if not has_memory(value):
+                continue
+            key = torch_private.storage_key(value)
+            holding = holdings.get(key)
+            if holding is None:
+                storage = value.untyped_storage()
+                holding = holdings[key] = Allocation(key, storage, storage.nbytes(), made_by=again, seconds=seconds)
+                self._resident += holding.nbytes
+                made += holding.nbytes
+            holding.places.add(place)
+            at[place] = holding
+        self._unmeasured += made
+        self._outlook.allocates[self._step] = max(self._outlook.allocates[self._step], made)
+        for place in step.writes:
+            self._count_again(place)
+        self._note()
+        if self._unmeasured > self._ledger.limit // MEASURED:
+            self._ledger.measure(self._resident)
+            self._unmeasured = 0
+        for place in step.release:
+            env[place] = None
+            self._let_go(place)
+        if self._resident > self._ledger.budget:
+            self._room(0, ())
+
+    def _count_again(self, place: int) -> None:
+        """A step has written into the value at `place`: it may have another size now, or other memory."""
+        value, holding = self._env[place], self._at.get(place)
+        if holding is None or not has_memory(value):
+            return
+        if torch_private.storage_key(value) != holding.key:
+            self._let_go(place)
+            fresh = holding.key not in self._holdings
+            holding = self._ledger.look(self._holdings, value)
+            self._resident += holding.nbytes if fresh and not holding.places and not holding.handles else 0
+            holding.places.add(place)
+            self._at[place] = holding
+        now = holding.storage.nbytes()
+        self._resident += now - holding.nbytes
+        holding.nbytes = now
+
+    def _let_go(self, place: int) -> None:
+        holding = self._at.pop(place, None)
+        if holding is None:
+            return
+        holding.places.discard(place)
+        if holding.places or holding.handles:
+            return
+        del self._holdings[holding.key]
+        if holding.resident:
+            self._resident -= holding.nbytes
+        self._ledger.forget(holding.key)
+        if holding.dropped and self._remaking is not None:
+            self._remaking.settle(holding, self._at)
+
+    # --- room ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self, index: int, step: CompiledStep) -> None:
+        at = self._at
+        operands = [at[place] for place in step.reads if place in at]
+        for holding in operands:
+            if not holding.resident:
+                self._bring(holding, operands)
+        wanted = self._outlook.allocates[index]
+        if self._resident + wanted > self._ledger.budget:
+            self._room(wanted, operands)
+            if self._resident + wanted > self._ledger.limit:
+                self._refuse_if_too_large(index, step)
+        if wanted >= LARGE:
+            self._ledger.expect(wanted)
+        for place in step.writes:
+            if place in at:
+                self._ledger.written(at[place].key)
+
+    def _refuse_if_too_large(self, index: int, step: CompiledStep) -> None:
+        """What was expected does not fit: look at the step as it is now, which may be smaller.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit either.
+        """
+        wanted = bytes_of_step(step, self._env)
+        if wanted is None:  # nobody knows; the op will say
+            return
+        self._outlook.allocates[index] = wanted
+        if self._resident + wanted > self._ledger.limit:
+            raise torch.OutOfMemoryError(self._ledger.refusal(wanted, self._resident))
+
+    def _store(self, step: CompiledStep) -> None:
+        """Run a step; where the device has no memory for it after all, once more with as much room as can be made."""
+        try:
+            step.store(self._env)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if step.writes or not _no_memory(error):
+                raise
+            operands = [self._at[place] for place in step.reads if place in self._at]
+            self._room(self._ledger.budget - self._resident + sum(h.nbytes for h in operands), operands)
+            step.store(self._env)
+
+    def _bring(self, holding: Allocation, keep: Collection[Allocation]) -> None:
+        """Have the memory of a holding back.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it beside `keep`.
+        """
+        self._room(holding.nbytes, keep)
+        if self._resident + holding.nbytes > self._ledger.limit:
+            raise torch.OutOfMemoryError(self._ledger.refusal(holding.nbytes, self._resident))
+        if holding.nbytes >= LARGE:
+            self._ledger.expect(holding.nbytes)
+        if holding.dropped and self._remaking is not None:
+            self._remake(self._remaking, holding, keep)
+        else:
+            self._ledger.restore(holding)
+        self._resident += holding.nbytes
+        self._note()
+
+    def _note(self) -> None:
+        self._peak = max(self._peak, self._resident)
+        self._ledger.note(self._resident)
+
+    def _remake(self, remaking: Rematerialization, holding: Allocation, keep: Collection[Allocation]) -> None:
+        operands = remaking.operands(holding, self._at)
+        for operand in operands:
+            if not operand.resident:
+                self._bring(operand, [*keep, *operands, holding])
+        self._room(self._outlook.allocates[holding.made_by], [*keep, *operands, holding])
+        del self._holdings[holding.key]
+        remaking.remake(holding, self._env, self._at)
+        self._holdings[holding.key] = holding
+        self._ledger.counts.remade += 1
+
+    def _room(self, wanted: int, keep: Collection[Allocation]) -> None:
+        kept = {id(holding) for holding in keep}
+        others = [holding for holding in self._holdings.values() if id(holding) not in kept]
+        self._resident -= self._ledger.make_room(wanted, self._resident, others, self._order, self._evict)
+
+    def _evict(self, holding: Allocation) -> None:
+        remaking = self._remaking
+        if remaking is not None and remaking.pays(holding, self._step, self._at, self._ledger):
+            remaking.drop(holding, self._at)
+            self._ledger.drop(holding)
+        else:
+            self._ledger.evict(holding)
+
+    def _order(self, holding: Allocation) -> Any:
+        lifetimes, step = self._lifetimes, self._step
+        nearest = min((lifetimes.next_use(place, step) for place in holding.places), default=NEVER)
+        if not holding.handles:
+            return (USUAL, min(nearest, lifetimes.steps + FAR))
+        level, after, *rest = self._outside(holding)
+        if nearest < NEVER:
+            return (min(level, USUAL), nearest, *rest)
+        return (level, lifetimes.steps + after, *rest)
+
+
+def _no_memory(error: Exception) -> bool:
+    return not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError) or _ALLOCATOR in str(error)

@@ -1,0 +1,229 @@
+"""What a template will take, found by running it on the meta device before it runs: bytes by step, and who shares memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_core import torch_objects, torch_private
+from djinn_core.logs import get_logger
+from djinn_core.server.memory.lifetimes import Lifetimes, lifetimes_of
+from djinn_core.server.running.replay import CompiledStep, CompiledTemplate, Environment
+
+_GROWTH = 1.25  # how much larger inputs may have become before the outlook is made anew
+_SMALL_NUMBER = 4096  # slots below it make no tensor that matters, whatever they have become
+_log = get_logger("djinn.server")
+
+
+@attrs.frozen(eq=False)
+class MemoryEstimate:
+    """What is expected of a run.
+
+    Attributes:
+        lifetimes: of its values.
+        allocates: bytes of new memory, by step; runs that are watched put in what they found.
+        roots: by position which memory it looks into, as a number; -1 where that is not known.
+        writes: by number of memory the steps that write into it; -1: into something that is not known.
+        guessed: the steps for which `allocates` is a guess.
+        peak: the most bytes that are held at once beyond what was held before.
+        input_bytes: how large the inputs were.
+        slots: what the slots were.
+    """
+
+    lifetimes: Lifetimes
+    allocates: list[int]
+    roots: Mapping[int, int]
+    writes: Mapping[int, Sequence[int]]
+    guessed: frozenset[int]
+    peak: int
+    input_bytes: int
+    slots: Sequence[Any]
+
+    def fits(self, input_bytes: int, slots: Sequence[Any]) -> bool:
+        """Whether a run with inputs of that size, and these slots, is like the one that was looked at."""
+        if input_bytes > _GROWTH * self.input_bytes:
+            return False
+        return slots == self.slots or not any(_grown(now, then) for now, then in zip(slots, self.slots, strict=True))
+
+    def written_inputs(self) -> set[int]:
+        """Positions of the inputs whose memory the template writes into, or may write into."""
+        first = self.lifetimes.first_input
+        inputs = [place for place in self.roots if place not in self.lifetimes.made_by and place >= first]
+        if -1 in self.writes:
+            return set(inputs)
+        return {place for place in inputs if self.roots[place] in self.writes}
+
+    def is_written(self, root: int, after: int, before: int) -> bool:
+        """Whether a step between these two writes into that memory, or may."""
+        return any(after < step < before for key in (root, -1) for step in self.writes.get(key, ()))
+
+
+def _grown(now: Any, then: Any) -> bool:
+    return isinstance(now, int) and isinstance(then, int) and now > _SMALL_NUMBER and now > _GROWTH * then
+
+
+def look_ahead(template: CompiledTemplate, env: Environment, sizes: Mapping[int, int]) -> MemoryEstimate:
+    """Run a template on the meta device.
+
+    Args:
+        template: what will run.
+        env: the environment that it will run in.
+        sizes: bytes of the inputs' memory, by its key: those that have made room have none of their own.
+    """
+    return _Simulation(template, env, sizes).outlook()
+
+
+def bytes_of_step(step: CompiledStep, env: Environment) -> int | None:
+    """Bytes of new memory that a step takes whose operands are in memory; None where that cannot be known without data."""
+    if not step.op.startswith("aten::"):
+        return None
+    shadow: Environment = [torch.device("meta") if isinstance(v, torch.device) else v for v in env]
+    storages: dict[int, torch.UntypedStorage] = {}
+    for place in step.reads:
+        value = env[place]
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            shadow[place] = _stand_in(value, value.untyped_storage().nbytes(), storages)
+    try:
+        step.store(shadow)
+    except Exception as error:
+        _log.debug("an op cannot be looked at on the meta device", op=step.op, error=repr(error)[:200])
+        return None
+    known = {torch_objects.number_of_storage(storage) for storage in storages.values()}
+    made: dict[int, int] = {}
+    for _, place in step.makes:
+        if isinstance(shadow[place], torch.Tensor):
+            made[torch_private.storage_key(shadow[place])] = shadow[place].untyped_storage().nbytes()
+    return sum(nbytes for key, nbytes in made.items() if key not in known)
+
+
+def _stand_in(value: torch.Tensor, nbytes: int, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """A tensor on the meta device in the place of another; those that share memory go on doing so, over `storages`."""
+    key = torch_private.storage_key(value)
+    if key not in storages:
+        storages[key] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+    empty = torch.empty(0, dtype=value.dtype, device="meta")
+    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+
+
+class _Simulation:
+    def __init__(self, template: CompiledTemplate, env: Environment, sizes: Mapping[int, int]) -> None:
+        self.template = template
+        self.lifetimes = lifetimes_of(template)
+        self.slots = env[len(template.constants) : self.lifetimes.first_input]
+        self.keys: dict[int, int] = {}  # storages on the meta device, by their number there
+        self.roots: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.looking: dict[int, int] = {}  # how many places look into a root
+        self.writes: dict[int, list[int]] = {}
+        self.allocates: list[int] = []
+        self.env: Environment = [torch.device("meta") if isinstance(v, torch.device) else v for v in env]
+        self.input_bytes = self._stand_in(env, sizes)
+        self.given = len(self.keys)  # roots below it are memory of inputs, which others may hold as well
+        self.kept: list[torch.UntypedStorage] = []  # whose numbers must not be given out again
+        self.live = self.peak = 0
+        self.guessed: set[int] = set()
+
+    def _stand_in(self, env: Environment, sizes: Mapping[int, int]) -> int:
+        """Put tensors without memory in the place of the inputs; how many bytes those have, each memory once."""
+        storages: dict[int, torch.UntypedStorage] = {}
+        first = self.lifetimes.first_input
+        for place in range(first, first + self.template.inputs):
+            value = env[place]
+            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                continue
+            nbytes = max(sizes.get(torch_private.storage_key(value), 0), value.untyped_storage().nbytes())
+            self.env[place] = _stand_in(value, nbytes, storages)
+            self._look(place, self.env[place])
+        self.storages = storages
+        return sum(storage.nbytes() for storage in storages.values())
+
+    def _look(self, place: int, tensor: torch.Tensor) -> int:
+        """Note which memory a place looks into; the bytes of it where nobody did before."""
+        key = torch_private.storage_key(tensor)
+        new = key not in self.keys
+        root = self.keys.setdefault(key, len(self.keys))
+        self.roots[place] = root
+        self.looking[root] = self.looking.get(root, 0) + 1
+        if new:
+            self.sizes[root] = tensor.untyped_storage().nbytes()
+        return self.sizes[root] if new else 0
+
+    def outlook(self) -> MemoryEstimate:
+        with torch.inference_mode():
+            for index, step in enumerate(self.template.steps):
+                self._step(index, step)
+        if self.guessed:
+            _log.debug("the memory of some ops cannot be foreseen", ops=len(self.guessed))
+        return MemoryEstimate(
+            self.lifetimes,
+            self.allocates,
+            self.roots,
+            self.writes,
+            frozenset(self.guessed),
+            self.peak,
+            self.input_bytes,
+            list(self.slots),
+        )
+
+    def _step(self, index: int, step: CompiledStep) -> None:
+        known = step.op.startswith("aten::") and all(self.roots.get(place, 0) >= 0 for place in step.reads)
+        taken = self._run(step) if known else None
+        for place in step.writes:
+            self.writes.setdefault(self.roots.get(place, -1), []).append(index)
+        if taken is None:
+            taken = self._guess(step)
+            self.guessed.add(index)
+        self.allocates.append(taken)
+        self.live += taken
+        self.peak = max(self.peak, self.live)
+        for place in step.release:
+            self._release(place)
+
+    def _guess(self, step: CompiledStep) -> int:
+        """What a step may take that cannot be looked at: as much as it reads. Ops of Djinn's own take next to nothing."""
+        for _, place in step.makes:
+            self.env[place] = None
+            self.roots[place] = -1
+        if not step.op.startswith("aten::"):
+            return 0
+        return sum({r: self.sizes[r] for p in step.reads if (r := self.roots.get(p, -1)) >= 0}.values())
+
+    def _run(self, step: CompiledStep) -> int | None:
+        """Run a step; the bytes that it takes, or None where that cannot be known without data."""
+        before = {root: self.sizes[root] for place in step.writes if (root := self.roots.get(place, -1)) >= 0}
+        try:
+            step.store(self.env)
+        except Exception as error:
+            _log.debug("an op cannot be looked at on the meta device", op=step.op, error=repr(error)[:200])
+            return None
+        taken = 0
+        for _, place in step.makes:
+            value = self.env[place]
+            if isinstance(value, torch.Tensor):
+                taken += self._look(place, value)
+        return taken + self._grown(step, before)
+
+    def _grown(self, step: CompiledStep, before: Mapping[int, int]) -> int:
+        """Bytes by which the memory grew that a step resized."""
+        grown = 0
+        for place in step.writes:
+            root, value = self.roots.get(place, -1), self.env[place]
+            if root in before and isinstance(value, torch.Tensor):
+                nbytes = value.untyped_storage().nbytes()
+                grown += max(0, nbytes - self.sizes[root])
+                self.sizes[root] = max(nbytes, self.sizes[root])
+        return grown
+
+    def _release(self, place: int) -> None:
+        root = self.roots.get(place, -1)
+        value, self.env[place] = self.env[place], None
+        if root < 0:
+            return
+        if isinstance(value, torch.Tensor):
+            self.kept.append(value.untyped_storage())
+        self.looking[root] -= 1
+        if not self.looking[root] and root >= self.given:
+            self.live -= self.sizes[root]

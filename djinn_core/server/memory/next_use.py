@@ -1,0 +1,72 @@
+"""Which values a session's next programs will use, from how they went on the last time.
+
+Values are known by their role, since their handles are new each time: what was uploaded by its handle, what a program made
+by the program and the number of its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.server.memory.lifetimes import NEVER, Lifetimes
+
+Role = int | tuple[bytes, int]
+PROGRAMS_LIMIT: Final = 512
+AHEAD_STEPS: Final = 20_000  # how far is looked
+AHEAD_PROGRAMS: Final = 32
+
+
+@attrs.define(eq=False)
+class _Seen:
+    """One program of a session: its steps, when it uses what, and which came after it the last time."""
+
+    steps: int
+    uses: dict[Role, int] = attrs.field(factory=dict)
+    following: bytes = b""
+
+
+class NextUsePredictor:
+    """What one session is expected to do."""
+
+    def __init__(self) -> None:
+        self._roles: dict[int, Role] = {}
+        self._seen: dict[bytes, _Seen] = {}
+        self._last = b""
+
+    def begin(self, digest: bytes, lifetimes: Lifetimes, inputs: Sequence[int]) -> None:
+        """A program begins to run."""
+        if (before := self._seen.get(self._last)) is not None:
+            before.following = digest
+        seen = self._seen.pop(digest, None) or _Seen(lifetimes.steps)
+        first = lifetimes.first_input
+        seen.uses = {self.role(handle): lifetimes.next_use(first + number, -1) for number, handle in enumerate(inputs)}
+        self._seen[digest] = seen
+        while len(self._seen) > PROGRAMS_LIMIT:
+            del self._seen[next(iter(self._seen))]
+        self._last = digest
+
+    def end(self, digest: bytes, outputs: Sequence[int], alive: Callable[[int], bool]) -> None:
+        """It has run, and made these values; `alive` says which the session has."""
+        for number, handle in enumerate(outputs):
+            self._roles[handle] = (digest, number)
+        if len(self._roles) > 4 * PROGRAMS_LIMIT + 4 * len(outputs):
+            self._roles = {handle: role for handle, role in self._roles.items() if alive(handle)}
+
+    def role(self, handle: int) -> Role:
+        """What a value is."""
+        return self._roles.get(handle, handle)
+
+    def distances(self) -> Mapping[Role, int]:
+        """How many steps after the end of the last program that began each value will be used, as far as that can be seen."""
+        found: dict[Role, int] = {}
+        steps, programs = 0, 0
+        digest = self._seen[self._last].following if self._last in self._seen else b""
+        while (seen := self._seen.get(digest)) is not None and steps < AHEAD_STEPS and programs < AHEAD_PROGRAMS:
+            for role, use in seen.uses.items():
+                if use < NEVER:
+                    found.setdefault(role, steps + use)
+            steps, programs, digest = steps + seen.steps, programs + 1, seen.following
+        return found

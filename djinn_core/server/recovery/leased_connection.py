@@ -1,0 +1,397 @@
+"""The executor's end of a session that outlives its connection: for the time of a lease it waits for its client."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from djinn_core.delivery.reliable_connection import LastingConnection
+from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.launch.tickets import Badge
+from djinn_core.logs import get_logger
+from djinn_core.server.greetings import INSTANCE, refuse, send_message
+from djinn_core.server.recovery.blob_files import Contents, contents_folder
+from djinn_core.server.recovery.journal import (
+    Journal,
+    JournalReader,
+    SessionIdentity,
+    SnapshotHeader,
+    journal_path,
+    owner_of,
+    remove_stale,
+)
+from djinn_core.server.recovery.transfer_log import Record
+from djinn_core.server.usage_metrics import METER
+from djinn_core.wire.frames import Buffer, flatten
+from djinn_core.wire.resume_messages import Resume, Resumed
+
+CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
+SNAPSHOT_SECONDS: Final = 20.0
+STARTING_SECONDS: Final = 60.0  # that an executor takes to start at most, as clients see it
+AHEAD_BYTES: Final = 256 << 20  # that may come while an answer is being sent
+TRIES: Final = 3  # of recovering a session at the same place: an op that kills its executor kills the next one, too
+SWEEP_SECONDS: Final = 60.0
+_SHARE: Final = 20
+_CROWDED_SECONDS: Final = 1.0  # between snapshots at least, where a journal has half of what it may have
+# A session between two frames: encoded, its memory, and records of shipments that wait or are under way.
+State = tuple[bytes, Sequence[Buffer], Sequence[Record]]
+_log = get_logger("djinn.server")
+
+
+class KillsExecutors(SessionLost):
+    """A session kills every executor that goes on with it."""
+
+
+class LeasedConnection(LastingConnection):
+    """A connection to a client that may come back over another one, with a secret that it was told at the beginning."""
+
+    def __init__(
+        self,
+        inner: Connection,
+        seconds: float,
+        secret: str = "",
+        journal: Journal | None = None,
+        every: float = SNAPSHOT_SECONDS,
+    ) -> None:
+        """`seconds`: how long the client may stay away.
+
+        `journal`: where to write what the session takes, if anywhere; `every` so many seconds or less often it begins anew.
+        """
+        super().__init__(inner)
+        self.secret = secret or secrets.token_urlsafe(32)
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._missed: Connection | None = None  # that was seen to be broken while the session computed, since when
+        self._missed_at = 0.0
+        self._journal = journal
+        self._past: JournalReader | None = None
+        self._every = every
+        self._due = time.monotonic() + every
+        self._due_if_crowded = 0.0
+
+    def repeat(self, past: JournalReader, taken: int) -> None:
+        """Begin with what another process took, of whose answers the client has taken so many."""
+        self._past = past
+        self._inbox.take(past.taken)
+        if past.base is not None:
+            self._outbox.restore(past.base.sent, past.kept())
+        self._outbox.repeat(taken)
+
+    @property
+    def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
+        """Where the session is written down, and what another process has left."""
+        return self._journal, self._past
+
+    def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
+        """The session is between two frames: where the journal has become long or large, begin it anew with the session's `state`.
+
+        `still`: while it is entered, no other thread writes down what the state has. That takes a part of the time that the
+        session works: at most one in `_SHARE`.
+        """
+        journal, started = self._journal, time.monotonic()
+        if journal is None or started < (self._due_if_crowded if journal.crowded else self._due):
+            return
+        if self._early or (self._past is not None and not self._past.over):
+            return
+        with self._reading, still:  # nobody reads ahead meanwhile
+            if self._early:
+                return
+            taken = state() if journal.open else None
+            if taken is not None:
+                with self._sending, self._keeping:
+                    base = SnapshotHeader(self._inbox.taken, self._outbox.sent, taken[0])
+                    kept = [frame for _, frame in self._outbox.kept()]
+                journal.rewrite(base, taken[1], kept, taken[2])
+        if taken is not None and self._past is not None:  # it holds the file that was there before
+            self._past.close()
+            self._past = None
+        spent = time.monotonic() - started
+        self._due = started + spent + max(self._every, _SHARE * spent)
+        self._due_if_crowded = started + spent + max(min(self._every, _CROWDED_SECONDS), _SHARE * spent)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`: what another process took comes first."""
+        if self._past is not None and not self._past.over:
+            return self._past.next_frame()
+        return super().receive(timeout)
+
+    def send(self, frame: Frame) -> None:
+        """As `LastingConnection.send`. What was fetched before must be what is fetched now.
+
+        Raises:
+            SessionLost: it is not.
+        """
+        if frame.body and self._journal is not None:
+            self.decide(lambda _: b"%d" % zlib.crc32(flatten(frame.body[0])[:CHECKED_BYTES]))
+        super().send(frame)
+
+    def send_unchecked(self, frame: Frame) -> None:
+        """As `send`, for what need not be the same again, as long as it comes in as many frames."""
+        super().send(frame)
+
+    def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
+        """What `decision` decides, which is told what it decided in another process, if it did.
+
+        Raises:
+            SessionLost: it decides otherwise now.
+        """
+        before = self._past.next_note() if self._past is not None else None
+        now = decision(before)
+        if before is None and self._journal is not None:
+            self._journal.note(now)
+        elif before is not None and now != before:
+            raise SessionLost("what the executor computed before it died comes out differently now")
+        return now
+
+    def resend(self) -> None:
+        """Send what was not taken over the connection that there is."""
+        self._again(self._inner)
+
+    def _took(self, frame: Frame) -> Frame:
+        return frame if self._journal is None else self._journal.frame(frame)
+
+    @property
+    def _probes(self) -> bool:
+        return False
+
+    def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
+        """As `LastingConnection.read_ahead`; nothing while the session does again what another process did."""
+        return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
+
+    def _check_ahead(self) -> None:
+        if sum(len(frame.head) + sum(map(len, frame.body)) for frame in self._early) > AHEAD_BYTES:
+            raise ProtocolError("the client goes on sending and does not take what is sent to it")
+
+    def gone(self) -> bool:
+        """The connection is broken: whether the client has stayed away for longer than its lease since this was asked first."""
+        with self._changed:
+            if self._missed is not self._inner:
+                self._missed, self._missed_at = self._inner, time.monotonic()
+            return time.monotonic() - self._missed_at > self._seconds
+
+    def _restore(self, broken: Connection, error: TransportError) -> None:
+        self._copy_borrowed()  # it may take long, and memory is written meanwhile
+        with self._changed:
+            deadline = self._seconds + (self._missed_at if self._missed is broken else time.monotonic())
+            if self._inner is broken and not self._expired:
+                _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
+            while self._inner is broken:
+                left = deadline - time.monotonic()
+                if self._expired:
+                    raise error
+                if left <= 0:
+                    self._closed = f"the client did not come back within {self._seconds:g} s: {error}"
+                    raise TransportError(self._closed)
+                self._changed.wait(left)
+
+    def resume(self, inner: Connection, taken: int) -> None:
+        """Go on over another connection, of which the client has taken so many frames; returns when it is done with.
+
+        Raises:
+            ProtocolError: the client cannot have taken that many.
+            TransportError: the connection broke at once.
+        """
+        self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, INSTANCE)))
+        METER.count("sessions_resumed")
+        with self._changed:
+            self._changed.notify_all()
+            while self._inner is inner and not self._closed:
+                self._changed.wait()
+
+    def expire(self) -> None:
+        """As `LastingConnection.expire`; a session that waits for its client ends."""
+        super().expire()
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """As `LastingConnection.close`."""
+        super().close()
+        if self._journal is not None:
+            self._journal.end()
+        if self._past is not None:
+            self._past.close()
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Leases:
+    """The sessions that their clients may come back to, by name."""
+
+    def __init__(
+        self,
+        seconds: float,
+        journals: Path | None = None,
+        journal_bytes: int = 0,
+        snapshot_seconds: float = SNAPSHOT_SECONDS,
+    ) -> None:
+        """`journals`: where to write what sessions take, so that another process can go on with them; None: nowhere."""
+        self.seconds = seconds
+        self._journals = journals
+        self._journal_bytes = journal_bytes
+        self._every = snapshot_seconds
+        self._leased: dict[str, LeasedConnection] = {}
+        self._lock = threading.Lock()
+        self._swept = time.monotonic()  # whoever started this has done it
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which other executors are waited for, which may have to be started again."""
+        return self.seconds + (STARTING_SECONDS if self.recovers else 0.0) if self.seconds else 0.0
+
+    @property
+    def recovers(self) -> bool:
+        """Whether sessions outlive the process."""
+        return self._journals is not None
+
+    def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
+        """From now on the client of a session may come back; what the session talks over."""
+        journal = None
+        path = journal_path(self._journals, owner.session) if self._journals is not None else None
+        if path is not None:
+            self._sweep(path.parent)
+            try:
+                journal = Journal.begin(path, owner, self._journal_bytes)
+                journal.contents = Contents(contents_folder(path))
+            except OSError as error:
+                _log.warning("a session will not outlive its executor: no journal", error=str(error))
+        leased = LeasedConnection(connection, self.seconds, owner.secret, journal, self._every)
+        with self._lock:
+            self._leased[owner.session] = leased
+        return leased
+
+    def _sweep(self, journals: Path) -> None:
+        """Now and then, remove what clients that never came back have left."""
+        with self._lock:
+            due = time.monotonic() - self._swept > SWEEP_SECONDS
+            self._swept = time.monotonic() if due else self._swept
+        if due:
+            remove_stale(journals)
+
+    def recover(
+        self, connection: Connection, asked: Resume, refusal: Callable[[Badge], str] = lambda _: ""
+    ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
+        """Go on with what an executor that died has left, and how many frames it had taken.
+
+        None where it has left nothing, or the secret is wrong. `refusal`: why it may not go on now, if it may not; what was
+        left stays then.
+
+        Raises:
+            SessionLost: what it has left cannot be read.
+            OSError: the same.
+            QuotaExceeded: it may not go on now.
+        """
+        path = journal_path(self._journals, asked.session) if self._journals is not None else None
+        with self._lock:
+            if path is None or asked.session in self._leased or not path.exists():
+                return None
+            if not hmac.compare_digest(owner_of(path).secret, asked.secret):
+                return None
+            past = JournalReader(path)
+            try:
+                if reason := refusal(past.owner.badge):
+                    raise QuotaExceeded(reason)
+                leased = self._continue(connection, path, past, asked.taken)
+            except BaseException:
+                past.close()
+                raise
+            self._leased[asked.session] = leased
+        return past.owner, leased, past.taken
+
+    def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
+        """What goes on with a journal, of whose answers the client has taken so many."""
+        journal = Journal(path, past.owner, self._journal_bytes)  # from here on it is nobody else's
+        journal.contents = Contents(contents_folder(path))
+        try:
+            if past.tried >= TRIES:
+                journal.end()
+                raise KillsExecutors(
+                    f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
+                )
+            os.truncate(path, past.end)
+            connection.limits = Limits()
+            journal.try_again()
+            leased = LeasedConnection(connection, self.seconds, past.owner.secret, journal, self._every)
+            leased.repeat(past, taken)
+        except BaseException:
+            journal.leave()
+            raise
+        return leased
+
+    def end(self, session: str) -> None:
+        """A session has ended; its connection is closed."""
+        with self._lock:
+            leased = self._leased.pop(session, None)
+        if leased is not None:
+            leased.close()
+
+    def serve(self, connection: Connection, asked: Resume) -> None:
+        """Let a client go on over `connection`, until it is done with; a wrong secret is answered like no such session."""
+        with self._lock:
+            leased = self._leased.get(asked.session)
+        expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
+        if not hmac.compare_digest(expected, asked.secret) or leased is None:
+            _log.warning("a client came back to a session that is not there", session=asked.session)
+            refuse(connection, "there is no such session (any more)")
+            return
+        connection.limits = Limits()
+        try:
+            leased.resume(connection, asked.taken)
+        except ProtocolError as error:
+            _log.warning("a client came back that does not follow the protocol", error=str(error))
+            refuse(connection, str(error))
+        except TransportError as error:
+            _log.info("a client that came back was gone again", session=asked.session, error=str(error))
+
+    def knows(self, session: str, secret: str) -> bool:
+        """Whether that is the secret of a session that is here."""
+        with self._lock:
+            leased = self._leased.get(session)
+        expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
+        return hmac.compare_digest(expected, secret) and leased is not None
+
+    def expire(self) -> None:
+        """Nobody may come back any more."""
+        with self._lock:
+            leased = list(self._leased.values())
+        for connection in leased:
+            connection.expire()
+
+
+def decided(connection: Connection, decision: Callable[[bytes | None], bytes]) -> bytes:
+    """As `LeasedConnection.decide`; on other connections nothing was decided before."""
+    return connection.decide(decision) if isinstance(connection, LeasedConnection) else decision(None)
+
+
+def send_unchecked(connection: Connection, frame: Frame) -> None:
+    """As `LeasedConnection.send_unchecked`; other connections check nothing anyway."""
+    if isinstance(connection, LeasedConnection):
+        connection.send_unchecked(frame)
+    else:
+        connection.send(frame)
+
+
+def keep(connection: Connection, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
+    """As `LeasedConnection.keep`; on other connections nothing is kept."""
+    if isinstance(connection, LeasedConnection):
+        connection.keep(state, still)
+
+
+def recovery_state(connection: Connection) -> tuple[Journal | None, JournalReader | None]:
+    """As `LeasedConnection.recovery_state`; sessions of other connections have none."""
+    return connection.recovery_state if isinstance(connection, LeasedConnection) else (None, None)
+
+
+def resend(connection: Connection) -> None:
+    """Send what another process had sent and the client has not taken."""
+    if isinstance(connection, LeasedConnection):
+        connection.resend()

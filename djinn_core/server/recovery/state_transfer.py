@@ -1,0 +1,95 @@
+"""A session's state for its client, and back from one whose server is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn_core.errors import ProtocolError, SessionLost, UnsupportedOperation
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.server.peers.packed_values import check_item
+from djinn_core.server.recovery.leased_connection import State as Found
+from djinn_core.server.recovery.snapshots import Snapshot, decode_snapshot
+from djinn_core.wire.frames import flatten
+from djinn_core.wire.messages import decode, encode
+from djinn_core.wire.state_messages import PIECE, State, StatePiece, pieces_of
+from djinn_core.wire.templates import digest_of
+
+_PIECE_HEAD = encode(StatePiece())
+
+
+def hand_out(take: Callable[[], Found | None], held: int, limit: int, send: Callable[[Frame], None]) -> None:
+    """Send a session's state, which `take` takes, where there is one that has at most `limit` bytes, or say why not.
+
+    `held`: bytes that its values have.
+    """
+    found = take() if held <= limit else None
+    if found is None:
+        other = "it is in the middle of something, has a memory limit, or has values that failed, or events"
+        send(Frame(encode(State(reason=_too_long(held) if held > limit else other))))
+        return
+    state, memory, shipments = found
+    parts = [flatten(part) for part in (state, *memory)]
+    nbytes = sum(map(len, parts))
+    if shipments or nbytes > limit:
+        send(Frame(encode(State(reason="it exchanges values with others" if shipments else _too_long(nbytes)))))
+        return
+    send(Frame(encode(State(tuple(map(len, parts))))))
+    for piece in pieces_of(parts):
+        send(Frame(_PIECE_HEAD, [piece]))
+
+
+def _too_long(nbytes: int) -> str:
+    return f"it has {nbytes:,} bytes"
+
+
+def take_in(state: State, receive: Callable[[], Frame]) -> tuple[Snapshot, list[memoryview]]:
+    """A state that a client sends, once its parts fit together.
+
+    Raises:
+        ProtocolError: they do not.
+    """
+    if not state.lengths:
+        raise ProtocolError("a client sends a state without any parts")
+    head, *memory = [_part(length, receive) for length in state.lengths]
+    try:
+        snapshot = decode_snapshot(bytes(head))
+    except SessionLost as error:
+        raise ProtocolError(f"a client sends a state that cannot be read: {error}") from error
+    if len(snapshot.items) != len(memory):
+        raise ProtocolError(f"a state has {len(snapshot.items)} items and the memory of {len(memory)}")
+    for item, data in zip(snapshot.items, memory, strict=True):
+        check_item(item, len(data))
+    for one in snapshot.templates:
+        if digest_of(one.template) != one.digest:
+            raise ProtocolError("a template of a state does not have the digest that it was sent with")
+    return snapshot, memory
+
+
+def restored(
+    restore: Callable[[Snapshot, list[memoryview]], None], snapshot: Snapshot, memory: list[memoryview]
+) -> None:
+    """Begin a session with a state that a client has sent.
+
+    Raises:
+        ProtocolError: something in it is not possible, or not allowed.
+    """
+    try:
+        restore(snapshot, memory)
+    except (SessionLost, UnsupportedOperation, RuntimeError, ValueError, TypeError) as error:
+        raise ProtocolError(f"a client sends a state that is not possible: {error}") from error
+
+
+def _part(length: int, receive: Callable[[], Frame]) -> memoryview:
+    """One part, as it comes: nothing is allocated on the strength of what it is said to have."""
+    pieces: list[bytes | bytearray | memoryview] = []
+    left = length
+    while left:
+        frame = receive()
+        if not isinstance(decode(frame.head), StatePiece) or len(frame.body) != 1:
+            raise ProtocolError("a state's pieces do not come one after the other")
+        piece = flatten(frame.body[0])
+        if len(piece) != min(left, PIECE):
+            raise ProtocolError(f"a piece of a state has {len(piece):,} bytes in place of {min(left, PIECE):,}")
+        left -= len(piece)
+        pieces.append(piece)
+    return memoryview(bytearray().join(pieces))

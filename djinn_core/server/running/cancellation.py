@@ -1,0 +1,185 @@
+"""Work that nobody wants any more is cut between two ops: at a deadline of its client's, or because that is gone for good.
+
+Work that takes long is interrupted there, too, where another session waits for the device.
+
+A session that computes does not read its connection. So a thread looks, for those that have computed for a while, at what has
+come: a message that says what to stop, or the end of the connection. It takes in only a little, or a client that sends
+faster than its programs run would fill the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.logs import get_logger
+from djinn_core.server.recovery.journal import Journal, JournalReader
+from djinn_core.server.recovery.leased_connection import LeasedConnection
+from djinn_core.server.running.fair_share import Share
+from djinn_core.server.running.run import Run
+from djinn_core.server.running.work import Work
+from djinn_core.server.usage_metrics import METER
+from djinn_core.wire.messages import decode
+from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
+
+LOOK_SECONDS: Final = 0.25
+AHEAD_FRAMES: Final = 64
+AHEAD_BYTES: Final = 16 << 20
+_log = get_logger("djinn.server")
+
+
+class CancellationState:
+    """What a session's client still wants. The session begins and ends its submissions, any thread may stop them."""
+
+    def __init__(self, turn: Share) -> None:
+        """`turn`: the session's share of the device."""
+        self.turn = turn
+        self._lock = threading.Lock()
+        self._unwanted: set[int] = set()
+        self._running: Work | None = None
+        self._since = 0.0
+        self._nothing = False
+        self._journal: Journal | None = None
+        self._past: JournalReader | None = None
+
+    def write_to(self, journal: Journal | None, past: JournalReader | None) -> None:
+        """Where to write what was cut, and where another process has written what it cut: that is cut at the same op again."""
+        self._journal, self._past = journal, past
+
+    def begin(self, work: Work) -> None:
+        """A submission is next."""
+        if self._past is not None:
+            work.stop_at = self._past.cuts.get(work.sequence)
+        with self._lock:
+            self._running, self._since = work, time.monotonic()
+            if self._nothing or (self._unwanted and work.sequence in self._unwanted):
+                work.halt.append(True)
+
+    def end(self, work: Work, run: Run) -> None:
+        """It has run, or was cut."""
+        with self._lock:
+            self._running = None
+            if self._unwanted:
+                self._unwanted = {number for number in self._unwanted if number > work.sequence}
+        if run.stopped_at is None:
+            return
+        METER.count("submissions_stopped")
+        _log.info("a program was stopped", submission=work.sequence, op=run.stopped_at)
+        if self._journal is not None and work.stop_at is None:
+            self._journal.cut(work.sequence, run.stopped_at)
+
+    def stop(self, submissions: Iterable[int]) -> None:
+        """Nobody waits for these any more."""
+        with self._lock:
+            self._unwanted.update(submissions)
+            if len(self._unwanted) > STOPS_LIMIT:
+                self._unwanted = set(sorted(self._unwanted)[-STOPS_LIMIT:])
+            if self._running is not None and self._running.sequence in self._unwanted:
+                self._running.halt.append(True)
+
+    def stop_all(self) -> None:
+        """Nobody is there any more."""
+        with self._lock:
+            self._nothing = True
+            if self._running is not None:
+                self._running.halt.append(True)
+
+    def give_way(self) -> None:
+        """If the session has the device, and another one waits for it: let that have a turn before the next op."""
+        with self._lock:
+            work = self._running
+            if work is not None and work.rest is not None and not work.halt and self.turn.turns.waiting:
+                work.halt.append(False)
+
+    def rested(self, work: Work) -> bool:
+        """Let others have a turn, if that is all that there is to do before the next op; whether there is to be one."""
+        with self._lock:
+            if any(work.halt):
+                return False
+            work.halt.clear()
+        work.rested += self.turn.rest()
+        return not any(work.halt)
+
+    def busy(self) -> bool:
+        """Whether a submission has been running, or waiting for its turn, for a while."""
+        return self._running is not None and time.monotonic() - self._since >= LOOK_SECONDS
+
+
+class CancellationMonitor:
+    """A thread that looks after the sessions of a process while they compute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[int, tuple[CancellationState, LeasedConnection]] = {}
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, wanted: CancellationState, connection: Connection) -> Iterator[None]:
+        """Look after a session as long as the block lasts; one without a lease is not looked after while it computes."""
+        if not isinstance(connection, LeasedConnection):
+            yield
+            return
+        with self._lock:
+            self._sessions[id(wanted)] = wanted, connection
+            self._some.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="djinn-overseer", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._sessions[id(wanted)]
+                if not self._sessions:
+                    self._some.clear()
+
+    def _run(self) -> None:
+        while True:
+            self._some.wait()
+            time.sleep(LOOK_SECONDS)
+            with self._lock:
+                sessions = list(self._sessions.values())
+            for wanted, connection in sessions:
+                if wanted.busy():
+                    try:
+                        look(wanted, connection)
+                        wanted.give_way()
+                    except Exception as error:
+                        _log.exception("a session that computes could not be looked after", error=repr(error))
+
+
+def look(wanted: CancellationState, connection: LeasedConnection) -> None:
+    """Once: what has come while the session computes, or whether its client is gone."""
+    try:
+        came = connection.read_ahead(AHEAD_FRAMES, AHEAD_BYTES)
+    except ProtocolError as error:
+        _log.debug("what came cannot be read; the session will see", error=str(error))
+        return
+    except TransportError as error:
+        if connection.gone():
+            _log.warning("a program is stopped: its client has not come back", reason=str(error))
+            wanted.stop_all()
+        return
+    for frame in came:
+        stop_as(frame, wanted)
+
+
+def stop_as(frame: Frame, wanted: CancellationState) -> None:
+    """Where a frame says what to stop, stop it."""
+    if frame.body:
+        return
+    try:
+        message = decode(frame.head)
+    except ProtocolError:
+        return  # the session finds that, too, and says so
+    if isinstance(message, Stop):
+        wanted.stop(message.submissions)
+
+
+OVERSEER: Final = CancellationMonitor()

@@ -1,0 +1,83 @@
+"""What a submission asked for, written for the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.server.running.values import Poison, ValueTable, no_such_value
+from djinn_core.server.running.work import Work
+from djinn_core.wire.limits import BUFFERS, DIMENSIONS
+from djinn_core.wire.message import Failure
+from djinn_core.wire.messages import Described, TensorHeader
+from djinn_core.wire.tensors import dtype_name, tensor_to_wire
+
+
+def collect(
+    work: Work, values: ValueTable, runtime: DeviceRuntime, limit: int
+) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure]]:
+    """What `work` asks for, of at most `limit` bytes: headers, bytes, and descriptions; of what is not there, the reason."""
+    results: list[TensorHeader | Failure] = []
+    body: list[memoryview] = []
+    with torch.inference_mode():
+        for handle in work.fetch:
+            result = _fetch(_value(handle, work, values), work, runtime, limit if len(body) < BUFFERS else -1)
+            if isinstance(result, Failure):
+                results.append(result)
+            else:
+                results.append(result[0])
+                body.append(result[1])
+                limit -= len(result[1])
+    return results, body, [_describe(_value(handle, work, values), work) for handle in work.describe]
+
+
+def _value(handle: int, work: Work, values: ValueTable) -> Any:
+    if handle not in values:
+        return no_such_value(work.sequence, handle)
+    value = values[handle]
+    return value.failure if isinstance(value, Poison) else value
+
+
+def _fetch(value: Any, work: Work, runtime: DeviceRuntime, room: int) -> Failure | tuple[TensorHeader, memoryview]:
+    if isinstance(value, Failure):
+        return value
+    if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
+        return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
+    if room < 0:
+        reason = f"{BUFFERS:,} tensors come back at a time; fetch the others afterwards"
+        return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
+    if tensor.dim() > DIMENSIONS:
+        return _too_many_dimensions(tensor, work)
+    if tensor.untyped_storage().nbytes() > room and tensor.nbytes > room:
+        reason = f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
+        return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
+    try:
+        return tensor_to_wire(runtime.deliver(tensor))
+    except Exception as error:
+        return Failure(work.sequence, -1, "fetch", type(error).__name__, str(error))
+
+
+def _describe(value: Any, work: Work) -> Described | Failure:
+    if isinstance(value, Failure):
+        return value
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        reason = f"the result has layout {value.layout}: remote_accelerator has strided tensors only"
+        return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)
+    if not isinstance(value, torch.Tensor):
+        return Described("uint8", (), (), 0, type(value).__name__)
+    if value.dim() > DIMENSIONS:
+        return _too_many_dimensions(value, work)
+    try:
+        name = dtype_name(value.dtype)
+    except ProtocolError as error:
+        return Failure(work.sequence, -1, "", "UnsupportedOperation", str(error))
+    return Described(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
+
+
+def _too_many_dimensions(tensor: torch.Tensor, work: Work) -> Failure:
+    reason = f"the result has {tensor.dim()} dimensions; remote tensors have at most {DIMENSIONS}"
+    return Failure(work.sequence, -1, "", "UnsupportedOperation", reason)

@@ -1,0 +1,115 @@
+"""The sessions that an executor has."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import attrs
+
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.logs import get_logger
+from djinn_core.wire.messages import SessionStatus
+
+_log = get_logger("djinn.server")
+
+
+class Session(Protocol):
+    """One client's work on an executor's device."""
+
+    def serve(self, connection: Connection) -> None:
+        """Answer the client's messages until it says goodbye or the connection ends."""
+
+    def figures(self) -> Mapping[str, int]:
+        """`values` (live tensors), `memory` (their bytes) and `submissions`, from any thread."""
+
+    def stop(self) -> None:
+        """Stop what it computes before the next op, and begin nothing more; from any thread."""
+
+    def close(self) -> None:
+        """Free everything that the session holds."""
+
+
+@attrs.frozen
+class Entry:
+    """A session with who has it (as they call themselves) and since when, in seconds of the monotonic clock.
+
+    `token` is the id of the token that let them in, `connection` where they are heard.
+    """
+
+    id: str
+    client: str
+    session: Session
+    token: str = ""
+    connection: Connection | None = None
+    since: float = attrs.field(factory=time.monotonic)
+
+    def status(self) -> SessionStatus:
+        """What `djinn status` shows of it."""
+        try:
+            figures = self.session.figures()
+        except Exception as error:
+            _log.exception("cannot read a session's figures", session=self.id, error=repr(error))
+            figures = {}
+        values, memory, submissions = (max(0, figures.get(n, 0)) for n in ("values", "memory", "submissions"))
+        return SessionStatus(self.id, self.client, values, memory, submissions, time.monotonic() - self.since)
+
+
+class SessionRegistry:
+    """The live sessions of an executor, for any thread."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def enter(self, entry: Entry) -> Iterator[None]:
+        """List a session while the context lasts."""
+        with self._lock:
+            self._entries[entry.id] = entry
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._entries[entry.id]
+
+    def statuses(self) -> tuple[SessionStatus, ...]:
+        """What `djinn status` shows of all sessions, oldest first."""
+        return tuple(entry.status() for entry in self.entries())
+
+    def entries(self) -> list[Entry]:
+        """All sessions, oldest first."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def entry(self, name: str) -> Entry | None:
+        """The session of that name, with who has it."""
+        with self._lock:
+            return self._entries.get(name)
+
+    def session(self, name: str) -> Session | None:
+        """The session of that name."""
+        with self._lock:
+            entry = self._entries.get(name)
+        return entry.session if entry is not None else None
+
+    def of_tokens(self, tokens: Collection[str]) -> list[Entry]:
+        """Those who came with one of these tokens."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
+
+    def tokens(self) -> tuple[str, ...]:
+        """The ids of the tokens that somebody came with who is in."""
+        with self._lock:
+            return tuple(sorted({entry.token for entry in self._entries.values() if entry.token}))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is in."""
+        return not self._entries

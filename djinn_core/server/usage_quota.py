@@ -1,0 +1,82 @@
+"""What a tenant has used of its time on a device within the hour, where the tenant's next executor finds it."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Final, Self
+
+HOUR: Final = 3600.0
+_LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of all processes, and seconds used in it
+
+
+class UsageQuota:
+    """Seconds on the device in this hour: those during which it is entered.
+
+    They are written down while they pass (`tick`), so that what ends its process in the middle is not free.
+    """
+
+    def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
+        """`memory`: where an account before this one was kept, and this one is, too."""
+        self._memory = memory if memory is not None else bytearray(_LAYOUT.size)
+        self._lock = threading.Lock()
+        self._running = 0
+        self._since = time.monotonic()
+        began, self._used = _LAYOUT.unpack_from(self._memory)
+        self._began: float = began or self._since
+
+    @classmethod
+    def of(cls, tenant: str, folder: Path) -> Self:
+        """The one of `tenant` in a folder of the server's.
+
+        Raises:
+            OSError: it cannot be kept there.
+        """
+        path = folder / hashlib.sha256(tenant.encode()).hexdigest()[:32]
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, _LAYOUT.size)
+            return cls(mmap.mmap(descriptor, _LAYOUT.size))
+        finally:
+            os.close(descriptor)
+
+    def used(self) -> tuple[float, float]:
+        """Seconds that were used in this hour, and seconds until the next one."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._began >= HOUR:
+                self._began, self._used = now, 0.0
+                self._write()
+            return self._used, HOUR - (now - self._began)
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        with self._lock:
+            if self._running:
+                self._charge()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._since = time.monotonic()
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._charge()
+
+    def _charge(self) -> None:
+        now = time.monotonic()
+        self._used += now - self._since
+        self._since = now
+        self._write()
+
+    def _write(self) -> None:
+        _LAYOUT.pack_into(self._memory, 0, self._began, self._used)

@@ -1,0 +1,212 @@
+"""An upload is written once, and neither the store nor the journal loses it when the other one does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from djinn_core.errors import SessionLost
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.tickets import NOBODY
+from djinn_core.server.recovery.blob_files import Contents, contents_folder
+from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
+from djinn_core.server.weights.store import WeightStore
+from djinn_core.wire.compression import PLANES_ZSTD, compressed
+from djinn_core.wire.content import digest_of_content
+from djinn_core.wire.messages import Upload, encode
+
+OWNER = SessionIdentity("session", "a client", "told at the beginning", NOBODY)
+SIZE, PART, HANDLE = 1 << 18, 1 << 16, 7
+DATA = torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)).numpy().tobytes()
+DIGEST = digest_of_content(DATA)
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "journals").mkdir()
+    return tmp_path / "journals" / "session.journal"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return WeightStore(tmp_path / "weights", 1 << 30)
+
+
+def begun(path):
+    journal = Journal.begin(path, OWNER, 1 << 30)
+    journal.contents = Contents(contents_folder(path))
+    return journal
+
+
+def gone_on(path):
+    """The journal in another process, after this one has died."""
+    journal = Journal(path, OWNER, 1 << 30)
+    journal.contents = Contents(contents_folder(path))
+    return journal
+
+
+def parts(data=DATA):
+    for start in range(0, SIZE, PART):
+        yield Frame(encode(Upload(HANDLE, "uint8", (SIZE,), (1,), SIZE, start)), [data[start : start + PART]])
+
+
+def upload(journal, data=DATA, digest=DIGEST, again=False):
+    journal.expect(HANDLE, digest, SIZE, again)
+    return [journal.frame(frame) for frame in parts(data)]
+
+
+def adopted(journal, store, digest=DIGEST):
+    file = journal.contents.whole(HANDLE)
+    assert store.adopt(digest, file, journal.contents.prove)
+    assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(30)  # the store has done what came before
+    return file
+
+
+def frames_of(past):
+    found = []
+    while not past.over:
+        frame = past.next_frame()
+        found.append((frame.head, [bytes(buffer) for buffer in frame.body]))
+    past.close()
+    return found
+
+
+def as_read(frames):
+    return [(frame.head, [bytes(buffer) for buffer in frame.body]) for frame in frames]
+
+
+def test_an_upload_is_in_one_file_that_the_store_has_too(path, store):
+    journal = begun(path)
+    upload(journal)
+    file = adopted(journal, store)
+    assert store.file_of(DIGEST).samefile(file)
+    assert file.stat().st_mode & 0o077 == file.parent.stat().st_mode & 0o077 == 0
+    assert path.stat().st_size < PART
+    assert journal.contents.own_bytes() == 0
+    journal.leave()
+    assert frames_of(JournalReader(path)) == as_read(parts())
+
+
+def test_what_the_store_forgets_the_journal_has_and_the_other_way_round(path, store):
+    journal = begun(path)
+    upload(journal)
+    adopted(journal, store)
+    store.file_of(DIGEST).unlink()
+    assert journal.contents.own_bytes() == SIZE
+    assert journal.contents.find(DIGEST, SIZE) is not None
+    journal.contents.link(DIGEST, store.file_of(DIGEST))
+    upload(other := begun(path.with_name("other.journal")))
+    adopted(other, store)
+    other.end()
+    assert bytes(store.find(DIGEST, SIZE).numpy()) == DATA
+    journal.end()
+    assert not list(path.parent.iterdir())
+
+
+def test_what_the_store_had_is_held_for_the_journal(path, store):
+    assert store.keep(DIGEST, torch.frombuffer(bytearray(DATA), dtype=torch.uint8)).wait(30)
+    journal = begun(path)
+    journal.contents.link(DIGEST, store.file_of(DIGEST))
+    store.file_of(DIGEST).unlink()
+    journal.leave()
+    found = gone_on(path).contents.find(DIGEST, SIZE)
+    assert found.read_bytes() == DATA
+
+
+def test_bytes_that_are_not_what_was_announced_are_done_again_and_not_stored(path, store):
+    journal, wrong = begun(path), bytes(SIZE)
+    upload(journal, wrong)
+    adopted(journal, store)
+    assert store.find(DIGEST, SIZE) is None
+    assert journal.contents.find(DIGEST, SIZE) is None
+    journal.leave()
+    assert frames_of(JournalReader(path)) == as_read(parts(wrong))
+
+
+def test_compressed_parts_are_written_as_they_are_read(path):
+    journal, given = begun(path), bytes(SIZE)
+    journal.expect(HANDLE, digest_of_content(given), SIZE, False)
+    taken = []
+    for frame in parts(given):
+        upload = Upload(HANDLE, "uint8", (SIZE,), (1,), SIZE, len(taken) * PART, PLANES_ZSTD, PART)
+        taken.append(journal.frame(Frame(encode(upload), [compressed(frame.body[0], 1)])))
+    assert as_read(taken) == as_read(parts(given))
+    assert journal.contents.whole(HANDLE).read_bytes() == given
+    journal.leave()
+    assert frames_of(JournalReader(path)) == as_read(parts(given))
+
+
+def test_another_process_goes_on_in_the_middle(path, store):
+    journal = begun(path)
+    journal.expect(HANDLE, DIGEST, SIZE, False)
+    first, second, *rest = parts()
+    journal.frame(first)
+    journal.contents.take(second)  # which was written, and not noted
+    journal.leave()
+    journal = gone_on(path)
+    assert frames_of(JournalReader(path)) == as_read([first])
+    journal.expect(HANDLE, DIGEST, SIZE, True)
+    for frame in (second, *rest):
+        journal.frame(frame)
+    assert adopted(journal, store).read_bytes() == DATA
+    journal.leave()
+    assert frames_of(JournalReader(path)) == as_read(parts())
+
+
+def test_what_is_shared_is_never_written_again(path, store):
+    journal = begun(path)
+    upload(journal)
+    adopted(journal, store)
+    journal.expect(HANDLE, DIGEST, SIZE, False)
+    journal.expect(HANDLE + 1, DIGEST, SIZE, True)
+    wrong = [Frame(encode(Upload(HANDLE + 1, "uint8", (SIZE,), (1,), SIZE)), [bytes(SIZE)]), *parts(bytes(SIZE))]
+    for frame in wrong:
+        journal.frame(frame)
+    assert bytes(store.find(DIGEST, SIZE).numpy()) == DATA
+    journal.leave()
+    assert frames_of(JournalReader(path)) == as_read([*parts(), *wrong])
+
+
+def test_a_journal_that_begins_anew_refers_to_what_is_still_the_same(path, store):
+    journal = begun(path)
+    upload(journal)
+    adopted(journal, store)
+    other = bytes(SIZE)
+    journal.rewrite(SnapshotHeader(3, 3, b"state"), [b"small", DATA, other], [])
+    assert path.stat().st_size < 2 * SIZE
+    journal.leave()
+    past = JournalReader(path)
+    assert [bytes(memory) for memory in past.memory()] == [b"small", DATA, other]
+    past.close()
+    journal = gone_on(path)
+    journal.contents.prove(DIGEST)
+    journal.rewrite(SnapshotHeader(4, 4, b"state"), [b"small", other], [])
+    assert not list(contents_folder(path).iterdir()), "nothing refers to it any more"
+    journal.end()
+
+
+def test_a_file_that_has_changed_is_not_taken_for_what_it_was(path, store):
+    journal = begun(path)
+    upload(journal)
+    file = adopted(journal, store)
+    journal.rewrite(SnapshotHeader(3, 3, b"state"), [DATA], [])
+    journal.leave()
+    with file.open("r+b") as written:
+        written.write(b"\0\0\0")
+    past = JournalReader(path)
+    with pytest.raises(SessionLost, match="not what it was"):
+        past.memory()
+    past.close()
+
+
+def test_what_is_left_without_a_journal_is_removed(path, store):
+    journal = begun(path)
+    upload(journal)
+    journal.leave()
+    remove_stale(path.parent)
+    assert len(list(path.parent.iterdir())) == 2
+    os.utime(path, (0, 0))
+    remove_stale(path.parent)
+    assert not list(path.parent.iterdir())

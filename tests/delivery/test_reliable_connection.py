@@ -1,0 +1,185 @@
+"""Frames over connections that lose frames and break arrive once, in order, with the bytes that were sent."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.launch.tickets import NOBODY
+from djinn_core.runtime.connecting.resuming import ResumingConnection
+from djinn_core.server.inline import QueueConnection, connected_pair
+from djinn_core.server.recovery.journal import SessionIdentity
+from djinn_core.server.recovery.leased_connection import LeasedConnection, Leases
+from djinn_core.wire.messages import Refused, decode, encode
+from djinn_core.wire.numbering import KEPT_LIMIT, AckFlags, Inbox, Numbered, Outbox, Prefix, split
+from djinn_core.wire.resume_messages import Resume, Resumed
+
+
+class Lossy:
+    """A connection that loses some of the frames that are sent over it, and breaks at some. A fake of a bad network."""
+
+    def __init__(self, inner: QueueConnection, chance: Callable[[], float], loses: float, breaks: float) -> None:
+        self.inner = inner
+        self.limits = inner.limits
+        self._chance, self._loses, self._breaks = chance, loses, breaks
+
+    bytes_sent = property(lambda self: self.inner.bytes_sent)
+    bytes_received = property(lambda self: self.inner.bytes_received)
+
+    def send(self, frame: Frame) -> None:
+        luck = self._chance()
+        if luck < self._breaks:
+            self.inner.close()
+            raise TransportError("broken on purpose")
+        if luck < self._breaks + self._loses:
+            return
+        self.inner.send(frame)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        return self.inner.receive(timeout)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Network:
+    """Makes pairs of connections between one client and its leased session."""
+
+    def __init__(self, seed: int, loses: float = 0.0, breaks: float = 0.0) -> None:
+        self._random = random.Random(seed)
+        self._odds = loses, breaks
+        self.leases = Leases(5.0)
+        ours, theirs = self._pair()
+        self.server = self.leases.lease(SessionIdentity("s", "a client", "told at the beginning", NOBODY), theirs)
+        self.client = ResumingConnection(ours, self._dial, 5.0, "the server")
+
+    def _pair(self) -> tuple[Connection, Connection]:
+        loses, breaks = self._odds
+        ours, theirs = (Lossy(end, self._random.random, loses, breaks) for end in connected_pair())
+        return ours, theirs
+
+    def _dial(self, taken: int, _: float) -> tuple[Connection, int]:
+        ours, theirs = self._pair()
+        resume = Resume("s", self.server.secret, taken)
+        threading.Thread(target=self.leases.serve, args=(theirs, resume), daemon=True).start()
+        try:
+            answer = decode(ours.receive(1.0).head)
+        except TimeoutError:
+            raise TransportError("lost on purpose") from None
+        assert isinstance(answer, Resumed), answer
+        return ours, answer.taken
+
+
+def _echo(server: LeasedConnection) -> None:
+    with contextlib.suppress(TransportError):
+        while True:
+            frame = server.receive()
+            server.send(Frame(frame.head, frame.body))
+
+
+@pytest.mark.parametrize(("loses", "breaks"), [(0.0, 0.0), (1 / 7, 0.0), (0.0, 0.05), (0.1, 0.03)])
+def test_every_frame_arrives_once_and_in_order(loses: float, breaks: float) -> None:
+    network, count = Network(11, loses, breaks), 120
+    echoing = threading.Thread(target=_echo, args=(network.server,), daemon=True)
+    echoing.start()
+    came: list[tuple[bytes, bytes]] = []
+    for i in range(count):
+        memory = bytearray([i]) * (20_000 if i % 9 == 0 else 10)
+        network.client.send(Frame(b"%d" % i, [memory]))
+        network.client.own()
+        memory[:] = bytes(len(memory))  # the caller's again
+        if i % 5 == 4:
+            came += [(f.head, bytes(f.body[0])) for f in (network.client.receive(20.0) for _ in range(5))]
+    assert came == [(b"%d" % i, bytes([i]) * (20_000 if i % 9 == 0 else 10)) for i in range(count)]
+    network.client.close()
+    network.server.close()
+    echoing.join(5.0)
+    assert (network.client.resumed > 0) == (breaks > 0)
+
+
+def test_a_client_that_stays_away_is_given_up() -> None:
+    ours, theirs = connected_pair()
+    server = LeasedConnection(theirs, 0.05)
+    ours.close()
+    with pytest.raises(TransportError, match=r"did not come back within 0\.05 s"):
+        server.receive()
+
+
+def test_a_session_that_ends_waits_for_nobody() -> None:
+    ours, theirs = connected_pair()
+    server = LeasedConnection(theirs, 60.0)
+    ours.close()
+    threading.Timer(0.05, server.expire).start()
+    with pytest.raises(TransportError, match="closed"):
+        server.receive()
+
+
+@pytest.mark.parametrize("wrong", ["session", "secret"])
+def test_a_wrong_secret_is_refused_like_a_session_that_is_not_there(wrong: str) -> None:
+    network = Network(0)
+    ours, theirs = connected_pair()
+    asked = Resume("s", "guessed", 0) if wrong == "secret" else Resume("t", network.server.secret, 0)
+    network.leases.serve(theirs, asked)
+    assert decode(ours.receive(1.0).head) == Refused("there is no such session (any more)")
+
+
+def test_a_client_that_is_refused_gives_up_with_the_reason() -> None:
+    network = Network(0)
+
+    def refuse(taken: int, _: float) -> tuple[Connection, int]:
+        from djinn_core.errors import AccessRefused
+
+        raise AccessRefused("gone")
+
+    network.client._redial = refuse
+    network.server._inner.close()
+    with pytest.raises(TransportError, match="does not go on with it: gone"):
+        network.client.receive(1.0)
+
+
+def test_what_came_before_the_end_is_still_received() -> None:
+    network = Network(0)
+    network.server.send(Frame(encode(Refused("why"))))
+    network.server._inner.close()
+    network.client.expire()
+    assert decode(network.client.receive(1.0).head) == Refused("why")
+
+
+def test_counts_that_cannot_be_are_refused() -> None:
+    outbox = Outbox()
+    outbox.put(Frame(b"a"))
+    with pytest.raises(ProtocolError, match="2 frames of 1"):
+        outbox.acknowledge(2)
+    with pytest.raises(ProtocolError, match="no number"):
+        split(Frame(b"short"))
+    with pytest.raises(ProtocolError, match="unknown"):
+        split(Frame(b"\0" * 8 + b"\x08"))
+    with pytest.raises(ProtocolError, match="body"):
+        split(Frame(Prefix(0, 0).encode(), [b"x"]))
+
+
+def test_an_end_that_takes_nothing_is_not_kept_frames_for_without_limit():
+    outbox = Outbox()
+    for _ in range(KEPT_LIMIT):
+        outbox.put(Frame(b"a"))
+    with pytest.raises(ProtocolError, match="has not taken"):
+        outbox.put(Frame(b"a"))
+
+
+def test_counts_wrap() -> None:
+    outbox, inbox = Outbox(), Inbox()
+    outbox._sent = inbox._taken = (1 << 32) - 1
+    assert [outbox.put(Frame(b"a")), outbox.put(Frame(b"b"))] == [0, 1]
+    assert [inbox.judge(1), inbox.judge(0)] == [Numbered.AHEAD, Numbered.NEXT]
+    inbox.take()
+    assert [inbox.judge(0), inbox.judge(1)] == [Numbered.REPEATED, Numbered.NEXT]
+    inbox.take()
+    outbox.acknowledge(inbox.taken)
+    assert outbox.empty
+    assert split(Frame(Prefix(5, 6, AckFlags.AGAIN).encode())) == (Prefix(5, 6, AckFlags.AGAIN), b"")

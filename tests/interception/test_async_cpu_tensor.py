@@ -1,0 +1,159 @@
+"""Copies to this machine with `non_blocking=True` do not wait; what they bring is there when it is looked at."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import djinn
+from djinn_core.interception.tensors import pending_copies
+from djinn_core.interception.tensors.async_cpu_tensor import ArrivingTensor
+from djinn_core.runtime import client
+
+EXPECTED = torch.arange(12.0).view(3, 4).t() * 2
+
+
+class SlowLink:
+    """The session's connection, on which nothing has come yet whenever nobody waits."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def receive(self, timeout=None):
+        if timeout == 0.0:
+            raise TimeoutError
+        return self._connection.receive(timeout)
+
+
+@pytest.fixture
+def slow(embedded, monkeypatch):
+    djinn.synchronize()
+    session = client._state.session
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "connection", SlowLink(session.connection))
+        djinn.reset_stats()
+        yield embedded
+        pending_copies.land_what_came()
+    djinn.synchronize()
+    assert not pending_copies.on_their_way
+
+
+def remote(device):
+    return torch.arange(12.0, device=device).view(3, 4).t() * 2
+
+
+USES = {
+    "numpy": lambda t: t.numpy(),
+    "asarray": np.asarray,
+    "dlpack": np.from_dlpack,
+    "tolist": lambda t: t.tolist(),
+    "print": str,
+    "index": lambda t: t[0],
+    "iteration": list,
+    "arithmetic": lambda t: 1 + t,
+    "list of tensors": lambda t: torch.stack([t, t]),
+    "operator by overload": lambda t: torch.ops.aten.add.Tensor(t, 1),
+    "function": lambda t: torch.nn.functional.linear(t, t),
+    "in place": lambda t: t.add_(0),
+    "data": lambda t: t.data,
+    "detach": lambda t: t.detach(),
+    "address": lambda t: t.data_ptr(),
+    "storage": lambda t: t.untyped_storage(),
+    "pickle": pickle.dumps,
+    "save": lambda t: torch.save(t, io.BytesIO()),
+    "deepcopy": copy.deepcopy,
+    "with a remote tensor": lambda t: t.to("remote_accelerator:0") + remote("remote_accelerator:0"),
+    "copied from": lambda t: torch.empty(4, 3).copy_(t),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_whoever_uses_it_waits(slow, name):
+    tensor = remote(slow).to("cpu", non_blocking=True)
+    assert isinstance(tensor, ArrivingTensor)
+    USES[name](tensor)
+    assert type(tensor) is torch.Tensor
+    assert torch.equal(tensor, EXPECTED)
+    assert tensor.stride() == EXPECTED.stride()
+
+
+def test_what_is_known_of_it_needs_no_wait(slow):
+    tensor = remote(slow).to("cpu", torch.float64, non_blocking=True)
+    assert (tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type) == ((4, 3), (1, 4), torch.float64, "cpu")
+    assert djinn.stats()["round_trips"] == 0
+    assert torch.equal(tensor, EXPECTED.double())
+
+
+@pytest.mark.parametrize("wait", ["synchronize", "event", "stream", "fetch"])
+def test_every_sync_point_brings_it(slow, wait):
+    memory = torch.zeros(12, 2).pin_memory()
+    tensor = remote(slow).to("cpu", non_blocking=True)
+    memory[:, 1].copy_(remote(slow).reshape(-1), non_blocking=True)
+    event = torch.Event(slow)
+    event.record()
+    assert djinn.stats()["round_trips"] == 0
+    assert memory.sum() == 0, "as on CUDA, other tensors over the memory must wait by themselves"
+    {
+        "synchronize": torch.accelerator.synchronize,
+        "event": event.synchronize,
+        "stream": torch.accelerator.current_stream().synchronize,
+        "fetch": torch.ones(1, device=slow).item,
+    }[wait]()
+    assert type(tensor) is torch.Tensor
+    assert torch.equal(memory[:, 1], EXPECTED.reshape(-1))
+
+
+def test_a_copy_into_pinned_memory_is_seen_through_the_same_tensor_at_once(slow):
+    memory = torch.zeros(4, 3).pin_memory()
+    memory.copy_(remote(slow), non_blocking=True)
+    assert djinn.stats()["round_trips"] == 0
+    assert torch.equal(memory, EXPECTED)
+    assert memory.is_pinned()
+
+
+def test_other_memory_is_filled_at_once_as_on_cuda(slow):
+    memory = torch.zeros(4, 3)
+    memory.copy_(remote(slow), non_blocking=True)
+    assert memory.numpy().sum() == EXPECTED.sum()
+
+
+def test_later_writes_are_not_seen(slow):
+    source = remote(slow)
+    tensor = source.to("cpu", non_blocking=True)
+    source.zero_()
+    assert torch.equal(tensor, EXPECTED)
+
+
+def test_gradients_flow_through_it(slow):
+    source = torch.ones(3, device=slow, requires_grad=True)
+    arriving = (source * 3).to("cpu", non_blocking=True)
+    (arriving * arriving).sum().backward()
+    assert torch.equal(source.grad.cpu(), torch.full((3,), 18.0))
+
+
+def test_a_failure_is_raised_at_each_use(slow):
+    tensor = torch.zeros(3, device=slow)[torch.tensor([7])].to("cpu", non_blocking=True)
+    for _ in range(2):
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            tensor.sum()
+
+
+def test_a_failed_copy_into_memory_is_raised_at_the_next_synchronisation(slow):
+    memory = torch.zeros(2, 1).pin_memory()
+    memory[0].copy_(torch.zeros(3, device=slow)[torch.tensor([7])], non_blocking=True)
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        djinn.synchronize()
+
+
+def test_modules_are_there_at_once(slow):
+    module = torch.nn.Linear(3, 3).to(slow).to("cpu", non_blocking=True)
+    assert type(module.weight) is torch.nn.Parameter
+    assert not pending_copies.on_their_way

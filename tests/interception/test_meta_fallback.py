@@ -1,0 +1,65 @@
+"""Where meta kernels and kernels disagree about mistakes, the kernels are right, and nothing is written by a refusal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from djinn_core.interception.shape_inference import meta_fallback as refused_module
+
+MISTAKES = {
+    # An AssertionError to the meta kernel.
+    "complex of whole numbers": lambda d: torch.complex(torch.ones(2, device=d), torch.ones(2, device=d).int()),
+    # An IndexError to the meta kernel.
+    "a dimension of narrow_copy": lambda d: torch.ones(2, device=d).narrow_copy(3, 0, 1),
+    # A RuntimeError to the meta kernel.
+    "cat into a narrower dtype": lambda d: torch.cat([torch.ones(2, device=d)], out=torch.ones(2, device=d).bool()),
+    # Fine to the meta kernel.
+    "softmax into a narrower dtype": lambda d: torch.softmax(
+        torch.ones(2, device=d), 0, out=torch.ones(2, device=d).int()
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_exception_is_that_of_the_kernel(embedded, mistake):
+    with pytest.raises(Exception) as expected:
+        MISTAKES[mistake]("cpu")
+    with pytest.raises(expected.type):
+        MISTAKES[mistake](embedded)
+
+
+def test_what_a_refused_op_would_have_written_is_as_it_was(embedded):
+    target, wrong = torch.zeros(3, device=embedded), torch.ones(2, device=embedded)
+    with pytest.raises(RuntimeError):
+        target.add_(wrong)
+    out = torch.full((2,), 7, device=embedded, dtype=torch.int32)
+    with pytest.raises(RuntimeError):
+        torch.softmax(wrong, 0, out=out)
+    assert target.tolist() == [0, 0, 0]
+    assert out.tolist() == [7, 7]
+
+
+def test_what_only_the_meta_kernel_refuses_is_done(embedded):
+    out = torch.zeros(3, dtype=torch.bool, device=embedded)
+    assert torch.bernoulli(torch.ones(3, device=embedded), out=out) is out
+    assert out.tolist() == [True, True, True]
+
+
+def test_the_rank_of_a_matrix_is_written_where_it_is_to_be(embedded):
+    rank = torch.ones((), dtype=torch.int64, device=embedded)
+    assert torch.linalg.matrix_rank(torch.eye(5, device=embedded), out=rank) is rank
+    assert rank.item() == 5
+
+
+def test_kinds_of_exceptions_are_told_apart():
+    assert refused_module._kinds(IndexError()) != refused_module._kinds(RuntimeError())
+
+
+def test_a_mistake_of_the_program_is_no_plugins_fault(embedded, caplog):
+    model, x = torch.nn.Linear(5, 2).to(embedded), torch.ones(3, 4, device=embedded)
+    with caplog.at_level("WARNING"), pytest.raises(RuntimeError, match="cannot be multiplied"):
+        model(x)
+    with caplog.at_level("WARNING"), pytest.raises(RuntimeError):
+        x @ x
+    assert not [record.getMessage() for record in caplog.records]

@@ -1,0 +1,104 @@
+"""Programs with other computation in the place of some nodes, before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.errors import InvalidStage
+from djinn_core.interception.recording.substitute import rewrite
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.substitution import Substitution
+from djinn_core.ir.values import storage_of
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, given):
+        return (given.sigmoid() * 2).view(-1)[1:] + 1
+
+
+@pytest.fixture
+def program():
+    with djinn.capture() as captured:
+        made = Doubling()(torch.zeros(2, 3))
+    del made
+    return captured.graph.program
+
+
+def substituted(program, compute, op="sigmoid"):
+    graph = ProgramGraph(program)
+    (node,) = (graph.nodes[n] for n in graph.by_op[op])
+    return rewrite(program, [Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)], frozenset())
+
+
+def test_what_stays_is_as_it_was(program):
+    made = substituted(program, lambda given: [1 / (1 + (-given[0]).exp())]).program
+    ops, before = ([call.op for call in p.calls] for p in (made, program))
+    assert "aten::exp" in ops
+    assert "aten::sigmoid" not in ops
+    assert ops[-2:] == before[-2:]
+    assert made.calls[-1] is program.calls[-1]
+    assert made.module_path(len(made) - 1) == program.module_path(len(program) - 1)
+    assert "test_substitute.py" in made.site(1)
+
+
+def test_views_stay_views_of_what_they_looked_into(program):
+    graph = ProgramGraph(substituted(program, lambda given: [given[0].tanh().view(3, 2).view(2, 3).clone()]).program)
+    for node in graph.nodes:
+        if node.operation in {"view", "slice"}:
+            assert storage_of(node.outputs[0]) == storage_of(node.inputs[0])
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda given: [torch.rand_like(given[0])], "random"),
+        (lambda given: [given[0] * given[0].sum().item()], "needs data"),
+        (lambda given: [given[0].sum()], r"float32 of \(2, 3\)"),
+        (lambda given: given[0] * 2, "returns a torch.float32"),
+        (lambda given: [given[0]], "same tensor"),
+    ],
+    ids=["random", "data", "shape", "no list", "an input"],
+)
+def test_code_that_cannot_stand_for_nodes(program, compute, message):
+    sent = djinn.stats()["submissions"]
+    with pytest.raises(InvalidStage, match=message):
+        substituted(program, compute)
+    assert djinn.stats()["submissions"] == sent
+
+
+def test_substitutions_are_told_apart_by_what_they_take():
+    def compute(given):
+        return given
+
+    one, same, other = (Substitution(frozenset({n}), (1,), (2,), compute) for n in (3, 3, 4))
+    assert one == same
+    assert one != other
+
+
+class Writing(torch.nn.Module):
+    """Writes later into what an op makes of a weight."""
+
+    def forward(self, weight):
+        made = weight.sigmoid()
+        made.add_(1)
+        return made * 2
+
+
+@pytest.mark.parametrize("compute", [lambda given: [given[0].view(3, 2).view(2, 3)], lambda given: [given[0].tanh()]])
+def test_what_is_written_later_has_memory_of_its_own_and_is_made_each_time(compute):
+    weight = torch.zeros(2, 3, device="remote_accelerator:0")
+    with djinn.capture() as captured:
+        made = Writing()(weight)
+    del made
+    graph = captured.graph
+    node = graph.nodes[graph.by_op["sigmoid"][0]]
+    substitution = Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)
+    rewritten = rewrite(graph.program, [substitution], frozenset(node.inputs))
+    assert not rewritten.recipes or not {storage_of(v) for r in rewritten.recipes for v in r.makes} & {
+        storage_of(v) for n in ProgramGraph(rewritten.program).nodes for v in n.writes
+    }
+    written = [v for n in ProgramGraph(rewritten.program).nodes for v in n.writes]
+    assert written == list(node.outputs)
+    assert storage_of(written[0]) != storage_of(node.inputs[0])

@@ -1,0 +1,163 @@
+"""An optimization that costs time is switched off in a real session; how runs take turns, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import djinn
+import djinn_adaptive
+from djinn.hooks import OptimizationResult, Rewrite, Substitution, arguments, hookimpl
+from djinn_core.runtime.planning import ab_tests
+
+REMOTE = "remote_accelerator:0"
+
+
+class Slower:
+    """Does each `linear` sixteen times; right, and of no use to anybody."""
+
+    name = "slower"
+    before = after = frozenset()
+    after_placement = False
+    tolerates_growth = True
+
+    def optimize(self, context):
+        found = []
+        for number in context.plan.nodes:
+            node = context.graph.nodes[number]
+            if node.operation == "linear":
+                given = arguments(node)
+                values = (given["input"], given["weight"], given["bias"])
+                found.append(Substitution(frozenset({number}), values, node.outputs, self.slowly))
+        if not found:
+            return OptimizationResult(self.name, applied=False, reason="there is no product")
+        return OptimizationResult(
+            self.name, True, "products are done sixteen times", Rewrite(substitutions=tuple(found))
+        )
+
+    @staticmethod
+    def slowly(tensors):
+        data, weight, bias = tensors
+        results = [torch.nn.functional.linear(data * factor, weight, bias) for factor in range(16)]
+        return [results[1] + 0 * sum(results)]
+
+
+class Judge:
+    """Has seen enough when there are three runs of each way, and says what it was told to say."""
+
+    name = "judge"
+    before = after = frozenset()
+    after_placement = False
+    tolerates_growth = True
+
+    def __init__(self, verdict):
+        self.verdict = verdict
+        self.trials = []
+
+    def optimize(self, context):
+        del context
+        return OptimizationResult(self.name, applied=False, reason="it only judges")
+
+    def pays(self, trial):
+        self.trials.append(trial)
+        return self.verdict if min(len(trial.with_it), len(trial.without)) >= 3 else None
+
+
+class Offered:
+    """A plugin that offers optimizations."""
+
+    djinn_api_version = 1
+
+    def __init__(self, *optimizations):
+        self.optimizations = optimizations
+
+    @hookimpl
+    def djinn_register_optimizations(self):
+        return list(self.optimizations)
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """A session in this process with so many plugins, in which nothing has to run for long before it is tried."""
+    monkeypatch.setattr(ab_tests, "SHARE", 0)
+    for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def begin(*plugins):
+        djinn.shut_down()
+        djinn.configure(plugins=plugins, executor="inline")
+        djinn.init()
+        djinn.reset_stats()
+
+    yield begin
+    djinn.shut_down()
+    djinn.configure()
+
+
+@torch.no_grad()
+def layer_and_data():
+    torch.manual_seed(0)
+    layer, data = torch.nn.Linear(128, 128), torch.randn(64, 128)
+    expected = layer(data)
+    there, given = layer.to(REMOTE), data.to(REMOTE)
+
+    @torch.no_grad()
+    def step():
+        torch.testing.assert_close(there(given).cpu(), expected)
+
+    return step, there, given
+
+
+def tried():
+    found = djinn.stats()
+    return found["optimizations_tried"], found["optimizations_switched_off"]
+
+
+def test_what_hurts_is_switched_off(session):
+    session(djinn_adaptive, Offered(Slower()))
+    step, *_ = layer_and_data()
+    for _ in range(ab_tests.OFTEN + 4 * ab_tests.LIMIT):
+        step()
+        if tried()[1]:
+            break
+    assert tried() == (1, 1)
+
+
+def test_runs_take_turns_and_the_verdict_is_kept_and_told(session):
+    judge = Judge(verdict=False)
+    session(Offered(Slower(), judge))
+    step, there, given = layer_and_data()
+    for _ in range(ab_tests.OFTEN + 1):
+        step()
+    assert tried() == (0, 0)
+    for _ in range(2 * (ab_tests.UNCOUNTED + 3) + 2):
+        step()
+    assert tried() == (1, 1)
+    assert {t.optimization for t in judge.trials} == {"slower"}
+    assert all(abs(len(t.with_it) - len(t.without)) <= 1 for t in judge.trials), "in turns"
+    before = djinn.stats()["instructions_sent"]
+    step()
+    assert djinn.stats()["instructions_sent"] - before <= 2
+    with djinn.capture() as captured, torch.no_grad():
+        kept = there(given)
+    assert "slower not applied: switched off by measurement" in str(djinn.explain(captured)), kept
+
+
+def test_what_pays_stays_and_is_not_tried_again(session):
+    session(Offered(Slower(), Judge(verdict=True)))
+    step, *_ = layer_and_data()
+    for _ in range(3 * ab_tests.OFTEN):
+        step()
+    assert tried() == (1, 0)
+    made = djinn.stats()["plans_made"]
+    for _ in range(3):
+        step()
+    assert djinn.stats()["plans_made"] == made
+
+
+def test_without_a_judge_nothing_is_tried(session):
+    session(Offered(Slower()))
+    step, *_ = layer_and_data()
+    for _ in range(2 * ab_tests.OFTEN):
+        step()
+    assert tried() == (0, 0)

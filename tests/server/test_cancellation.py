@@ -1,0 +1,282 @@
+"""Work that nobody wants any more is stopped between two ops, and says so on its values; the session lives on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+import djinn
+from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.ir.form import Form, Operand
+from djinn_core.launch.tickets import NOBODY
+from djinn_core.runtime import deadlines
+from djinn_core.runtime.deadlines import due
+from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
+from djinn_core.server.recovery.leased_connection import LeasedConnection
+from djinn_core.server.running import cancellation
+from djinn_core.server.running.cancellation import STOPS_LIMIT, CancellationState
+from djinn_core.server.running.fair_share import FairShare
+from djinn_core.server.running.work import Work
+from djinn_core.server.session import ExecutorSession
+from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
+from djinn_core.wire.numbering import Prefix, split
+from djinn_core.wire.stop_messages import Stop
+from djinn_core.wire.templates import digest_of
+
+DEVICE = "remote_accelerator:0"
+LONG = 600  # ops of several milliseconds each: nobody waits for the end of them
+SIDE = 500
+
+
+@pytest.fixture
+def matrix(over_tcp):
+    return torch.full((SIDE, SIDE), 0.001, device=DEVICE)
+
+
+def long_program(matrix):
+    for _ in range(LONG):
+        matrix = matrix @ matrix
+    return matrix
+
+
+def test_a_wait_with_a_deadline_ends_and_the_program_is_stopped(matrix):
+    kept, written, early = torch.arange(4.0).to(DEVICE), torch.zeros(6, device=DEVICE), torch.ones(2, device=DEVICE)
+    part = written[1:3]
+    early.add_(1)
+    djinn.synchronize()
+    last = long_program(matrix)
+    part[:1].add_(1)  # through a view that the program would have made
+    early.mul_(3)
+    with pytest.raises(DeadlineExceeded, match="before the deadline"), djinn.deadline(0.3):
+        last.sum().item()
+    assert kept.sum().item() == 6.0, "what was there is untouched, and the session lives on"
+    for value in (last, written, part, early):
+        with pytest.raises(ProgramStopped, match="its program was stopped before this op"):
+            value.sum().item()
+    djinn.synchronize()  # whoever waited has heard of it
+    written.zero_()
+    assert (written.sum().item(), part.sum().item()) == (0.0, 0.0), "what is written anew is a value again"
+    assert (matrix[0, 0] * 1000).item() == pytest.approx(1.0)
+
+
+def test_what_another_thread_has_sent_goes_on(matrix):
+    found = []
+    mine = torch.ones(3, device=DEVICE)
+
+    def other():
+        value = torch.full((4,), 2.0, device=DEVICE)
+        waiting.wait()
+        found.append(value.sum().item())
+
+    waiting = threading.Event()
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(DeadlineExceeded), djinn.deadline(0.3):
+        last = long_program(matrix)
+        waiting.set()
+        last.sum().item()
+    thread.join()
+    assert found == [8.0]
+    assert mine.sum().item() == 3.0
+
+
+def test_the_earliest_of_deadlines_counts():
+    assert due() is None
+    with djinn.deadline(1.0):
+        outer = due()
+        with djinn.deadline(100.0):
+            assert due() == outer
+        with djinn.deadline(0.1):
+            assert due() < outer
+    assert due() is None
+    with pytest.raises(ConfigurationError), djinn.deadline(0.0):
+        pass
+
+
+def test_each_wait_may_have_a_limit(monkeypatch):
+    monkeypatch.setattr(deadlines._Deadlines, "limit", 0.0)
+    djinn.shut_down()
+    djinn.configure(wait_timeout=5)
+    assert 4.0 < due() - time.monotonic() <= 5.0
+    with djinn.deadline(1.0):
+        assert due() - time.monotonic() <= 1.0
+    djinn.shut_down()
+    djinn.configure()
+    assert due() is None
+
+
+GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1
+MANY = Template(
+    (Form("aten::mm", (Operand(), Operand()), (), ("new",), False),),
+    (0,) * LONG,
+    tuple(n for step in range(LONG) for n in (step, step, step + 1)),
+    (0,),
+    (LONG,),
+)
+EIGHT = Template((Form("aten::relu_", (Operand(),), (), ("none",), False),), (0,) * 8, (0,) * 8, (0,), ())
+
+
+def submission(sequence, template=MANY, outputs=(MADE,)):
+    bound = {"outputs": pack_handles(outputs), "first": First((), pack_handles([GIVEN]))}
+    return encode(Submit(sequence, digest=digest_of(template), template=template, **bound))
+
+
+def upload(side=SIDE):
+    return Upload(GIVEN, "float32", (side, side), (side, 1), 4 * side * side)
+
+
+class Line:
+    """Stands for a connection over a network: frames that a test puts into it, and then nobody."""
+
+    def __init__(self):
+        self.limits = Limits()
+        self.bytes_sent = self.bytes_received = 0
+        self.frames, self.sent, self.broken = [], [], False
+        self.numbered = self._taken = 0
+        self._changed = threading.Condition()
+
+    def put(self, head, body=()):
+        with self._changed:
+            self.numbered += 1
+            self.frames.append(Frame(Prefix(self.numbered, 0).encode() + head, list(body)))
+            self._changed.notify_all()
+
+    def end(self):
+        with self._changed:
+            self.broken = True
+            self._changed.notify_all()
+
+    def receive(self, timeout=None):
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.frames[self._taken :] or self.broken, timeout):
+                raise TimeoutError
+            if self.frames[self._taken :]:
+                self._taken += 1
+                return self.frames[self._taken - 1]
+            raise TransportError("the other end is gone")
+
+    def send(self, frame):
+        if self.broken:
+            raise TransportError("the other end is gone")
+        _, head = split(frame)
+        if head:
+            self.sent.append(decode(head))
+
+    def close(self):
+        self.end()
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Begins a session on a thread, with a matrix and a long program under way: the session, its line, its thread and its error."""
+    monkeypatch.setattr(cancellation, "LOOK_SECONDS", 0.05)
+    ended = []
+
+    def begin(runtime, template=MANY, outputs=(MADE,)):
+        found, connection = begun(runtime, template, outputs)
+        ended.append((*found, connection))
+        return found
+
+    yield begin
+    for session, line, thread, _, connection in ended:
+        line.put(encode(Goodbye()))
+        connection.close()
+        thread.join(60)
+        session.close()
+
+
+@pytest.fixture
+def session(begin):
+    return begin(CpuRuntime())
+
+
+def begun(runtime, template, outputs):
+    line, errors = Line(), []
+    connection = LeasedConnection(line, 0.1)
+    session = ExecutorSession(runtime)
+
+    def serve():
+        try:
+            session.serve(connection)
+        except TransportError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    line.put(encode(upload()), [memoryview(bytearray(4 * SIDE * SIDE))])
+    line.put(submission(1, template, outputs))
+    return (session, line, thread, errors), connection
+
+
+def test_a_client_that_is_gone_for_longer_than_its_lease_has_its_program_stopped(session):
+    executor, line, thread, errors = session
+    while executor.submissions < 1:
+        time.sleep(0.01)
+    line.end()
+    thread.join(20)
+    assert not thread.is_alive(), "the program would have taken seconds"
+    assert "did not come back" in str(errors[0]) or "gone" in str(errors[0])
+
+
+def test_what_waits_behind_a_program_is_stopped_as_well(session):
+    _, line, _, _ = session
+    line.put(submission(2))
+    line.put(encode(Stop((1, 2))))
+    deadline = time.monotonic() + 20
+    while len([m for m in line.sent if isinstance(m, Completed)]) < 2:
+        assert time.monotonic() < deadline, "the program would have taken seconds"
+        time.sleep(0.01)
+    first, second = (m for m in line.sent if isinstance(m, Completed))
+    assert [f.kind for f in (*first.failures, *second.failures)] == ["ProgramStopped"] * 2
+    assert second.failures[0].instruction == 0, "it did not begin"
+
+
+def test_a_long_program_lets_others_have_a_turn(begin):
+    runtime = CpuRuntime()
+    long, slow, *_ = begin(runtime)
+    while not long._wanted.busy():
+        time.sleep(0.01)
+    _, quick, *_ = begin(runtime, EIGHT, ())
+    deadline = time.monotonic() + 60
+    while not slow.sent:
+        assert time.monotonic() < deadline
+        if quick.sent:
+            slow.put(encode(Stop((1,))))  # what was to be seen was seen
+        time.sleep(0.01)
+    assert quick.sent, "a short program has waited until a long one was through"
+    (stopped,) = slow.sent
+    assert stopped.failures[0].instruction > 0
+    assert stopped.timing.queue > 0, "what it rested is not counted as its own"
+
+
+def test_stops_do_not_pile_up():
+    wanted = CancellationState(FairShare().share())
+    wanted.stop(range(10 * STOPS_LIMIT))
+    work = Work(10 * STOPS_LIMIT - 1, [], [], [], [], (), False)
+    wanted.begin(work)
+    assert len(wanted._unwanted) == STOPS_LIMIT
+    assert work.halt
+
+
+def test_another_process_stops_it_at_the_same_op(tmp_path):
+    journal = Journal.begin(tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NOBODY), 1 << 20)
+    journal.frame(Frame(encode(upload(2)), [memoryview(bytearray(16))]))
+    journal.frame(Frame(submission(1, EIGHT, ())))
+    journal.cut(1, 3)
+    journal.leave()
+    past, line, session = JournalReader(tmp_path / "name.journal"), Line(), ExecutorSession(CpuRuntime())
+    line.numbered = past.taken
+    connection = LeasedConnection(line, 1.0)
+    connection.repeat(past, 0)
+    line.put(encode(Goodbye()))
+    session.serve(connection)
+    (completed,) = line.sent
+    assert [(f.kind, f.instruction) for f in completed.failures] == [("ProgramStopped", 3)]
+    session.close()
+    connection.close()

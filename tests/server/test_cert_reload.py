@@ -1,0 +1,60 @@
+"""A certificate that is renewed while a server runs is shown to whoever connects from then on; who is connected stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn_core.builtins import cert_reload
+from djinn_core.builtins.tls_contexts import fingerprint_of_file
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
+from djinn_core.launch.self_signed import self_signed
+
+SECONDS = 20.0
+
+
+def echo(connection):
+    while True:
+        connection.send(connection.receive(SECONDS))
+
+
+def says(connection, word):
+    connection.send(Frame(word))
+    return connection.receive(SECONDS).head == word
+
+
+@pytest.fixture(params=["tcp", "http"])
+def listening(request, registry, tmp_path):
+    """A listener with a certificate, and how to connect with a fingerprint."""
+    first, second = (self_signed(tmp_path / name) for name in ("first", "second"))
+    transport = next(t for t in registry.transports if t.schemes[0] == request.param)
+    listener = transport.secured(TlsOptions(first.certificate, first.key)).listen(
+        f"{request.param}s://127.0.0.1:0", Limits(), echo
+    )
+    opened = []
+
+    def connect(*fingerprints):
+        tls = TlsOptions(fingerprints=fingerprints)
+        opened.append(transport.secured(tls).connect(listener.url, Limits(), SECONDS))
+        assert says(opened[-1], b"hello")
+        return opened[-1]
+
+    yield connect, first, second
+    for connection in opened:
+        connection.close()
+    listener.close()
+
+
+def test_a_renewed_certificate_is_shown_from_then_on(listening):
+    connect, shown, new = listening
+    old, renewed = fingerprint_of_file(shown.certificate), fingerprint_of_file(new.certificate)
+    there = connect(old, renewed)  # over HTTP it is several connections, of which some come later
+    shown.certificate.write_bytes(new.certificate.read_bytes())
+    cert_reload.look()
+    connect(old)  # half of a pair changes nothing
+    shown.key.write_bytes(new.key.read_bytes())
+    cert_reload.look()
+    connect(renewed)
+    with pytest.raises(TransportError, match="not the one that was expected"):
+        connect(old)
+    assert says(there, b"still here")

@@ -1,0 +1,71 @@
+"""Time on the device is a tenant's, not an executor's: one that dies takes nothing of what was used with it."""
+
+import os
+import signal
+
+import pytest
+from servers import start_server
+
+from djinn_core.errors import AccessRefused, TransportError
+from djinn_core.launch.token_table import Quota, change_table, create
+from djinn_core.runtime.connecting.connect import open_connections
+from djinn_core.server import usage_quota as accounts
+from djinn_core.server.usage_quota import UsageQuota
+from djinn_core.wire.messages import Completed, Submit
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(accounts.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_what_ran_is_charged_once_however_much_of_it_runs_at_a_time(clock):
+    account = UsageQuota()
+    with account:
+        clock[0] += 2.0
+        with account:
+            clock[0] += 3.0
+        account.tick()
+        clock[0] += 1.0
+    clock[0] += 50.0
+    account.tick()
+    assert account.used() == (6.0, 3600.0 - 56.0)
+    clock[0] += 3600.0
+    assert account.used() == (0.0, 3600.0)
+
+
+def test_an_executor_goes_on_with_the_account_of_the_one_that_died(clock, tmp_path):
+    died = UsageQuota.of("alice", tmp_path)
+    died.__enter__()
+    clock[0] += 7.0
+    died.tick()
+    clock[0] += 60.0
+    assert UsageQuota.of("alice", tmp_path).used() == (7.0, 3600.0 - 67.0)
+    assert UsageQuota.of("bob", tmp_path).used()[0] == 0.0
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o600"}
+
+
+def test_who_kills_the_executor_has_no_more_time_for_it(tmp_path, plain_environment, python, registry, ask, wait_for):
+    with change_table(tmp_path / "tokens.json") as box:
+        table, _, token = create(box[0], "alice", 0.0)
+        box[0] = type(table)(table.tokens, {"alice": Quota(seconds_an_hour=1e-9)})
+    options = ["--token-file", tmp_path / "tokens.json", "--threads", "1", "--drain-seconds", "1"]
+    server = start_server(python.start, tmp_path, *options, "--lease-seconds", "0", env=plain_environment)
+    settings = server.settings(token=token, connect_timeout=1.0)
+
+    def again():
+        try:
+            return open_connections(settings, registry)
+        except (AccessRefused, TransportError) as error:
+            return str(error)
+
+    try:
+        (opened,) = again()
+        assert isinstance(ask(opened.connection, Submit(1)), Completed)
+        opened.connection.close()
+        os.kill(opened.attached.process, signal.SIGKILL)
+        wait_for(lambda: "of 1e-09 that you may use" in str(again()), "a refusal by the next executor")
+    finally:
+        server.stop()
