@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ for _name in [name for name in os.environ if name.startswith("DJINN_")]:
 os.environ["DJINN_CONFIG"] = os.devnull
 # As many threads here as the executors of the tests have: sums are then taken in the same order.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A shell ignores Ctrl-C for what it runs in the background, and processes pass that on; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Modules that tests of several folders use.
 sys.path.insert(0, str(Path(__file__).parent / "tests" / "shared"))
 
