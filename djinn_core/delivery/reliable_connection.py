@@ -99,7 +99,6 @@ class LastingConnection(ReliableConnection):
         self._frames = self._bytes = 0  # taken since the other end was last told
         self._asked_again = False
         self._unrepeated: Connection | None = None  # over which nothing was sent again yet
-        self._asked_at: int | None = None  # how much had been sent when an answer was asked for
         self._closed = ""  # why nothing can be sent any more
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
@@ -152,14 +151,12 @@ class LastingConnection(ReliableConnection):
         self._frames = self._bytes = 0
         inner.send(Frame(numbered(number, self._inbox.taken, frame.head), frame.body))
 
-    def _note(self, wish: AckFlags = AckFlags.NOTHING) -> None:
+    def _note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
         """Say how far this end is, unless somebody is just sending, which says so, too."""
         if self._sending.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
-                if wish & AckFlags.ANSWER:
-                    self._asked_at = self._outbox.sent
-                self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.taken, wish).encode()))
+                self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.taken, wish, asked).encode()))
             except TransportError as error:
                 _log.debug("a note was not sent", reason=str(error))  # whoever reads next finds out
             finally:
@@ -302,14 +299,10 @@ class LastingConnection(ReliableConnection):
         if self._inbox.misses(note.number):
             answer |= AckFlags.AGAIN  # also where it was asked for before: that may have been lost as well
         if answer:
-            self._note(answer)
-        if note.wish & AckFlags.AGAIN or (note.wish & AckFlags.ANSWERED and self._lost(note.taken)):
+            self._note(answer, note.number)
+        lost = note.wish & AckFlags.ANSWERED and self._outbox.sent_after(note.taken, note.asked)
+        if lost or note.wish & AckFlags.AGAIN:
             self._again(inner)
-
-    def _lost(self, taken: int) -> bool:
-        """Whether something is missing of what was sent before the question to which `taken` is the answer."""
-        with self._keeping:
-            return self._asked_at is not None and self._outbox.sent_after(taken, self._asked_at)
 
     def _ask_again(self) -> None:
         """Something did not arrive. It is asked for once; if that is lost, too, the next probe finds it."""

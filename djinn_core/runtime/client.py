@@ -297,7 +297,7 @@ def _new_session(opened: tuple[Opened, ...]) -> Session | PoolSession:
         only.url,
         _state.observers,
         attached.recalls,
-        attached.codings,
+        only.codings,
         called=only.server,
     )
 

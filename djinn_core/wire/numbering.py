@@ -23,6 +23,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.wire.frames import Frame, flatten
 
 _PREFIX: Final = struct.Struct("<IIB")
+_ASKED: Final = struct.Struct("<I")
 _MASK: Final = (1 << 32) - 1
 _HALF: Final = 1 << 31
 KEPT_LIMIT: Final = 1 << 16  # frames that may wait to be taken
@@ -59,15 +60,18 @@ class Prefix(msgspec.Struct, frozen=True):
         number: of this frame; of a note, of the last frame that was sent before it.
         taken: how many frames of the other end were taken.
         wish: of a note.
+        asked: of an answer, the number of the note that it answers: several may be under way where the other end is slow.
     """
 
     number: int
     taken: int
     wish: AckFlags = AckFlags.NOTHING
+    asked: int = 0
 
     def encode(self) -> bytes:
-        """Nine bytes."""
-        return _PREFIX.pack(self.number, self.taken, self.wish)
+        """Nine bytes, and four more for an answer."""
+        asked = _ASKED.pack(self.asked) if self.wish & AckFlags.ANSWERED else b""
+        return _PREFIX.pack(self.number, self.taken, self.wish) + asked
 
 
 def numbered(number: int, taken: int, head: bytes) -> bytes:
@@ -87,9 +91,14 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
     if wish >= len(_WISHES):
         raise ProtocolError(f"a frame wishes for something unknown: {wish}")
     head = frame.head[_PREFIX.size :]
+    asked = 0
+    if wish & AckFlags.ANSWERED:
+        if len(head) != _ASKED.size:
+            raise ProtocolError("an answer does not say what it answers")
+        (asked,), head = _ASKED.unpack(head), b""
     if not head and frame.body:
         raise ProtocolError("a note has a body")
-    return Prefix(number, taken, _WISHES[wish]), head
+    return Prefix(number, taken, _WISHES[wish], asked), head
 
 
 @attrs.define

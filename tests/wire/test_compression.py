@@ -80,7 +80,7 @@ def test_an_unknown_coding_is_refused():
 
 def decides(theirs=(PLANES_ZSTD,), nbytes=SEEN, rate=1e7):
     deciding = Compressing(theirs)
-    deciding.sent(nbytes, nbytes / rate)
+    deciding.sent(nbytes, nbytes / rate, compressed=False)
     return deciding
 
 
@@ -98,5 +98,17 @@ def test_it_pays_where_the_link_is_slow():
 def test_what_the_link_does_now_counts_more_than_what_it_did():
     deciding = decides(rate=5e9)
     for _ in range(10):
-        deciding.sent(SEEN, SEEN / 1e7)
+        deciding.sent(SEEN, SEEN / 1e7, compressed=False)
     assert deciding.smaller(weights(torch.bfloat16), 2) is not None
+
+
+def test_what_is_compressed_says_nothing_of_the_link():
+    deciding, data = decides(), weights(torch.bfloat16)
+    for _ in range(10):
+        deciding.sent(SEEN, 0.0, compressed=True)
+    assert deciding.smaller(data, 2) is not None
+    for _ in range(10):
+        deciding.sent(SEEN, 0.0, compressed=True)
+    assert deciding.smaller(data, 2) is None, "some is sent as it is, to see the link again"
+    deciding.sent(SMALLEST, SMALLEST / 1e7, compressed=False)
+    assert deciding.smaller(data, 2) is not None

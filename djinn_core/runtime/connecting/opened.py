@@ -38,6 +38,11 @@ class Opened:
         return self.connection.attached if isinstance(self.connection, StandbyConnection) else self.attached
 
     @property
+    def codings(self) -> tuple[str, ...]:
+        """In which codings uploads may be compressed: none on this machine, where expanding takes longer than copying."""
+        return () if self.url.startswith(("unix:", "inline")) else self.attached.codings
+
+    @property
     def process(self) -> int:
         """Process number of the executor, on its machine."""
         return self.executor.process_id if self.executor is not None else self.now.process

@@ -52,7 +52,7 @@ def open_pool(
             one.url,
             observers,
             one.attached.recalls,
-            one.attached.codings,
+            one.codings,
             number,
             failures,
             one.server,

@@ -6,15 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from djinn_core.wire.compression import PLANES_ZSTD, codings, compressed
+from djinn_core.wire.compression import PLANES_ZSTD, codings, compressed, expanded
 
 SMALLEST: Final = 1 << 20  # bytes; what is smaller travels as it is
 SAMPLE: Final = 256 << 10  # bytes that are compressed to see what it brings
 SEEN: Final = (
     16 << 20
 )  # bytes that must have been sent before the link's rate counts: the first fill buffers on the way
-FASTEST: Final = 1e9  # bytes a second; on faster links, such as this machine's own, nothing is tried
+FASTEST: Final = 2e8  # bytes a second, and less than executors expand: on faster links, such as this machine's own, nothing is tried
 _GAIN: Final = 0.9  # compressing must take less than this part of the time
+_RENEWED: Final = 256 << 20  # compressed bytes after which some are sent as they are, to see the link's rate again
 
 
 class Compressing:
@@ -25,9 +26,17 @@ class Compressing:
         self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in codings()
         self._sent = 0
         self._seconds = 0.0
+        self._compressed = 0  # bytes, since the link's rate was seen last
 
-    def sent(self, nbytes: int, seconds: float) -> None:
-        """Sending `nbytes` took so long. What is long ago counts for less and less."""
+    def sent(self, nbytes: int, seconds: float, *, compressed: bool) -> None:
+        """Note that sending `nbytes` took so long. What is long ago counts for less and less.
+
+        Compressed bytes say nothing of the link: the executor takes longer to expand them than they take to arrive.
+        """
+        if compressed:
+            self._compressed += nbytes
+            return
+        self._compressed = 0
         if self._sent > 4 * SEEN:
             self._sent, self._seconds = self._sent // 2, self._seconds / 2
         self._sent += nbytes
@@ -41,12 +50,14 @@ class Compressing:
         return coded if len(coded) < len(data) else None
 
     def _pays(self, data: memoryview, item: int) -> bool:
-        if self._sent < SEEN or self._sent > FASTEST * self._seconds:
+        """True where compressing here, sending less and expanding there takes less time than sending all; by a sample."""
+        if self._sent < SEEN or self._sent > FASTEST * self._seconds or self._compressed > _RENEWED:
             return False
         link = self._seconds / self._sent  # seconds a byte
         middle = len(data) // 2 // item * item
         sample = data[middle : middle + SAMPLE // item * item]
         started = time.thread_time()
-        ratio = len(compressed(sample, item)) / len(sample)
-        compressor = (time.thread_time() - started) / len(sample)
-        return compressor + ratio * link < _GAIN * link
+        coded = compressed(sample, item)
+        expanded(coded, PLANES_ZSTD, item, len(sample))  # as long as the executor takes, or about that
+        coding = (time.thread_time() - started) / len(sample)
+        return coding + len(coded) / len(sample) * link < _GAIN * link

@@ -242,4 +242,4 @@ class Uploads:
         body = part if coded is None else coded
         started = time.perf_counter()
         self._channel.send(Frame(encode(message), [body]))
-        self._compressing.sent(len(body), time.perf_counter() - started)
+        self._compressing.sent(part.nbytes, time.perf_counter() - started, compressed=coded is not None)
