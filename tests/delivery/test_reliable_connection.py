@@ -183,3 +183,26 @@ def test_counts_wrap() -> None:
     outbox.acknowledge(inbox.taken)
     assert outbox.empty
     assert split(Frame(Prefix(5, 6, AckFlags.AGAIN).encode())) == (Prefix(5, 6, AckFlags.AGAIN), b"")
+
+
+def test_an_answer_to_an_earlier_question_says_nothing_of_what_followed() -> None:
+    network = Network(seed=0)
+    wire = network.client._inner.inner
+    sent, plain = [], wire.send
+    wire.send = lambda frame: (sent.append(split(frame)), plain(frame))
+    for number in range(3):
+        network.client.send(Frame(b"%d" % number))
+        network.client._note(AckFlags.ANSWER)  # the other end is slow, and is asked again and again
+    for number in range(3):
+        assert bytes(network.server.receive(1.0).head) == b"%d" % number
+    network.server.send(Frame(b"done"))
+    with contextlib.suppress(TimeoutError):
+        network.server.receive(0.1)  # the last question
+    assert bytes(network.client.receive(1.0).head) == b"done"
+    with contextlib.suppress(TimeoutError):
+        network.client.receive(0.1)
+    assert [bytes(head) for prefix, head in sent if head] == [b"0", b"1", b"2"]
+    answer = Prefix(5, 6, AckFlags.ANSWERED, 4)
+    assert split(Frame(answer.encode())) == (answer, b"")
+    with pytest.raises(ProtocolError, match="answers"):
+        split(Frame(Prefix(5, 6, AckFlags.ANSWERED).encode()[:-1]))
