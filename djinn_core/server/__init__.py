@@ -2,13 +2,14 @@
 
 In the order in which a client's program passes through:
 
-- `gateway`: who gets in, to which executor; what people who run a server see of it.
-- `executor` (the process), `control` (its parent's orders), `attach` and `aside` (who gets in), `roster` (who is in), `devices` (what it
-  computes on), `room`, `tenancy`, `meter` and `rates` (how many, for whom, how much, how often). `inline`: the same as a thread.
-- `session`: one client's, from message to message.
-- `weights`: bytes that become values, and those that need not travel again.
-- `running`: templates, their values, and one run after the other. `checks`: what kernels take on trust. `compiling`: what runs often.
-- `memory`: an executor that keeps to a limit.
-- `peers`: values from executor to executor.
-- `recovery`: what outlives a connection and a process.
+- `gateway`: authentication, admission, routing to an executor, and operations endpoints.
+- `executor` (the process), `control` (its parent's orders), `attach` and `control_channel` (incoming connections), `session_registry`
+  (live sessions), `devices` (the device that it computes on), `admission_limits`, `tenancy`, `usage_metrics` and `rate_limit` (limits and
+  accounting). `inline`: an executor as a thread.
+- `session`: the message loop of one client.
+- `weights`: uploads, and a content-addressed store of weights that need not be sent again.
+- `running`: templates, their values, and their runs. `checks`: validation of kernel arguments. `compiling`: compilation of hot templates.
+- `memory`: memory limits, eviction, spilling and rematerialization.
+- `peers`: transfer of values between executors.
+- `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
 """

@@ -1,4 +1,4 @@
-"""Whether an executor has room for one more session: those that are there must not become slow for it."""
+"""Admission limits of an executor: a new session is refused where it would slow down those that are running."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ QUEUE_SECONDS: Final = 30.0
 
 @attrs.frozen
 class AdmissionLimits:
-    """How much is enough.
+    """Limits beyond which an executor admits no further session.
 
     Attributes:
-        sessions: that there may be at a time.
-        queue_seconds: how long a submission may have waited for its turn when one more session begins.
+        sessions: the most sessions at a time.
+        queue_seconds: longest time in seconds that a submission may have waited for its turn when a further session begins.
     """
 
     sessions: int = SESSIONS
     queue_seconds: float = QUEUE_SECONDS
 
     def refusal(self, sessions: int, waited: float) -> Refusal | None:
-        """Why there is none beside so many, of whose submissions one has waited so long; None: there is."""
+        """The reason to refuse a session beside `sessions` others, one of whose submissions has waited `waited` seconds; None: admit it."""
         if sessions >= self.sessions:
             return Refusal(
                 f"this executor serves {sessions} sessions, which is as many as it may at a time: try again later, or at another "
@@ -34,7 +34,7 @@ class AdmissionLimits:
             )
         if waited > self.queue_seconds:
             return Refusal(
-                f"the device is busy: a program has been waiting for it for {waited:.0f} s, and nobody is let in meanwhile. "
+                f"the device is busy: a program has been waiting for it for {waited:.0f} s, and no session is admitted meanwhile. "
                 "Try again later, or at another server",
                 again=True,
             )

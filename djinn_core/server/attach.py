@@ -1,4 +1,4 @@
-"""The first message of a client to an executor: a ticket, or nothing happens."""
+"""The first message of a client to an executor, which must contain a valid ticket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Admitted:
-    """A client that showed a good ticket: what it grants, and the digest of the client's allow-list of ops."""
+    """A client that showed a valid ticket: the ticket's grant, and the digest of the client's allow-list of ops."""
 
     grant: Grant
     operators: str

@@ -1,4 +1,4 @@
-"""An executor's line to its parent: orders in, reports out, and the end when the parent is gone."""
+"""Control pipe between an executor and its parent: orders in, reports out; the executor ends when the parent is gone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _log = get_logger("djinn.server")
 
 
 class Serving(Protocol):
-    """What the orders are about."""
+    """The executor as its parent's orders see it."""
 
     def sessions(self, number: int) -> Sessions:
         """The report of that number."""
 
     def stop_accepting(self) -> None:
-        """Let nobody in any more."""
+        """Admit no further clients."""
 
     def evict(self, tokens: Collection[str]) -> None:
-        """End the sessions of whoever came with one of these tokens."""
+        """End the sessions of clients that were admitted with one of these tokens."""
 
     def end(self, session: str, reason: str) -> None:
         """End a session, and what it computes."""
@@ -45,7 +45,7 @@ class Serving(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no session is left."""
+        """True where no session is left."""
 
 
 class Control:

@@ -1,4 +1,4 @@
-"""What an executor tells of its device: memory in bytes, processors, compute capability."""
+"""Device statistics that an executor reports: memory in bytes, processors, compute capability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 
 
 def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
-    """What the device says of its memory, as `device_total` and so on, and its processors."""
+    """The device's memory figures in bytes, as `device_total` and so on, and its number of processors."""
     memory = {f"device_{name}": int(value) for name, value in runtime.memory().items()}
     if runtime.device.type == "cpu":
         return memory | {"multi_processor_count": os.cpu_count() or 1}

@@ -65,7 +65,7 @@ _log = logs.get_logger("djinn.server")
 
 
 class Executor:
-    """Lets clients with tickets in and gives each a session on the device."""
+    """Admits clients with valid tickets and gives each a session on the device."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Executor:
             self._left()
 
     def _refusal(self, admitted: Admitted) -> Refusal | None:
-        """Why somebody who may connect gets no session now. Where the executor is full, the gateway is told as well."""
+        """The reason why a client with a valid ticket gets no session now. Where the executor is full, the gateway is told as well."""
         sessions = self._inside
         reason = self._tenancy.refusal(admitted.grant.badge, sessions)
         if reason:
@@ -223,12 +223,12 @@ class Executor:
         return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recovers=leases.recovers)
 
     def sessions(self, number: int) -> Sessions:
-        """What runs now."""
+        """The sessions that run now, with usage figures."""
         tokens = self._roster.tokens()
         return Sessions(number, self._device.info(), self._roster.statuses(), self._tenancy.metered(), tokens)
 
     def evict(self, tokens: Collection[str]) -> None:
-        """End the sessions of whoever came with one of these tokens (their ids)."""
+        """End the sessions of clients that were admitted with one of these tokens (their ids)."""
         for entry in self._roster.of_tokens(tokens):
             _log.warning("a session is ended: its token is not good any more", session=entry.id, client=entry.client)
             if entry.connection is not None:
@@ -248,7 +248,7 @@ class Executor:
         entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Nobody is let in for now: the gateway, which has less to do than this process, may say so by itself for a while."""
+        """Report that no client is admitted for now: the gateway, which is less busy, may refuse clients by itself for a while."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(reason))
@@ -269,11 +269,11 @@ class Executor:
 
     @property
     def idle(self) -> bool:
-        """Whether no session is left."""
+        """True where no session is left."""
         return self._roster.empty
 
     def stop_accepting(self) -> None:
-        """Let nobody in any more. Calling it again does nothing."""
+        """Admit no further clients. Calling it again does nothing."""
         self._accepting = False
         self._leases.expire()
         while self._listeners:
@@ -427,7 +427,7 @@ def _tls(start: Start) -> TlsOptions | None:
 
 
 def _take_standard_input() -> int:
-    """The orders, on a descriptor that nobody else reads; what anybody prints goes to the log."""
+    """A private descriptor of the parent's orders; what other code prints goes to the log."""
     orders = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

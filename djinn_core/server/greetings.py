@@ -13,7 +13,7 @@ from djinn_core.wire.message import Message
 from djinn_core.wire.messages import AnyMessage, ProtocolClose, Refused, decode, encode
 
 INSTANCE = secrets.token_urlsafe(8)  # of this process
-# Whoever has not shown a token or a ticket can make this end hold no more than this.
+# A peer that has not shown a token or a ticket can make this end hold no more than this.
 STRANGER_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
 
 
@@ -39,7 +39,7 @@ def receive_message(connection: Connection, timeout: float | None) -> AnyMessage
 
 @attrs.frozen
 class Refusal:
-    """Why somebody is not let in. `again`: it will pass, so that asking again makes sense."""
+    """The reason why a client is refused. `again`: the condition is temporary, so a retry makes sense."""
 
     reason: str
     again: bool = False

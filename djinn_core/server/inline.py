@@ -1,6 +1,6 @@
 """An executor as a thread of the client's own process, for debugging with breakpoints on both sides.
 
-It shares the interpreter with the client, so it is slow and its crash is the client's. It goes through the same door as
+It shares the interpreter with the client, so it is slow and its crash is the client's. A client connects to it as to
 a process: ticket, session, messages.
 """
 

@@ -1,8 +1,8 @@
-"""Memory that was freed goes back to the system some time after a connection has ended.
+"""Return of freed memory to the system (`malloc_trim` and garbage collection) some time after a connection has ended.
 
-The C library keeps what threads have freed, in as many places as there were threads at a time, and Python looks seldom for objects that refer to
-each other, the more seldom the more there are: a connection's buffers and a session's programs would wait for that. Without this a server that has had
-a thousand clients holds tens of megabytes for nobody.
+The C library keeps what threads have freed, in as many arenas as there were threads at a time. Python collects reference cycles seldom, the
+more seldom the more objects there are: a connection's buffers and a session's programs would wait for that. Without this a server that
+has served a thousand clients keeps tens of megabytes that are no longer used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = get_logger("djinn.server")
 
 @functools.cache
 def trimmer() -> Callable[[], None]:
-    """What gives freed memory back; does nothing where the C library cannot."""
+    """A function that returns freed memory to the system; it does nothing where the C library cannot."""
     try:
         function = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError) as error:
@@ -46,12 +46,12 @@ def keep_few_arenas() -> None:
 
 
 def set_start_aside() -> None:
-    """What there is now, the imported libraries most of all, stays: looking for what can be freed, 0.2 s otherwise, passes it over."""
+    """Exclude the objects that exist now, mostly imported libraries, from garbage collection, which otherwise takes 0.2 s."""
     gc.freeze()
 
 
 class GivingBack:
-    """Does it once for all that end within a few seconds, in a thread of its own."""
+    """Trims memory once for all connections that end within a few seconds, in a thread of its own."""
 
     def __init__(self, pause: float = PAUSE_SECONDS) -> None:
         self._pause = pause

@@ -1,4 +1,4 @@
-"""How often somebody may do something: so often at once, and then so often a second."""
+"""Token-bucket rate limits: a burst, then a steady rate a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REMEMBERED: Final = 4096  # keys of which it is known how often they came
 
 
 class Bucket:
-    """Fills by `rate` a second, up to `most`. Safe in several threads."""
+    """A token bucket: fills by `rate` a second, up to `most`. Thread-safe."""
 
     def __init__(self, rate: float, most: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = rate
@@ -45,7 +45,7 @@ class Bucket:
 
 
 class Buckets:
-    """One for each key; those that came longest ago are forgotten."""
+    """Token buckets by key; the least recently used are forgotten."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Keeps an executor's process within the machine: what does not fit is refused, and not paid for by everybody's processes."""
+"""Resource limits of an executor process: an allocation that does not fit fails there, and other processes keep their memory."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ from djinn_core.wire.upload_messages import BlobHit, BlobNeeded, BlobOffer, Blob
 _log = get_logger("djinn.server")
 YES, NO = b"\1", b"\0"
 BACKLOG_LIMIT = 4096  # frames that may arrive before a template that was asked for
-# Answers that nobody asked for must be small: a client that is sending does not read them.
+# Unsolicited answers must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
 
@@ -172,12 +172,12 @@ class ExecutorSession:
         return True
 
     def _hold(self, have: BlobQuery, before: bytes | None) -> bytes:
-        """Which of these bytes are here, of those that were here before."""
+        """Flags of the blobs that are here, and were here before where this session is recovered."""
         found = self._uploads.hold(have).found
         return bytes(found if before is None else [now and then for now, then in zip(found, before, strict=True)])
 
     def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
-        """Whether what is offered is here; where it was not before, it comes, whatever is here meanwhile."""
+        """Check whether an offered blob is here. In a recovery, a blob that was missing before is uploaded, even if it is here now."""
         try:
             return YES if self._uploads.consider(offer, look=before != NO) else NO
         except ProtocolError as error:
@@ -224,7 +224,7 @@ class ExecutorSession:
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
     def _exchange_values(self, message: AnyMessage, connection: Connection) -> None:
-        """What concerns other executors."""
+        """Handle a message about values that go to or come from other executors."""
         if isinstance(message, SendValues):
             self._await_uploads(connection)
             self._ship(message, connection)
@@ -491,11 +491,11 @@ class ExecutorSession:
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def holdings(self) -> tuple[int, int]:
-        """How many live values, and their bytes."""
+        """Number of live values, and their bytes."""
         return len(self.values), self.values.nbytes()
 
     def live_values(self) -> int:
-        """How many live values, those that are to be uploaded included: each has a file in the journal."""
+        """Number of live values, including those that are still to be uploaded: each has a file in the journal."""
         return len(self.values) + len(self._uploads.wanted)
 
     def figures(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The sessions that an executor has."""
+"""Registry of an executor's live sessions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Session(Protocol):
 
 @attrs.frozen
 class Entry:
-    """A session with who has it (as they call themselves) and since when, in seconds of the monotonic clock.
+    """A session with its client (by the name that it gives itself) and its start, in seconds of the monotonic clock.
 
-    `token` is the id of the token that let them in, `connection` where they are heard.
+    `token` is the id of the token that admitted the client, `connection` its connection.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Entry:
     since: float = attrs.field(factory=time.monotonic)
 
     def status(self) -> SessionStatus:
-        """What `djinn status` shows of it."""
+        """The session's entry in `djinn status`."""
         try:
             figures = self.session.figures()
         except Exception as error:
@@ -77,7 +77,7 @@ class SessionRegistry:
                 del self._entries[entry.id]
 
     def statuses(self) -> tuple[SessionStatus, ...]:
-        """What `djinn status` shows of all sessions, oldest first."""
+        """Entries of all sessions in `djinn status`, oldest first."""
         return tuple(entry.status() for entry in self.entries())
 
     def entries(self) -> list[Entry]:
@@ -102,7 +102,7 @@ class SessionRegistry:
             return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
 
     def tokens(self) -> tuple[str, ...]:
-        """The ids of the tokens that somebody came with who is in."""
+        """Ids of the tokens of clients that have a session."""
         with self._lock:
             return tuple(sorted({entry.token for entry in self._entries.values() if entry.token}))
 
@@ -111,5 +111,5 @@ class SessionRegistry:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is in."""
+        """True where there are no sessions."""
         return not self._entries

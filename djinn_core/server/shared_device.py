@@ -1,4 +1,4 @@
-"""What the sessions of a device share: turns, the random generator, compiled templates, memory."""
+"""State shared by the sessions of a device: turns, the random generator, compiled templates, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor knows of the one tenant that it works for: its weights, and how much it may use."""
+"""Assignment of an executor to its one tenant: the tenant's weight store, and its quota."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from djinn_core.server.weights.disk import DISK
 from djinn_core.server.weights.store import WeightStore
 
 _OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
-_GIVEN_SECONDS = 2.0  # until what was ordered before somebody was sent here is read at the latest
+_GIVEN_SECONDS = 2.0  # until the orders that precede a client's arrival are read at the latest
 _log = get_logger("djinn.server")
 
 
 class Tenancy:
-    """Belongs to whoever comes first.
+    """Assigns the executor to the tenant that connects first.
 
     Attributes:
         store: where the tenant's weights are kept, if they are.
@@ -32,34 +32,35 @@ class Tenancy:
         self._shared = store
         self._tenant: str | None = None
         self._lock = threading.Lock()
-        self._given = ""  # who whoever started this process has given it to
+        self._given = ""  # the tenant that the parent process has assigned it to
         self._is_given = threading.Event()
 
     def belong(self, tenant: str) -> None:
-        """Whoever started this process gives it to a tenant."""
+        """Assign this executor to a tenant, by order of its parent."""
         self._given = tenant
         self._is_given.set()
 
     def refusal_to_recover(self, badge: Badge) -> str:
-        """Why a session that somebody with this badge had elsewhere cannot go on here; empty: it can.
+        """The reason why a session of this badge from another process cannot be recovered here; empty: it can.
 
-        Nobody needs a ticket for that: an executor that waits for its first tenant would belong to whoever finds its port.
+        Recovery needs no ticket, so the executor must have been assigned to the tenant: any client that finds the port of an
+        unassigned one could claim it.
         """
         if not badge.tenant or (self._is_given.wait(_GIVEN_SECONDS) and badge.tenant == self._given):
             return ""
         _log.warning("a session was not recovered: this executor is not its tenant's", tenant=badge.tenant)
-        return "this executor works for somebody else: connect to the gateway again"
+        return "this executor works for another tenant: connect to the gateway again"
 
     def refusal(self, badge: Badge, sessions: int) -> str:
-        """Why whoever has this badge cannot begin a session beside so many; empty: they can."""
+        """The reason why a client with this badge cannot begin a session beside `sessions` others; empty: it can."""
         with self._lock:
             if self._tenant is None:
                 self._tenant = badge.tenant
                 self.store = self._store_of(badge)
                 self._open_account(badge.tenant)
             if badge.tenant != self._tenant:
-                _log.error("a gateway sent somebody to another tenant's executor", tenant=badge.tenant)
-                return "this executor works for somebody else: connect to the gateway again"
+                _log.error("a gateway sent a client to another tenant's executor", tenant=badge.tenant)
+                return "this executor works for another tenant: connect to the gateway again"
             METER.quota = badge.quota
             DISK.limit = badge.quota.disk
             if self.store is not None:
@@ -69,7 +70,7 @@ class Tenancy:
             return METER.may_begin(sessions)
 
     def metered(self) -> Metered:
-        """What was done here."""
+        """Usage figures of this executor, with those of its weight store."""
         stored = (
             {} if self.store is None else {"store_bytes": self.store.nbytes(), "store_limit_bytes": self.store.limit}
         )

@@ -1,4 +1,4 @@
-"""What an executor process has done, in numbers, and whether its tenant may do more."""
+"""Usage metrics of an executor process, and the check of its tenant's quota."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Holder(Protocol):
     """Something that holds values: a session."""
 
     def holdings(self) -> tuple[int, int]:
-        """How many live values, and their bytes."""
+        """Number of live values, and their bytes."""
 
     def live_values(self) -> int:
-        """How many live values; at once, however many there are."""
+        """Number of live values, in constant time."""
 
 
 class Histogram:
-    """How often something took how long."""
+    """A histogram of durations."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
@@ -45,12 +45,12 @@ class Histogram:
         self._sum += seconds
 
     def distribution(self) -> Distribution:
-        """What was seen so far."""
+        """The distribution of the durations seen so far."""
         return Distribution(BOUNDS, tuple(self._counts), self._sum)
 
 
 class UsageMetrics:
-    """Counts what the sessions of this process do. All of them are one tenant's."""
+    """Counters of the sessions of this process, all of which are one tenant's."""
 
     def __init__(self) -> None:
         self.quota = Quota()
@@ -104,10 +104,10 @@ class UsageMetrics:
             self._totals["sessions_ended"] += 1
 
     def check(self) -> None:
-        """Whether the tenant may go on.
+        """Check that the tenant is within its quota.
 
         Raises:
-            QuotaExceeded: it has used up what it may; the message says what of, and what to do.
+            QuotaExceeded: it has used up a quota; the message says which, and what to do.
         """
         quota = self.quota
         self.check_values()
@@ -121,7 +121,7 @@ class UsageMetrics:
             )
 
     def check_values(self) -> None:
-        """Whether the tenant has no more values than it may have, which also come without a submission.
+        """Check the tenant's quota of values, which are also created without a submission.
 
         Raises:
             QuotaExceeded: it has.
@@ -136,7 +136,7 @@ class UsageMetrics:
             )
 
     def may_begin(self, sessions: int) -> str:
-        """Why one more session may not begin beside so many; empty: it may."""
+        """The reason why a further session may not begin beside `sessions` others; empty: it may."""
         try:
             self.check()
         except QuotaExceeded as error:
@@ -153,7 +153,7 @@ class UsageMetrics:
         return sum(values for values, _ in held), sum(nbytes for _, nbytes in held)
 
     def report(self, others: Mapping[str, int]) -> Metered:
-        """Everything; `others` are gauges that somebody else knows."""
+        """All counters and gauges; `others` are gauges that the caller measures."""
         values, memory = self.holdings()
         with self._lock:
             gauges: dict[str, float] = {
@@ -182,7 +182,7 @@ def _times(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _process() -> dict[str, int]:
-    """What the system says of this process."""
+    """The system's figures for this process."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are enough

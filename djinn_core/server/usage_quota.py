@@ -1,4 +1,4 @@
-"""What a tenant has used of its time on a device within the hour, where the tenant's next executor finds it."""
+"""A tenant's device time within the hour, in a file where the tenant's next executor finds it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of al
 class UsageQuota:
     """Seconds on the device in this hour: those during which it is entered.
 
-    They are written down while they pass (`tick`), so that what ends its process in the middle is not free.
+    They are written to the file while they pass (`tick`), so that a submission that ends the process midway is charged, too.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:

@@ -110,9 +110,9 @@ def test_nobody_takes_an_executor_that_waits_for_its_first_tenant(start, say):
     spare = start()
     answer = say(spare, mine)
     assert isinstance(answer, Refused)
-    assert "works for somebody else" in answer.reason
+    assert "works for another tenant" in answer.reason
     assert isinstance(say(spare, Attach(spare.issue_ticket(badge=Badge("bob")), "")), Attached)
-    assert "works for somebody else" in say(spare, mine).reason
+    assert "works for another tenant" in say(spare, mine).reason
     hers = start()
     hers.issue_ticket(badge=alice)
     assert isinstance(say(hers, mine), Resumed)

@@ -1,6 +1,6 @@
-"""Arguments that kernels of PyTorch take on trust, checked before they are called.
+"""Validation of arguments that PyTorch kernels do not check themselves, before the kernels are called.
 
-Eager PyTorch calls most kernels with what it has computed itself, gradients above all, and some look no further: given a gradient of
-another shape, or an index beyond the end, they read and write memory that is not the tensor's. A client can say anything, so each such
-op has a rule here. What the rules must catch is found by `tests/fuzz/run_ops.py`.
+Eager PyTorch calls most kernels with values that it has computed itself, gradients above all, and some kernels do not check them: given a
+gradient of another shape, or an index out of bounds, they read and write memory outside the tensor. A client can send any arguments, so
+each such op has a rule here. `tests/fuzz/run_ops.py` finds the cases that the rules must catch.
 """

@@ -1,4 +1,4 @@
-"""The arguments of a call by their names, and what rules say of them."""
+"""The arguments of an op call by name, and helpers with which rules check them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Arguments:
-    """What an op is called with, by the names of its schema; what was left out has its default."""
+    """Arguments of an op call, by the names of its schema; omitted ones have their defaults."""
 
     def __init__(self, op: str, given: dict[str, Any]) -> None:
         self.op = op

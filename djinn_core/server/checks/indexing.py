@@ -1,4 +1,4 @@
-"""Ops whose tensors hold indices, lengths or offsets that their kernels follow without looking."""
+"""Rules for ops whose tensors hold indices, lengths or offsets that their kernels use without bounds checks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Arguments that PyTorch takes as numbers, whatever they are: dtypes, layouts, memory formats. And devices, which are the executor's own alone.
+"""Rules for arguments that PyTorch passes as plain integers (dtypes, layouts, memory formats) and for devices.
 
-A dtype that there is not makes kernels read beyond their tables, and another device is another tenant's.
+A dtype that does not exist makes kernels read beyond their tables. Only the executor's own device is allowed: another device is another
+tenant's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _KINDS: Final = {
 
 
 def check_kinds(form: Form, overload: Any) -> None:
-    """Whether a form gives dtypes, layouts, memory formats and devices where `overload` takes them.
+    """Check that a form gives dtypes, layouts, memory formats and devices where `overload` takes them.
 
     Raises:
         UnsupportedOperation: it gives something else.

@@ -1,4 +1,4 @@
-"""Ops that take lists of tensors, whose kernels expect as many in each: fused optimizers, recurrent layers."""
+"""Rules for ops whose kernels expect tensor lists of equal length: fused optimizers, recurrent layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalizations: they trust that statistics and weights have an element for each channel or row."""
+"""Rules for normalizations, whose kernels assume that statistics and weights have an element for each channel or row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_norm_updating(a: Arguments) -> None:
 
 
 def batch_norm_statistics(a: Arguments) -> None:
-    """What is updated, if anything, has an element for each channel."""
+    """Check that updated statistics, if any, have an element for each channel."""
     _channels(a, needed=False)
 
 

@@ -1,4 +1,4 @@
-"""Ops that trust shapes of their operands or numbers: distances, transforms, polynomials, quasi-random sequences."""
+"""Rules for ops that do not check operand shapes or numbers: distances, transforms, polynomials, quasi-random sequences."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def no_least(a: Arguments) -> None:
 
 
 def random_from(a: Arguments) -> None:
-    """Where there is no upper end, the lower one must be a number of the dtype."""
+    """Check that without an upper bound the lower one is representable in the dtype."""
     start, dtype = a.__getattr__("from"), a.self.dtype
     if start is not None and a.to is None and dtype.is_floating_point:
         most = int(2 / torch.finfo(dtype).eps)
@@ -135,7 +135,7 @@ def antialiased(a: Arguments) -> None:
 
 
 def reshape_alias(a: Arguments) -> None:
-    """What the new tensor looks at lies in memory that the old one has."""
+    """Check that the new view lies within the memory of the old tensor."""
     size, stride, given = list(a.size), list(a.stride), a.self
     fits = len(size) == len(stride) and min((*size, *stride, 0)) >= 0
     room = given.untyped_storage().nbytes() // given.element_size() if fits else 0

@@ -1,4 +1,4 @@
-"""Backward passes of poolings, paddings and samplings: they trust that gradients and indices fit the input."""
+"""Rules for backward passes of pooling, padding and sampling, which assume that gradients and indices fit the input."""
 
 from __future__ import annotations
 

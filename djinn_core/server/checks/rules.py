@@ -1,4 +1,4 @@
-"""Which op has which rule, and the call that looks first."""
+"""The table of argument rules by op, and the wrapper that applies a rule before the op is called."""
 
 from __future__ import annotations
 
