@@ -1,1 +1,1 @@
-"""The gateway process: who gets in, to which executor, and what people who run a server see of it."""
+"""The gateway process: authentication, admission, routing to executors, and operations endpoints."""

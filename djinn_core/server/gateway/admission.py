@@ -1,4 +1,4 @@
-"""A gateway's side of a connection: the right token, or nothing happens."""
+"""Admission of connections at the gateway: a client with a valid token gets a ticket, a relay or a status."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _FIRST = "the first message must be one that shows a token"
 
 @attrs.define
 class Counts:
-    """What has happened since the gateway started: refusals by kind, admissions by tenant.
+    """Counts since the gateway started: refusals by kind, admissions by tenant.
 
-    `keys` are the ids of the tokens that somebody came with.
+    `keys` are the ids of the tokens that clients have shown.
     """
 
     connections: int = 0
@@ -63,15 +63,15 @@ class Counts:
 
 @attrs.frozen
 class Admission:
-    """Lets clients with a token in: a ticket for an executor, a relay to it where they need one, or the status.
+    """Admits clients with a valid token: with a ticket for an executor, a relay to it where they need one, or the status.
 
     Attributes:
-        gatekeeper: knows the tokens. tenants: have the executors. audit: hears of everybody.
+        gatekeeper: checks tokens. tenants: the executors by tenant. audit: the log of every connection.
         transports: ways to the executors.
-        gateway: where the gateway listens. status: what it is doing, for somebody who may see that.
-        strangers: those that have shown nothing yet.
-        rates: how often tenants connect. wrong: how often wrong tokens are answered; a good one never waits for those.
-        relays: for how many of their connections frames are passed on.
+        gateway: where the gateway listens. status: its status, for an identity that may see it.
+        strangers: connections that have not shown a token yet.
+        rates: limits how often tenants connect. wrong: limits how often wrong tokens are answered; valid ones never wait.
+        relays: limits the relayed connections of each tenant.
     """
 
     gatekeeper: Authenticator
@@ -113,7 +113,7 @@ class Admission:
             complain(connection, str(error))
 
     def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
-        """Who sent the first message; None where nobody is let in with it, who was told why."""
+        """The identity behind a first message; None where the client was refused and has been told why."""
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denied(_FIRST, "no_token"), type(message).__name__)
             return None
@@ -136,7 +136,7 @@ class Admission:
         return identity
 
     def _too_often(self, identity: Identity) -> float:
-        """Seconds after which the tenant may connect again; 0.0: now. A tenant is slowed by nobody but itself."""
+        """Seconds after which the tenant may connect again; 0.0: now. A tenant is slowed only by its own connections."""
         a_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
         return self.rates.of(f"{identity.tenant} {identity.monitor}", a_minute / 60, max(1.0, a_minute / 6)).take()
 
@@ -145,7 +145,7 @@ class Admission:
         if who is None and self.wrong.take():
             self.counts.refused["flood"] += 1
             self.audit.note("refused", why="flood", asked=asked, peer=_peer(connection))
-            return  # without an answer: nobody who has a token sends wrong ones by the hundred
+            return  # without an answer: a client that has a token does not send wrong ones by the hundred
         known = {} if who is None else {"tenant": who.tenant, "key": who.token}
         self.audit.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
@@ -244,7 +244,7 @@ class Admission:
 
 
 def _peer(connection: Connection) -> str:
-    """Who is at the other end, as far as the transport says."""
+    """Name of the peer, as far as the transport knows it."""
     return str(getattr(connection, "peer", "")).removeprefix("client ")
 
 

@@ -1,4 +1,4 @@
-"""The audit log: who connected, what was refused. One JSON object a line; secrets have no place in it."""
+"""The audit log of connections and refusals: one JSON object a line, without secrets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Audit:
             _log.error("the audit log cannot be written", path=str(self._path), error=str(error))
 
     def _reopen_if_moved(self) -> None:
-        """Go on in a new file where somebody (logrotate) has moved the old one away."""
+        """Reopen the log file where another process (logrotate) has moved it away."""
         assert self._path is not None
         try:
             moved = self._path.stat().st_ino != os.fstat(self._file).st_ino

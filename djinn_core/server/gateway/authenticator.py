@@ -1,4 +1,4 @@
-"""Who a token belongs to, and what it is good for."""
+"""Authentication: the tenant of a token, and its permissions and quota."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Identity:
-    """Who somebody is that showed a good token.
+    """The identity of a client that showed a valid token.
 
     Attributes:
-        tenant: whose work it is.
+        tenant: name of the tenant that the client works for.
         token: id of the token; empty for the server's own one.
-        monitor: whether it may look only.
-        expires: when the token is no good any more, in seconds since 1970; 0: never.
-        quota: what the tenant may use.
+        monitor: True for a read-only token.
+        expires: when the token expires, in seconds since 1970; 0: never.
+        quota: limits of what the tenant may use.
     """
 
     tenant: str
@@ -38,13 +38,13 @@ class Identity:
 
     @property
     def sees_all(self) -> bool:
-        """Whether it may see what other tenants do: the operator, and whoever watches for it."""
+        """True for an identity that may see what other tenants do: the operator, and the holder of a monitor token."""
         return self.tenant == OPERATOR or self.monitor
 
 
 @attrs.frozen
 class Denied:
-    """Who is not let in. `reason` is for whoever asked, as are `again` and `after`, which are those of `Refused`; `kind` for logs and counters."""
+    """A refused client. `reason`, `again` and `after` are for the client, as in `Refused`; `kind` is for logs and counters."""
 
     reason: str
     kind: str
@@ -56,7 +56,7 @@ _UNKNOWN: Final = Denied("the token is not the one that this server asks for: se
 
 
 class Authenticator:
-    """Knows the server's own token and those in a table, which may change while the server runs."""
+    """Checks tokens against the server's own one and a table, which may change while the server runs."""
 
     def __init__(self, token: Token, table: Path | None = None) -> None:
         """Raises `ConfigurationError` where the table cannot be used."""
@@ -72,7 +72,7 @@ class Authenticator:
 
     @property
     def has_table(self) -> bool:
-        """Whether there are tokens besides the server's own."""
+        """True where there are tokens besides the server's own."""
         return self._file is not None
 
     @property
@@ -81,7 +81,7 @@ class Authenticator:
         return frozenset({OPERATOR, *(row.tenant for row in self._good_rows() if not row.monitor)})
 
     def identify(self, shown: str) -> Identity | Denied:
-        """Whose token it is, in a time that says nothing about tokens that were not shown."""
+        """The identity of a token's owner, found in a time that reveals nothing about other tokens."""
         if self._token.matches(shown):
             return Identity(OPERATOR, quota=self._current().quotas.get(OPERATOR, Quota()))
         digest, found = digest_of(shown), None
@@ -96,7 +96,7 @@ class Authenticator:
         return Identity(found.tenant, found.id, found.monitor, found.expires, table.quotas.get(found.tenant, Quota()))
 
     def is_good(self, token: str) -> bool:
-        """Whether the token of that id has not been revoked and has not expired."""
+        """True where the token of that id has not been revoked and has not expired."""
         return not token or any(row.id == token for row in self._good_rows())
 
     def _good_rows(self) -> list[TokenRow]:

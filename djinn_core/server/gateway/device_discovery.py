@@ -1,6 +1,6 @@
-"""Which devices `djinn serve --device all` offers.
+"""Discovery of the devices that `djinn serve --device all` offers.
 
-Device plugins are asked in a process of its own: asking opens some devices, and the gateway should hold none of their memory.
+Device plugins are queried in a separate process: the query opens some devices, and the gateway should hold none of their memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALL = "all"
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The settings `plugins`, `disable` and `plugin_settings`, as the process that asks is told them."""
+    """The settings `plugins`, `disable` and `plugin_settings` for the process that queries the plugins."""
 
     plugins: tuple[str, ...] | None
     disable: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The gateway process: lets clients in and watches over the executors, which do the work."""
+"""The gateway process: admits clients, and starts and supervises the executors."""
 
 from __future__ import annotations
 
@@ -46,35 +46,35 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class GatewayOptions:
-    """How to serve.
+    """Options of a gateway.
 
     Attributes:
         places: where to listen, with which transports.
-        advertise: how clients on other machines reach this one, for the connection file; empty: found out.
-        devices: devices to offer, an executor for each; `all`: what there is; empty: the best that the machine has.
+        advertise: host name under which other machines reach this one, for the connection file; empty: found out.
+        devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
         token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
-        operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: they are nowhere.
-        audit_log: file that is told who connected and what was refused; None: the log alone.
+        operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
+        audit_log: file for connections and refusals; None: the log alone.
         connection_file: where to write URLs and token; None: a place of the user's own.
         threads: torch threads of each executor.
-        plaintext_accepted: whether the operator accepts that everything travels unencrypted on a network.
-        drain_seconds: how long sessions may go on after a signal to stop.
-        start_timeout: how long the executors may take to start, in seconds.
+        plaintext_accepted: True where the operator accepts unencrypted traffic on a network.
+        drain_seconds: time for which sessions may go on after a signal to stop.
+        start_timeout: time that the executors may take to start, in seconds.
         plugins, disable, plugin_settings: as in the settings.
         log_level, debug: what the executors log.
-        store, store_bytes: where weights are kept so that they need not travel again, and how many bytes; None: nowhere.
-        warm: safetensors files whose tensors need not travel at all.
+        store, store_bytes: directory of weights that need not be sent again, and its limit in bytes; None: nowhere.
+        warm: safetensors files whose tensors need not be sent at all.
         compilers: as in the settings.
         memory: bytes that the sessions of each executor may hold; 0: as much as its device has.
-        tls: the certificate to show, and whose certificates clients must show; None: no TLS.
-        pinned: whether clients know the certificate by its fingerprint, which the connection file then says.
-        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
-        journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when an
-            executor dies, and how many bytes each may have; None: nowhere.
-        snapshot_seconds: how often a journal begins anew with the session's state, at most.
-        most_sessions: how many sessions each executor serves at a time.
-        queue_seconds: how long a submission may have waited for its turn when one more session begins.
-        executor_module: what the executors run; only tests change it.
+        tls: the server's certificate, and the authority of client certificates; None: no TLS.
+        pinned: True where clients check the certificate by its fingerprint, which is in the connection file.
+        lease_seconds: time for which a session waits for a client whose connection broke; 0: it ends with its connection.
+        journals, journal_bytes: directory for session journals, from which the next executor recovers the sessions when an
+            executor dies, and the limit of each in bytes; None: nowhere.
+        snapshot_seconds: shortest time between two snapshots of a session, each of which begins its journal anew.
+        most_sessions: the most sessions that each executor serves at a time.
+        queue_seconds: longest time that a submission may have waited for its turn when a further session begins.
+        executor_module: module that the executors run; only tests change it.
     """
 
     places: Places = attrs.field(factory=Places)
@@ -109,7 +109,7 @@ class GatewayOptions:
     executor_module: str = EXECUTOR_MODULE
 
     def with_settings(self, settings: Settings) -> GatewayOptions:
-        """What the command line left open, from the settings."""
+        """Options with the settings in place of those that the command line does not give."""
         return attrs.evolve(
             self,
             devices=self.devices or ((settings.device,) if settings.device else ()),
@@ -126,9 +126,9 @@ class GatewayOptions:
 
 @attrs.frozen
 class Serving:
-    """A gateway that is ready: where it listens, what it offers, and the file that says so to clients.
+    """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
-    `dialled`: the same addresses as other machines dial them.
+    `dialled`: the same addresses as other machines connect to them.
     """
 
     urls: tuple[str, ...]
@@ -141,7 +141,7 @@ class Serving:
 
 
 class Gateway:
-    """Executors, listeners and a connection file that belong together."""
+    """A gateway: its executors, listeners and connection file."""
 
     def __init__(self, options: GatewayOptions, token: Token, gatekeeper: Authenticator, audit: Audit) -> None:
         self._options = options
@@ -200,7 +200,7 @@ class Gateway:
         return fingerprint_of_file(tls.certificate) if tls is not None and tls.certificate is not None else ""
 
     def close(self, drain_seconds: float) -> None:
-        """Let nobody in any more, let sessions end for at most `drain_seconds`, then end the executors."""
+        """Admit no further clients, wait at most `drain_seconds` for sessions to end, then end the executors."""
         self._draining = True
         if self._watch is not None:
             self._watch.close()
@@ -238,7 +238,7 @@ class Gateway:
         return self._urls()
 
     def _listen_for_operations(self, tenants: Tenants) -> OperationsListener | None:
-        """From the beginning: whoever asks hears that the executors are not ready yet."""
+        """Start the operations listener before the executors, so that `/readyz` reports that they are not ready yet."""
         port = self._options.operations_port
         if port is None:
             return None
@@ -250,7 +250,7 @@ class Gateway:
 
     def _why_not_ready(self) -> str:
         if self._draining:
-            return "draining: nobody is let in any more"
+            return "draining: no further clients are admitted"
         if not self._listeners or self._tenants is None:
             return "starting"
         return "" if self._tenants.ready else "an executor is being started"
@@ -314,7 +314,7 @@ def _allow_many_files() -> None:
 
 
 def _leave_no_cores() -> None:
-    """What a process leaves on disk when it crashes would have tokens, keys and data in it; executors inherit this."""
+    """Disable core dumps, which would contain tokens, keys and data; executors inherit this."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
@@ -327,7 +327,7 @@ def default_connection_file() -> Path:
 
 
 class _Stop(BaseException):
-    """A signal asked the server to stop. No `Exception`, so that nothing on the way takes it for an error."""
+    """A signal asked the server to stop. It is no `Exception`, so that no handler takes it for an error."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Lines about what happens over and over: the first ones whole, then some, and how many were left out."""
+"""Rate limits for repeated log lines: the first ones are all written, then some, with the number of lines left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A_SECOND: Final = 1.0
 
 
 class Sparing:
-    """Says which lines to write. Whoever causes them could otherwise fill a disk, or hide among them."""
+    """Decides which lines to write. A client that causes many of them could otherwise fill a disk, or hide among them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._buckets = Buckets(clock)
@@ -23,7 +23,7 @@ class Sparing:
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int | None:
-        """How many lines of that kind were left out before this one; None: leave this one out, too."""
+        """Number of lines of that kind that were left out before this one; None: leave this one out, too."""
         wait = self._buckets.of(kind, A_SECOND, AT_ONCE).take()
         with self._lock:
             if wait:

@@ -1,4 +1,4 @@
-"""What `/metrics` shows, in the names that Prometheus' users expect: base units, `_total` for what only grows."""
+"""Prometheus metrics for `/metrics`, named by its conventions: base units, `_total` for counters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTERS: Final = {
     "submissions": "Submissions that were answered",
     "ops": "Ops of all submissions",
     "op_failures": "Ops that failed",
-    "submissions_stopped": "Submissions that were stopped because nobody wanted them any more",
+    "submissions_stopped": "Submissions that were cancelled",
     "fetched_tensors": "Tensors sent to clients",
     "fetched_bytes": "Bytes of tensors sent to clients",
     "received_bytes": "Bytes received beside messages: tensors",
@@ -56,7 +56,7 @@ _LABELS: Final = ("executor", "device", "tenant")
 
 @attrs.frozen
 class Observed:
-    """What the metrics are read from."""
+    """Objects from which the metrics are read."""
 
     tenants: Tenants
     gatekeeper: Authenticator
@@ -102,7 +102,7 @@ def _library() -> Any:
 
 @attrs.frozen
 class _Row:
-    """One executor, as it is shown: its labels, its place, and what it reports if it does."""
+    """One executor in the metrics: its labels, its seat, and its report if there is one."""
 
     labels: tuple[str, str, str]
     seat: Seat
@@ -110,7 +110,7 @@ class _Row:
 
 
 class _Collector:
-    """Makes metrics when somebody asks."""
+    """A Prometheus collector: makes the metrics at each scrape."""
 
     def __init__(self, observed: Observed, families: Any) -> None:
         self._observed = observed
@@ -138,7 +138,7 @@ class _Collector:
         yield self._families.InfoMetricFamily("djinn_build", "Version of the server", value={"version": seen.version})
         yield self._gauge("djinn_gateway_uptime_seconds", "Since when it runs", time.monotonic() - seen.since)
         yield self._gauge("djinn_gateway_ready", "Whether clients find an executor", float(seen.tenants.ready))
-        yield self._gauge("djinn_gateway_draining", "Whether it lets nobody in any more", float(seen.draining()))
+        yield self._gauge("djinn_gateway_draining", "1 while the gateway drains and admits no further clients", float(seen.draining()))
         yield self._gauge("djinn_gateway_strangers", "Connections that have shown nothing yet", len(seen.strangers))
         yield self._gauge("djinn_gateway_tenants", "Tenants that have a good token", len(seen.gatekeeper.tenants))
         yield self._counter("djinn_gateway_connections", "Connections that were made", {(): counts.connections})

@@ -1,7 +1,7 @@
-"""The listener for those who run the server: is it alive, is it ready, what does it do.
+"""HTTP listener for operators: liveness (`/livez`), readiness (`/readyz`) and Prometheus metrics (`/metrics`).
 
-Every route asks for a token, as everything here does: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes
-one that is good for nothing else.
+Every route requires a token: `Authorization: Bearer TOKEN`. `djinn token create NAME --monitor` makes one that is good for
+nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Answer:
-    """What a route says."""
+    """An HTTP response of a route."""
 
     status: HTTPStatus
     body: bytes
@@ -49,10 +49,10 @@ class Answer:
 
 @attrs.frozen
 class Operations:
-    """What the routes know.
+    """The routes and the state that they report.
 
     Attributes:
-        ready: whether a client that comes now is served; if not, why.
+        ready: returns the reason why a client that connects now is not served, empty where it is.
         export: the metrics and their content type, for an `Accept` header.
     """
 
@@ -63,12 +63,12 @@ class Operations:
     export: Callable[[str], tuple[bytes, str]]
 
     def livez(self, who: Identity, accept: str) -> Answer:
-        """Whether this process answers at all. Where it does not, it should be started again."""
+        """Liveness: a process that does not answer should be restarted."""
         del who, accept
         return Answer(HTTPStatus.OK, b"ok\n")
 
     def readyz(self, who: Identity, accept: str) -> Answer:
-        """Whether clients should be sent here. Where it is not, they should go elsewhere for now."""
+        """Readiness: while it fails, clients should be sent elsewhere."""
         del who, accept
         reason = self.ready()
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n".encode())
@@ -160,7 +160,7 @@ class _Server(ThreadingHTTPServer):
             secure.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Somebody hung up, or took too long."""
+        """Log a request whose client hung up or took too long."""
         del request
         _log.info("a request for operations broke off", peer=str(client_address), error=repr(sys.exception()))
 

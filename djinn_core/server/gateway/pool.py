@@ -1,4 +1,4 @@
-"""The executor processes of a gateway: started warm, watched, started again when one dies."""
+"""Pool of a gateway's executor processes: started ahead of use, supervised, and restarted when one dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = get_logger("djinn.server")
 
 
 class Seat:
-    """The place of one executor, whoever sits in it."""
+    """The place of one executor in a pool, kept when its process is replaced."""
 
     def __init__(self, options: ExecutorOptions, start_timeout: float) -> None:
         """Start the first process, without waiting for it."""
@@ -53,7 +53,7 @@ class Seat:
         return self._device_id
 
     def status(self) -> ExecutorStatus:
-        """What `djinn status` shows of it."""
+        """The executor's entry in `djinn status`."""
         process, state = self._process, self._state
         if state == "ready":
             try:
@@ -67,11 +67,11 @@ class Seat:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Number of restarts of the executor."""
         return self._restarts
 
     def report(self) -> Sessions | None:
-        """What it says of itself; None where it is not there or says nothing."""
+        """The executor's report of its sessions; None where it is not ready or does not answer."""
         if self._state != "ready":
             return None
         try:
@@ -196,7 +196,7 @@ class Pool:
             seat.end(session, reason)
 
     def statuses(self) -> tuple[ExecutorStatus, ...]:
-        """What `djinn status` shows of each."""
+        """Entries of all executors in `djinn status`."""
         return tuple(seat.status() for seat in self._seats)
 
     def close(self, drain_seconds: float) -> None:

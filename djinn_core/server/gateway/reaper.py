@@ -1,4 +1,4 @@
-"""What a gateway looks after every few seconds: tokens that are not good any more, tenants that are gone."""
+"""Reaper of the gateway: periodically ends sessions whose token is no longer valid, and executors of absent tenants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = get_logger("djinn.server")
 
 
 class Watch:
-    """A thread that ends what should not go on."""
+    """A thread that ends expired sessions and unused executors."""
 
     def __init__(self, gatekeeper: Authenticator, tenants: Tenants, audit: Audit, counts: Counts) -> None:
         self._gatekeeper = gatekeeper
@@ -51,7 +51,7 @@ class Watch:
         return tuple(sorted(key for key in keys if not self._gatekeeper.is_good(key)))
 
     def _seen(self) -> frozenset[str]:
-        """The tokens of sessions that are there, whoever let them in: an older gateway, or a ticket that is used late."""
+        """Tokens of the live sessions, including those admitted by an older gateway or with a ticket that was used late."""
         if not self._gatekeeper.has_table:
             return frozenset()
         reports = [seat.report() for _, pool in self._tenants.pools() for seat in pool.seats]

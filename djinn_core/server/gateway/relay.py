@@ -1,4 +1,4 @@
-"""Passing frames on between two connections, without looking at them."""
+"""Relay of frames between two connections, without decoding them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = get_logger("djinn.server")
 
 
 class Way:
-    """One direction of a connection that is passed on."""
+    """One direction of a relayed connection."""
 
     def __init__(self, source: Connection, target: Connection, name: str) -> None:
         self._source = source
@@ -65,7 +65,7 @@ class Way:
                 try:
                     self._target.send(frame)
                 except TransportError as error:
-                    _log.debug("a relayed frame finds nobody", source=self._name, error=str(error))
+                    _log.debug("a relayed frame was not delivered", source=self._name, error=str(error))
                     return False
                 del frame  # its memory is not kept while the next one is waited for
                 self._sending = 0
@@ -93,7 +93,7 @@ def relay(up: Way, down: Way) -> None:
 
 
 class Relays:
-    """What is passed on for each tenant: so many connections, and so many bytes that came and are not passed on yet."""
+    """Limits of relaying by tenant: number of connections, and bytes that were received and are not sent on yet."""
 
     def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
         """`each`: bytes for a tenant. `together`: for all; 0: half of the machine's memory."""
@@ -107,7 +107,7 @@ class Relays:
 
     @contextmanager
     def one_more(self, tenant: str) -> Iterator[bool]:
-        """Whether there may be one more while the block lasts."""
+        """Reserve one more relayed connection while the block lasts; False where the tenant has too many."""
         with self._lock:
             there_is_room = self._running[tenant] < self._most
             self._running[tenant] += there_is_room

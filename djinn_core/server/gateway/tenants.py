@@ -1,4 +1,4 @@
-"""Executors by tenant: what one tenant's programs do to theirs, another one's never notice."""
+"""Executor pools by tenant: tenants do not share processes, so one tenant's crash does not affect another's programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = get_logger("djinn.server")
 class Tenants:
     """The executors of a gateway: a pool for each tenant that has come, and one in reserve where more may come.
 
-    A pool that was started ahead goes to whoever comes first, and to nobody else afterwards.
+    A pool that was started ahead goes to the first tenant that connects, and to no other afterwards.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Tenants:
             return self._start(tenant, memory)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
-        """What `djinn status` shows: of one tenant's executors, or of all."""
+        """Entries in `djinn status` of one tenant's executors, or of all."""
         return tuple(status for _, pool in self._owned(tenant) for status in pool.statuses())
 
     def pools(self) -> list[tuple[str, Pool]]:
@@ -104,7 +104,7 @@ class Tenants:
 
     @property
     def ready(self) -> bool:
-        """Whether somebody who comes now finds an executor."""
+        """True where a client that connects now finds an executor."""
         return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
 
     def release_idle(self) -> None:

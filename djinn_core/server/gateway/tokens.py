@@ -1,4 +1,4 @@
-"""The token that a gateway asks for, and whether it may listen beyond this machine with it."""
+"""The gateway's own token, and the check whether it allows listening on a network."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SHORTEST = 16  # characters; what people type and what can be tried out is short
 
 @attrs.frozen
 class Token:
-    """A token and where it came from: `GENERATED`, or the file or variable that the operator supplied it in."""
+    """A token and its origin: `GENERATED`, or the file or variable in which the operator supplied it."""
 
     value: str = attrs.field(repr=False)
     origin: str
 
     @property
     def supplied(self) -> bool:
-        """Whether the operator chose it."""
+        """True where the operator supplied the token."""
         return self.origin != GENERATED
 
     def matches(self, given: str) -> bool:
-        """Whether `given` is the token, in a time that does not depend on how much of it is right."""
+        """Compare `given` with the token in constant time."""
         return hmac.compare_digest(self.value.encode(), given.encode())
 
 
@@ -52,7 +52,7 @@ def find_token(file: Path | None, environ: Mapping[str, str]) -> Token:
 
 
 def has_table(file: Path) -> bool:
-    """Whether the file has a table of tokens, rather than one token as text.
+    """Check whether the file has a table of tokens, rather than one token as text.
 
     Raises:
         ConfigurationError: it cannot be read, or others may read it.
@@ -94,7 +94,7 @@ def check_exposure(host: str, supplied: bool, protected: bool) -> None:
     if not protected:
         lacking.append(
             "encryption: --tls-cert FILE and --tls-key FILE, or --tls-self-signed; or keep --host 127.0.0.1 and let clients "
-            "come through `ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network where nobody can listen in, add "
+            "come through `ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network that no other party can read, add "
             "--insecure-plaintext-on-network"
         )
     if lacking:
