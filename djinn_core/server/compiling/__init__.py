@@ -1,1 +1,1 @@
-"""Templates that run often, compiled in the background and used where that is faster."""
+"""Background compilation of hot templates; a compiled one is used where it is faster."""

@@ -1,4 +1,4 @@
-"""What a compiler made of a region, and when it may stand in for it."""
+"""A compiled region, and the check that it may replace the region's instructions in a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_core.server.running.replay import CompiledTemplate, Environment
 
 
 class Artefact:
-    """A compiled region. Nothing here checks what it computes; `checking` does."""
+    """A compiled region. `checking` verifies its results."""
 
     def __init__(self, compiler: str, replay: Replay, template: CompiledTemplate, region: Region, law: Law) -> None:
         self.compiler = compiler
@@ -42,7 +42,7 @@ class Artefact:
             view(env)
 
     def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether memory that is written can be seen through another input."""
+        """True where another input aliases memory that is written."""
         addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
         return any(addresses.count(env[place].untyped_storage().data_ptr()) > 1 for place in self.region.written)
 
@@ -55,6 +55,6 @@ def inputs_getter(region: Region) -> Any:
 
 
 def slots_of(template: CompiledTemplate) -> slice:
-    """Where an environment has the slots."""
+    """The slice of an environment that contains the slots."""
     first = len(template.constants)
     return slice(first, first + template.slots)

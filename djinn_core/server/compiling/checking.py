@@ -1,4 +1,4 @@
-"""Whether a compiled region does what its instructions do: both run on copies, and everything is compared."""
+"""Verification of a compiled region against its instructions: both run on copies, and all results are compared."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ COPIED_BYTES: Final = 4 << 20
 
 
 def difference(artefact: Artefact, env: Environment) -> str:
-    """What a compiled region does otherwise than its instructions, run on `env`, which stays as it is; empty: nothing.
+    """Describe how a compiled region's results on `env` differ from its instructions' results; empty: not at all. `env` is unchanged.
 
     Raises:
-        Exception: whatever the instructions themselves raise.
+        Exception: any error that the instructions themselves raise.
     """
     theirs, ours = _copy(artefact, env), _copy(artefact, env)
     for step in artefact.steps:
@@ -62,7 +62,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _unlike(expected: object, found: object) -> str:
-    if expected is None:  # nobody needs it after the region
+    if expected is None:  # not needed after the region
         return ""
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
         return f"a result is a {type(found).__name__} in place of a {type(expected).__name__}"

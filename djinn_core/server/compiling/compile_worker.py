@@ -1,8 +1,8 @@
-"""Work in a process of its own, at a low priority: what takes long must not take the interpreter's lock of sessions.
+"""Worker process for compilers, at a low priority: a long compilation must not hold the global interpreter lock of the sessions.
 
     python -m djinn_core.server.compiling.compile_worker MODULE:FUNCTION
 
-calls the function with the bytes of the standard input; what it returns goes to the standard output.
+calls the function with the bytes of the standard input and writes the result to the standard output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NICE: Final = 10  # behind all sessions, and yet not starved by a busy machine
 
 
 def run_apart(function: str, data: bytes, seconds: float) -> bytes:
-    """What `function` (`module:name`) returns for `data`, in a process that ends with this one.
+    """Run `function` (`module:name`) on `data` in a process that ends with this one, and return its result.
 
     Raises:
         UnsupportedOperation: it raised, died, or took longer than `seconds`.
@@ -56,7 +56,7 @@ def main() -> None:
     os.nice(NICE)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     result = os.dup(1)
-    os.dup2(2, 1)  # what anybody prints is no result
+    os.dup2(2, 1)  # printed text is not part of the result
     module, _, name = sys.argv[1].partition(":")
     made = getattr(importlib.import_module(module), name)(sys.stdin.buffer.read())
     with os.fdopen(result, "wb") as output:

@@ -1,4 +1,4 @@
-"""The compilers of a device, asked one template at a time on a thread in the background."""
+"""The compilation queue of a device: a background thread compiles one template at a time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Compiling:
         self._told: set[tuple[str, str]] = set()
 
     def template(self, digest: bytes, template: CompiledTemplate) -> HotTemplate:
-        """What is known of a template on this device, whichever session asks."""
+        """The record of a template on this device, shared by all sessions."""
         with self._lock:
             hot = self._templates.get(digest)
             if hot is None:
@@ -70,7 +70,7 @@ class Compiling:
         return hot
 
     def figures(self) -> dict[str, int]:
-        """How many templates run compiled, and how many wait for a compiler or are being checked and timed."""
+        """Number of templates that run compiled, and of those that wait for a compiler or are being checked and timed."""
         with self._lock:
             phases = [hot.phase for hot in self._templates.values()]
         return {

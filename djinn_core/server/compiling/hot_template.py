@@ -1,7 +1,7 @@
-"""The life of a template on a device: cold, hot, compiled, checked, timed, adopted; or left as it is.
+"""State machine of a template's compilation on a device: cold, hot, compiled, checked, timed, adopted; or not compiled.
 
-A phase is a shortcut that a run is offered, and says which phase comes next. Sessions run one at a time, so only the
-change from waiting to checking comes from another thread.
+Each phase offers a shortcut to the next run and chooses the next phase. Sessions run one at a time, so only the change from
+waiting to checking comes from another thread.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Thresholds:
-    """When a template is hot, and how sure one has to be.
+    """Thresholds for compiling a template and for adopting the result.
 
     Attributes:
-        runs, seconds: how often it ran and how long that took, both, before it is hot.
+        runs, seconds: number of runs and their total time, both of which a template must reach to be hot.
         observed: runs from which the law of its sizes is found.
         checks: runs on which results must have been the same.
-        timed: runs each way that are timed. gain: what a compiled run may take of the time of the other one.
-        misses: runs in a row that were others than what was compiled, before it is dropped.
-        tries: how often a template is compiled anew.
+        timed: runs of each version that are timed. gain: the largest share of the uncompiled time that a compiled run may take.
+        misses: consecutive runs that the compiled version does not apply to, after which it is dropped.
+        tries: number of times that a template is compiled anew.
     """
 
     runs: int = 16
@@ -50,10 +50,10 @@ class Thresholds:
 
 
 class Phase(Protocol):
-    """What a template is in."""
+    """A phase of a template's compilation."""
 
     def shortcut(self) -> Shortcut | None:
-        """What the next run is offered."""
+        """The shortcut that the next run is offered."""
 
     def ran(self, seconds: float, /) -> None:
         """A run took so long; now may be the time for another phase."""
@@ -61,7 +61,7 @@ class Phase(Protocol):
 
 @attrs.frozen
 class Job:
-    """What compilers are asked for."""
+    """A compilation job."""
 
     hot: HotTemplate
     template: CompiledTemplate
@@ -113,7 +113,7 @@ class HotTemplate:
         self.phase = NotCompiled()
 
     def refuse(self, job: Job, compiler: str, reason: str) -> None:
-        """What a compiler made is not used; the next one is asked."""
+        """Reject the result of a compiler, and ask the next one."""
         self._tell("a compiled template is not used", compiler=compiler, reason=reason)
         self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
@@ -137,7 +137,7 @@ class HotTemplate:
 
 
 class NotCompiled:
-    """Runs as it is, for good or until a compiler answers."""
+    """Phase of a template that runs uncompiled, for good or until a compiler answers."""
 
     def shortcut(self) -> Shortcut | None:
         """None."""
@@ -148,12 +148,12 @@ class NotCompiled:
 
 
 class Waiting(NotCompiled):
-    """A compiler works on it."""
+    """Phase of a template that a compiler is working on."""
 
 
 @attrs.define(eq=False)
 class Cold:
-    """Counts."""
+    """Initial phase: counts the runs and their time."""
 
     hot: HotTemplate
     runs: int = 0
@@ -196,7 +196,7 @@ class _Offer:
 
 
 class Watching(_Offer):
-    """Sees how runs differ."""
+    """Phase that observes how sizes and slots differ between runs."""
 
     def __init__(self, hot: HotTemplate, region: Region) -> None:
         self.hot, self.region = hot, region
@@ -226,7 +226,7 @@ class Watching(_Offer):
 
 
 class _Made(_Offer):
-    """A phase with something compiled."""
+    """A phase with a compiled region."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
         self.hot, self.job, self.artefact = hot, job, artefact
@@ -240,7 +240,7 @@ class _Made(_Offer):
         return n
 
     def lost(self) -> bool:
-        """Whether runs have been others for too long."""
+        """True where too many consecutive runs did not fit the compiled region."""
         return self._missed >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:
@@ -270,7 +270,7 @@ class _Made(_Offer):
 
 
 class Checking(_Made):
-    """Compares."""
+    """Phase that compares the results of the compiled region with those of the instructions."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
         super().__init__(hot, job, artefact)
@@ -297,7 +297,7 @@ class Checking(_Made):
 
 
 class Timing(_Made):
-    """Takes turns with the instructions, and times both."""
+    """Phase that alternates between the compiled region and the instructions, and times both."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
         super().__init__(hot, job, artefact)
@@ -331,7 +331,7 @@ class Timing(_Made):
 
 
 class Adopted(_Made):
-    """Runs compiled."""
+    """Final phase: the compiled region replaces the instructions."""
 
     def __init__(self, hot: HotTemplate, job: Job, artefact: Artefact) -> None:
         super().__init__(hot, job, artefact)
@@ -339,7 +339,7 @@ class Adopted(_Made):
         self._difference = ""
 
     def take(self, env: Environment) -> bool:
-        """Where the run is one that was compiled; sizes of another order than those that were compared are compared first."""
+        """Run the compiled region where the run fits it; for sizes of another magnitude than those checked, check again first."""
         n = self.follows(env)
         if n is None:
             return False

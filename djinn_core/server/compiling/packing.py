@@ -1,4 +1,4 @@
-"""A compiler's context as bytes, for a process of the compiler's own: ops by name, looked up in the allow-list."""
+"""Serialization of a compiler's context for its worker process: ops by name, looked up in the allow-list."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def pack(context: CompilerContext) -> bytes:
 
 
 def unpack(data: bytes) -> CompilerContext:
-    """What `pack` packed.
+    """Decode a context that `pack` encoded.
 
     Raises:
-        ProtocolError: it is something else.
+        ProtocolError: `data` is something else.
         UnsupportedOperation: it contains an op that programs may not contain.
     """
     try:

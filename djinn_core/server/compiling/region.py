@@ -1,4 +1,4 @@
-"""Which part of a template can be compiled, what goes into it, and what comes out."""
+"""Selection of the region of a template that can be compiled, with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Region:
     """Consecutive instructions of a template, as places in its environment.
 
     Attributes:
-        start, stop: which instructions.
-        inputs: what it reads that was there before. written: those of them whose memory it writes.
-        fresh: what it makes that is needed afterwards and has memory of its own.
-        views: instructions that make the rest of what is needed afterwards, by looking into inputs and fresh values.
+        start, stop: range of its instructions.
+        inputs: values from before the region that it reads. written: those of them whose memory it writes.
+        fresh: results with memory of their own that are needed afterwards.
+        views: instructions that make the other results that are needed afterwards, as views of inputs and fresh values.
     """
 
     start: int
@@ -80,13 +80,13 @@ def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
 
 
 def _plain(form: Form) -> bool:
-    """Whether its texts are words. Compilers write them into programs as they are: a quotation mark would end them there."""
+    """True where its string arguments are plain words. Compilers write them unescaped: a quotation mark would end them."""
     texts = [a.value for a in form.arguments() if isinstance(a, Constant) and isinstance(a.value, str)]
     return all(PLAIN.fullmatch(text) for text in texts)
 
 
 def _random(form: Form, slots: Sequence[int | float]) -> bool:
-    """Whether a call draws random numbers, which a compiler draws otherwise. Attention without dropout does not."""
+    """True where a call draws random numbers, which compiled code draws differently. Attention without dropout does not."""
     overload = resolve(form.op)
     if torch.Tag.nondeterministic_seeded not in overload.tags:
         return False
@@ -102,7 +102,7 @@ def _random(form: Form, slots: Sequence[int | float]) -> bool:
 
 
 class _Analysis:
-    """What becomes of memory in a part of a template, by the schemas of its ops."""
+    """Alias and mutation analysis of a part of a template, from the schemas of its ops."""
 
     def __init__(self, template: CompiledTemplate, start: int, stop: int) -> None:
         self.start, self.stop = start, stop

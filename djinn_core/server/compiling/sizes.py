@@ -1,7 +1,7 @@
-"""What differs from run to run of a template: nothing, or sizes and numbers that all follow from one of them.
+"""Dynamic shapes of a template: sizes and numbers that differ from run to run as linear functions of one of them.
 
 Each decode step has a longer KV cache than the last: sizes, strides and numbers of its programs are `a * n + b` with the
-same `n`. A law is found from a few runs, and whether it holds for another is checked before each.
+same `n`. The law is inferred from a few runs, and a guard checks it before each further run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Linear:
 
 @attrs.frozen
 class Law:
-    """What differs, and how.
+    """The law by which sizes, strides and slots differ between runs.
 
     Attributes:
         base: the input and the dimension whose size is `n`; None where nothing differs.
@@ -58,7 +58,7 @@ class Law:
     smallest: int = 0
 
     def guard(self) -> Guard:
-        """What checks it."""
+        """A guard that checks this law."""
         return Guard(self)
 
 
@@ -117,7 +117,7 @@ def _smallest(sizes: Sequence[Linear]) -> int:
 
 
 class Guard:
-    """Whether a run follows a law; written so that a check costs little."""
+    """Checks whether a run follows a law, at little cost."""
 
     def __init__(self, law: Law) -> None:
         self._law = law
