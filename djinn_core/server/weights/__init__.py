@@ -1,1 +1,1 @@
-"""Bytes that become values, what is kept of them for the next time, and how much of the disk that takes."""
+"""Uploads of weights, the store that keeps them for later sessions, and disk quotas."""

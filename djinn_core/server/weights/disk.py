@@ -1,6 +1,6 @@
-"""What a tenant has on disk beside its weights: journals, and values that had to make room in memory.
+"""Disk quota of a tenant: journals and values spilled from memory, beside its weights.
 
-Weights are kept in what is left of its limit: they can be sent again. And some of the disk is left to others, whatever the limits say.
+Weights use the rest of the limit, since they can be sent again. A part of the disk always stays free for other users.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 RESERVE: Final = 1 << 30  # bytes that stay free
-STEP: Final = 16 << 20  # how much somebody may write before it is looked at again
+STEP: Final = 16 << 20  # bytes that a writer may write before the disk is checked again
 
 
 class Disk:
-    """Counts what is written by this process, which works for one tenant.
+    """Counts the bytes that this process, which works for one tenant, has on disk.
 
     Attributes:
-        limit: bytes that all of it may have, weights included; 0: no limit.
-        make_way: has weights leave the store until no more than so many bytes of them are left.
+        limit: the most bytes in all, weights included; 0: no limit.
+        make_way: evicts weights from the store until at most so many bytes of them are left.
         reserve: bytes of every disk that stay free.
     """
 
@@ -38,11 +38,11 @@ class Disk:
             return sum(self._taken.values())
 
     def left_for_weights(self, most: int) -> int:
-        """How many bytes weights may have, of `most`."""
+        """Number of bytes that weights may use, at most `most`."""
         return min(most, max(0, self.limit - self.taken)) if self.limit else most
 
     def takes(self, who: Hashable, nbytes: int, where: Path | str) -> str:
-        """Somebody has, or wants, so many bytes in all, on the disk of `where`; why that is too much, if it is."""
+        """Note that `who` has, or wants, `nbytes` in all on the disk of `where`; the reason why that is too much, or empty."""
         self.has(who, nbytes)
         taken = self.taken
         if self.limit and taken > self.limit:
@@ -53,18 +53,18 @@ class Disk:
         return f"the disk has only {free:,} bytes left" if free < self.reserve else ""
 
     def has(self, who: Hashable, nbytes: int) -> None:
-        """Somebody has so many bytes in all."""
+        """Note that `who` has `nbytes` in all."""
         with self._lock:
             self._taken[who] = nbytes
 
     def forget(self, who: Hashable) -> None:
-        """Somebody has nothing any more."""
+        """Note that `who` has nothing on disk any more."""
         with self._lock:
             self._taken.pop(who, None)
 
 
 def free_bytes(where: Path | str) -> int:
-    """Bytes that this user may still write to the disk of `where`; many where nobody knows."""
+    """Bytes that this user may still write to the disk of `where`; a large number where that is unknown."""
     try:
         return shutil.disk_usage(where).free
     except OSError:

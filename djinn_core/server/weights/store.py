@@ -1,7 +1,7 @@
-"""Weights that the server has seen, by the digest of their bytes: what is here need not travel again.
+"""Content-addressed store of weights by the digest of their bytes: stored weights need not be sent again.
 
-Files in one directory, named by digest, written under another name first, so that a file is whole or not there. Several
-executor processes may share the directory. What a file says is checked against its name before it is used.
+The store is a directory of files named by digest. A file is written under a temporary name first, so it is complete or absent.
+Several executor processes may share the directory. A file's contents are checked against its name before they are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class _Parcel:
-    """What is to be stored: `data`, or a file that is in the store's directory under another name already."""
+    """An entry to be stored: `data`, or a file that is in the store's directory under another name already."""
 
     digest: bytes
     data: torch.Tensor | Path
@@ -42,7 +42,7 @@ class _Parcel:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it holds until it was stored."""
+        """Bytes of memory that it holds until it was stored."""
         return self.data.nbytes if isinstance(self.data, torch.Tensor) else 0
 
 
@@ -63,11 +63,11 @@ class WeightStore:
         self._remove_unfinished()
 
     def of_tenant(self, tenant: str, limit: int) -> WeightStore:
-        """A tenant's own: what others have sent is not found in it, what the operator lends (`lend`) is.
+        """The tenant's own store: it has none of the other tenants' weights, but has the operator's files (`lend`).
 
         Args:
-            tenant: its name; that of nobody in particular gives this store.
-            limit: how many bytes it may hold at most; 0: as much as this one.
+            tenant: its name; an empty one gives this store.
+            limit: the most bytes that it may hold; 0: as many as this one.
 
         Raises:
             OSError: its directory cannot be made.
@@ -98,14 +98,14 @@ class WeightStore:
     def keep(self, digest: bytes, data: torch.Tensor) -> threading.Event:
         """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest; set when that is over.
 
-        Until then whoever writes into `data` makes it something else, which is not kept.
+        If `data` is written to before that, its digest no longer matches, and it is not stored.
         """
         return self._put(_Parcel(digest, data))
 
     def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
         """Have `file`, too, without copying it, once its bytes have turned out to have that digest; `proven` is told then.
 
-        Nobody may write to it any more. False where it cannot be shared.
+        `file` must not be written to any more. False where it cannot be shared.
         """
         path = self._path(digest)
         name = path.with_name(f"{NEW}{secrets.token_hex(8)}")
@@ -119,7 +119,7 @@ class WeightStore:
         return True
 
     def file_of(self, digest: bytes) -> Path:
-        """Where these bytes are, if they were kept (and not lent)."""
+        """Path of the file of these bytes, if they were kept (and not lent)."""
         return self._path(digest)
 
     def _put(self, parcel: _Parcel) -> threading.Event:
@@ -166,7 +166,7 @@ class WeightStore:
         return self._directory / name[:2] / name
 
     def _is_good(self, path: Path, digest: bytes, size: int) -> bool:
-        """Whether the file is what its name says; read once in the life of this process."""
+        """Check the file's contents against the digest; they are read once in the life of this process."""
         status = path.stat()
         seen = (status.st_mtime_ns, status.st_ino)
         if status.st_size != size:

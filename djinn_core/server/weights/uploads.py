@@ -1,4 +1,4 @@
-"""Uploads: bytes that become values, in one part or many."""
+"""Uploads of tensor bytes in one or more parts, which become values of a session."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Uploads:
     """Collects the parts of each upload; a complete one becomes a value.
 
     Attributes:
-        wanted: digests of what was offered and is not here, by handle.
-        journal: where the session is written down, if anywhere.
+        wanted: digests of offered blobs that are not here, by handle.
+        journal: the session's journal, if it has one.
     """
 
     def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
@@ -50,7 +50,7 @@ class Uploads:
 
     @property
     def busy(self) -> bool:
-        """Whether something is on its way, or held for somebody who will offer it."""
+        """True where an upload is incomplete, or a blob is held for a later offer by the client."""
         return bool(self.wanted or self._partial or self._held)
 
     def clear(self) -> None:
@@ -132,7 +132,7 @@ class Uploads:
         self._continue(partial, upload, part, size)
 
     def withdraw(self, handle: int) -> None:
-        """What is missing of an upload does not come."""
+        """Give up an incomplete upload, the rest of which will not arrive."""
         self._partial.pop(handle, None)
         self.wanted.pop(handle, None)
         if handle not in self._values:
@@ -209,7 +209,7 @@ class Uploads:
         self._values[handle] = Poison(Failure(0, -1, "upload", "ProtocolError", reason))
 
     def _refuse(self, upload: Upload, error: Exception) -> None:
-        """The value is poison: whoever uses it learns why, and the session goes on."""
+        """Make the value poison: ops that use it report the error, and the session goes on."""
         reason = f"no room for an upload of {upload.size:,} bytes: {str(error).splitlines()[0]}"
         self._values[upload.handle] = Poison(Failure(0, -1, "upload", "OutOfMemoryError", reason))
 

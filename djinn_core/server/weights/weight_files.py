@@ -1,7 +1,7 @@
-"""Weights that lie on the server's disk already: tensors in safetensors files, found by digest, never copied.
+"""Weights in safetensors files on the server's disk, found by digest and used without a copy.
 
-The digest of each tensor is computed here, from its bytes, while the server starts. What has changed on disk since is not
-found any more.
+The digest of each tensor is computed from its bytes while the server starts. A tensor whose file has changed since is not found
+any more.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WeightFiles:
 
 
 def stretches(path: Path) -> Iterator[tuple[int, int]]:
-    """Where the tensors of a safetensors file lie that are worth finding: first byte, and size.
+    """First byte and size of each tensor in a safetensors file that is worth finding.
 
     Raises:
         OSError: the file cannot be read.
