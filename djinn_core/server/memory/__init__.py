@@ -1,1 +1,1 @@
-"""What an executor with a limit on its memory does to keep it: what goes, where it goes, and how it comes back."""
+"""Memory limits of an executor: eviction, spilling, reloading and rematerialization of values."""

@@ -1,4 +1,4 @@
-"""One piece of memory, whoever looks into it, and what is known of bytes that lie elsewhere."""
+"""Records of storages under a memory limit, and of their copies in the spill space."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Copy:
     """Bytes of a storage that lie in the spill space.
 
     Attributes:
-        reference: to the storage, which it does not keep.
-        slot: where they lie.
-        resident: whether the storage has its memory as well; then it is not written into, or the copy is forgotten.
+        reference: weak reference to the storage.
+        slot: their location.
+        resident: True where the storage has its memory as well; the copy is dropped when the storage is written to.
     """
 
     reference: StorageWeakRef
@@ -33,17 +33,17 @@ class Copy:
 
 @attrs.define(eq=False)
 class Allocation:
-    """A storage while somebody watches over memory.
+    """A storage that the ledger tracks under a memory limit.
 
     Attributes:
         key: the storage's number.
-        nbytes: of what it contains, wherever that lies.
-        places: positions of a run's environment that look into it. handles: values of sessions that do.
+        nbytes: size of its contents, resident or not.
+        places: positions of a run's environment whose values are views of it. handles: values of sessions that are.
         owner: the session that it belongs to.
-        resident: whether its bytes are in memory.
-        made_by: the step that made it, where it can do so again; or -1. seconds: what that took.
-        dropped: whether its bytes are nowhere, because that step will make them again.
-        needed: by how many that were dropped, to make them again.
+        resident: True where its bytes are in memory.
+        made_by: the step that can make it again; or -1. seconds: time that the step took.
+        dropped: True where its bytes are nowhere, because that step will make them again.
+        needed: number of dropped storages that need it to be made again.
     """
 
     key: int
@@ -60,10 +60,10 @@ class Allocation:
 
     @property
     def movable(self) -> bool:
-        """Whether its memory can be taken away and given back."""
+        """True where its memory can be freed and restored."""
         return self.resident and self.nbytes >= SMALLEST and self.storage.resizable()
 
 
 def has_memory(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a tensor over memory that can be counted."""
+    """Check whether a value is a tensor over memory that can be counted."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided

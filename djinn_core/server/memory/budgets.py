@@ -1,4 +1,4 @@
-"""Which kinds of values may have how much of the memory in which phase, by what runs were seen to use."""
+"""Memory budgets by kind of value and by phase, learned from the memory that runs were seen to use."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _KEPT: Final = 0.75  # of the shares that were known, when another run is seen
 
 
 def kind_of(letter: str) -> str:
-    """What a value counts as, by the letter that the client gave it."""
+    """Kind of a value, from the letter that the client gave it."""
     return letter if letter in KINDS else _COUNTED.get(letter, ACTIVATION)
 
 
 class Budgets:
-    """Shares by phase, which follow what runs use."""
+    """Shares of memory by phase, adjusted to the use by runs."""
 
     def __init__(self) -> None:
         self._shares: dict[str, dict[str, float]] = {}

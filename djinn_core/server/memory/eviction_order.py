@@ -1,4 +1,4 @@
-"""Who makes room first among values that outlive the program that runs."""
+"""Eviction order among values that outlive the program that runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _level(idle: bool, kind: str) -> int:
 
 
 def kind_of_holding(holding: Allocation) -> str:
-    """What the values that look into it are; an activation where nobody said."""
+    """Kind of the values that are views of it; an activation where the client did not give one."""
     if holding.owner is None:
         return ACTIVATION
     return holding.owner.kind(holding.handles)

@@ -1,4 +1,4 @@
-"""The memory of one device under a limit: who holds what, what makes room, and how it comes back."""
+"""Ledger of one device's memory under a limit: the holdings of each session, eviction, and reloading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = get_logger("djinn.server")
 
 @attrs.define
 class Counts:
-    """What was done to keep the limit: how often, and bytes."""
+    """Counters of evictions and the like: number and bytes."""
 
     evictions: int = 0
     spilled: int = 0
@@ -45,9 +45,9 @@ class Counts:
 
 
 class Ledger:
-    """Knows what the sessions of a device hold, and keeps it below `limit` bytes.
+    """Tracks the memory that the sessions of a device hold, and keeps it below `limit` bytes.
 
-    Whoever runs ops or changes what is held has `lock`.
+    A thread that runs ops or changes holdings has `lock`.
     """
 
     def __init__(self, limit: int, device: torch.device, space: SpillSpace) -> None:
@@ -62,7 +62,7 @@ class Ledger:
         self.reserve = limit // RESERVE
         self.process = process_memory(device.type)
         self.pressure = Pressure()
-        self.loading: threading.Thread | None = None  # what loads and is nobody's memory
+        self.loading: threading.Thread | None = None  # loads libraries, whose memory is no session's
         self._copies: dict[int, Copy] = {}
         self._away = 0  # bytes of storages whose memory was taken
 
@@ -109,7 +109,7 @@ class Ledger:
         return holding
 
     def away(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's memory was taken."""
+        """True where a tensor's memory was evicted."""
         copy = self._copies.get(torch_private.storage_key(tensor)) if self._copies else None
         return copy is not None and not copy.resident
 
@@ -227,11 +227,11 @@ class Ledger:
             self.space.free(copy.slot)
 
     def is_kept(self, holding: Allocation) -> bool:
-        """Whether its bytes lie elsewhere already, so that nothing need be written."""
+        """True where the spill space has its bytes already, so that nothing need be written."""
         return holding.key in self._copies
 
     def order(self, holdings: Holdings) -> Order:
-        """Who goes first among what outlives the program that runs, if one does."""
+        """The eviction order of the holdings that outlive the running program, if there is one."""
         return between_programs(self.sessions, holdings.values(), time.monotonic(), self.budgets, self.budget)
 
     def make_room(
@@ -301,7 +301,7 @@ class Ledger:
             self.restore(holding)
 
     def refusal(self, wanted: int, resident: int) -> str:
-        """Why there is no room: what was wanted, what is there, and who has it."""
+        """An out-of-memory message: the bytes requested, the bytes resident, and the share of each session."""
         held = [(session.values.held, session) for session in self.sessions]
         shares = ", ".join(f"{session.name or 'a session'} {nbytes:,}" for nbytes, session in held if nbytes)
         return (

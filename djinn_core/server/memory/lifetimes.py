@@ -1,4 +1,4 @@
-"""When each value of a template is used, and when it is let go: what can be read off it before it runs."""
+"""Liveness analysis of a template before it runs: the steps at which each value is used and released."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Lifetimes:
 
     Attributes:
         steps: how many steps the template has.
-        first_input: where the inputs begin.
-        uses: the steps that use it, in order.
-        released: the step after which nobody needs it; those that survive are not in here.
-        outputs: which output it is, where it is one.
-        made_by: the step that makes it, inputs aside.
+        first_input: position of the first input.
+        uses: the steps that use the value, in order.
+        released: the step after which the value is not needed; values that survive are absent.
+        outputs: number of the output, for values that are one.
+        made_by: the step that makes the value; inputs are absent.
     """
 
     steps: int

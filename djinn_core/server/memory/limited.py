@@ -1,4 +1,4 @@
-"""A device whose memory has a limit: what comes to it takes room, and what leaves it is there."""
+"""A device runtime with a memory limit: copies to the device make room first, and copies from it reload evicted tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from djinn_core.torch_private import load_early
 
 
 class LimitedRuntime:
-    """As the runtime that it stands before, with at most `limit` bytes."""
+    """A wrapper of a device runtime that uses at most `limit` bytes."""
 
     def __init__(self, runtime: DeviceRuntime, limit: int) -> None:
         self.device = runtime.device
         self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device))
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
-        # What programs are looked at with takes a second to load, and memory that is nobody's.
+        # The libraries that analyse programs take a second to load, and memory that is no session's.
         self.ledger.loading = threading.Thread(target=load_early, name="djinn-early", daemon=True)
         self.ledger.loading.start()
 
@@ -80,5 +80,5 @@ def at_hand(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
 
 
 def ledger_of(runtime: DeviceRuntime) -> Ledger | None:
-    """What watches over a device's memory, where it has a limit."""
+    """The ledger of a device's memory, where that has a limit."""
     return runtime.ledger if isinstance(runtime, LimitedRuntime) else None

@@ -1,4 +1,4 @@
-"""A run under a limit: before each step its operands come back, and room is made for what it takes."""
+"""A run under a memory limit: before each step its operands are reloaded, and room is made for the step's allocations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, 
 
 
 class CarefulRun:
-    """One run of a template, as `Guard`. What is used furthest from now makes room first."""
+    """One run of a template, as `Guard`. It evicts first the value whose next use is furthest away (Belady's rule)."""
 
     def __init__(self, ledger: Ledger, template: CompiledTemplate, outlook: MemoryEstimate, outside: Order) -> None:
         """`outside`: the order of what outlives the run, in which the second place counts steps from its end."""
@@ -173,13 +173,13 @@ class CarefulRun:
                 self._ledger.written(at[place].key)
 
     def _refuse_if_too_large(self, index: int, step: CompiledStep) -> None:
-        """What was expected does not fit: look at the step as it is now, which may be smaller.
+        """Estimate a step anew with its present operands, after the first estimate did not fit: the new one may be smaller.
 
         Raises:
-            torch.OutOfMemoryError: it does not fit either.
+            torch.OutOfMemoryError: the new estimate does not fit either.
         """
         wanted = bytes_of_step(step, self._env)
-        if wanted is None:  # nobody knows; the op will say
+        if wanted is None:  # unknown; the op itself fails if it does not fit
             return
         self._outlook.allocates[index] = wanted
         if self._resident + wanted > self._ledger.limit:

@@ -1,4 +1,4 @@
-"""What a template will take, found by running it on the meta device before it runs: bytes by step, and who shares memory."""
+"""Memory estimate of a template from a run on the meta device: bytes allocated by step, and aliasing between values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen(eq=False)
 class MemoryEstimate:
-    """What is expected of a run.
+    """The memory that a run is expected to use.
 
     Attributes:
         lifetimes: of its values.
-        allocates: bytes of new memory, by step; runs that are watched put in what they found.
-        roots: by position which memory it looks into, as a number; -1 where that is not known.
-        writes: by number of memory the steps that write into it; -1: into something that is not known.
+        allocates: bytes of new memory, by step; observed runs replace them with measured values.
+        roots: by position the number of the memory that the value is a view of; -1 where that is unknown.
+        writes: by number of memory the steps that write to it; -1: to unknown memory.
         guessed: the steps for which `allocates` is a guess.
-        peak: the most bytes that are held at once beyond what was held before.
-        input_bytes: how large the inputs were.
-        slots: what the slots were.
+        peak: the most bytes that are held at once beyond those held before the run.
+        input_bytes: size of the inputs.
+        slots: values of the slots.
     """
 
     lifetimes: Lifetimes
@@ -43,7 +43,7 @@ class MemoryEstimate:
     slots: Sequence[Any]
 
     def fits(self, input_bytes: int, slots: Sequence[Any]) -> bool:
-        """Whether a run with inputs of that size, and these slots, is like the one that was looked at."""
+        """True where the estimate holds for a run with inputs of that size and these slots."""
         if input_bytes > _GROWTH * self.input_bytes:
             return False
         return slots == self.slots or not any(_grown(now, then) for now, then in zip(slots, self.slots, strict=True))
@@ -57,7 +57,7 @@ class MemoryEstimate:
         return {place for place in inputs if self.roots[place] in self.writes}
 
     def is_written(self, root: int, after: int, before: int) -> bool:
-        """Whether a step between these two writes into that memory, or may."""
+        """True where a step between these two writes to that memory, or may."""
         return any(after < step < before for key in (root, -1) for step in self.writes.get(key, ()))
 
 
@@ -141,7 +141,7 @@ class _Simulation:
         return sum(storage.nbytes() for storage in storages.values())
 
     def _look(self, place: int, tensor: torch.Tensor) -> int:
-        """Note which memory a place looks into; the bytes of it where nobody did before."""
+        """Note which memory the value at a place is a view of; the bytes of that memory where it is new, else 0."""
         key = torch_private.storage_key(tensor)
         new = key not in self.keys
         root = self.keys.setdefault(key, len(self.keys))
@@ -183,7 +183,7 @@ class _Simulation:
             self._release(place)
 
     def _guess(self, step: CompiledStep) -> int:
-        """What a step may take that cannot be looked at: as much as it reads. Ops of Djinn's own take next to nothing."""
+        """Guess the allocation of a step that cannot run on the meta device: as much as it reads. Djinn's own ops take almost none."""
         for _, place in step.makes:
             self.env[place] = None
             self.roots[place] = -1

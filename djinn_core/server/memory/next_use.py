@@ -1,7 +1,7 @@
-"""Which values a session's next programs will use, from how they went on the last time.
+"""Prediction of the values that a session's next programs will use, from the order of its past programs.
 
-Values are known by their role, since their handles are new each time: what was uploaded by its handle, what a program made
-by the program and the number of its output.
+Values are known by their role, since their handles are new each time: an uploaded value by its handle, a result by its program
+and the number of its output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AHEAD_PROGRAMS: Final = 32
 
 @attrs.define(eq=False)
 class _Seen:
-    """One program of a session: its steps, when it uses what, and which came after it the last time."""
+    """One program of a session: its steps, the steps at which it uses values, and the program that followed it last time."""
 
     steps: int
     uses: dict[Role, int] = attrs.field(factory=dict)
@@ -29,7 +29,7 @@ class _Seen:
 
 
 class NextUsePredictor:
-    """What one session is expected to do."""
+    """Predicts the next uses of one session's values."""
 
     def __init__(self) -> None:
         self._roles: dict[int, Role] = {}
@@ -56,11 +56,11 @@ class NextUsePredictor:
             self._roles = {handle: role for handle, role in self._roles.items() if alive(handle)}
 
     def role(self, handle: int) -> Role:
-        """What a value is."""
+        """Role of a value."""
         return self._roles.get(handle, handle)
 
     def distances(self) -> Mapping[Role, int]:
-        """How many steps after the end of the last program that began each value will be used, as far as that can be seen."""
+        """Steps from the end of the last program that began to the next use of each value, as far as that can be predicted."""
         found: dict[Role, int] = {}
         steps, programs = 0, 0
         digest = self._seen[self._last].following if self._last in self._seen else b""

@@ -1,4 +1,4 @@
-"""How short memory is, in three levels, told in the log when it changes."""
+"""Memory pressure in three levels; a change of level is logged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = get_logger("djinn.server")
 
 @attrs.define
 class Pressure:
-    """The level: none, a warning, or critical, which is where values have had to make room."""
+    """The level of memory pressure: none, a warning, or critical, which means that values were evicted."""
 
     level: int = NONE
 

@@ -1,4 +1,4 @@
-"""What this process takes of the host's memory, as the kernel sees it, and giving back what the allocator keeps for later."""
+"""Resident memory of this process, as the kernel reports it, and the return of the allocator's free memory to the system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = get_logger("djinn.server")
 
 
 class ProcessMemory:
-    """Resident bytes beyond what the process had when its first program had run: libraries load with that."""
+    """Resident bytes beyond those after the process's first program, with which libraries load."""
 
     def __init__(self) -> None:
         """Raises `OSError` where the kernel does not tell."""

@@ -1,4 +1,4 @@
-"""Making something again instead of keeping its bytes elsewhere, where that takes less time."""
+"""Rematerialization: recompute a result instead of spilling its bytes, where that takes less time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn_core.server.running.replay import CompiledTemplate, Environment
 
 
 class Rematerialization:
-    """Which results of a run may be made again, by the step that made them, from operands that are still there."""
+    """Selects the results of a run that may be recomputed by the step that made them, from operands that are still there."""
 
     def __init__(self, template: CompiledTemplate, outlook: MemoryEstimate) -> None:
         self._template = template
@@ -26,7 +26,7 @@ class Rematerialization:
         self._pure: dict[int, bool] = {}
 
     def pays(self, holding: Allocation, now: int, at: Mapping[int, Allocation], ledger: Ledger) -> bool:
-        """Whether to make this again takes less time than to write it (where that is not done yet) and to read it."""
+        """True where recomputing this takes less time than writing it to the spill space (if not done yet) and reading it."""
         if holding.made_by < 0 or holding.handles or holding.needed:
             return False
         seconds = holding.nbytes / ledger.space.read_speed
@@ -49,7 +49,7 @@ class Rematerialization:
         return self._is_pure(made_by) and not any(at[place].dropped for place in step.reads if place in at)
 
     def _is_pure(self, index: int) -> bool:
-        """Whether a step does nothing but make results of memory of their own, the same each time."""
+        """True where a step is deterministic, has no side effects, and its results have memory of their own."""
         pure = self._pure.get(index)
         if pure is None:
             step = self._template.steps[index]
@@ -59,7 +59,7 @@ class Rematerialization:
         return pure
 
     def operands(self, holding: Allocation, at: Mapping[int, Allocation]) -> list[Allocation]:
-        """What is needed to make this again."""
+        """Operands from which this can be recomputed."""
         return [at[place] for place in self._template.steps[holding.made_by].reads if place in at]
 
     def drop(self, holding: Allocation, at: Mapping[int, Allocation]) -> None:
@@ -69,7 +69,7 @@ class Rematerialization:
             operand.needed += 1
 
     def settle(self, holding: Allocation, at: Mapping[int, Allocation]) -> None:
-        """It has been made again, or nobody wants it any more."""
+        """Release the operands of a result that was recomputed or is no longer needed."""
         holding.dropped = False
         for operand in self.operands(holding, at):
             operand.needed -= 1

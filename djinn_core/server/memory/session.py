@@ -1,4 +1,4 @@
-"""One session under the limit of its device: each of its programs runs as it is, or carefully where memory is short."""
+"""Memory of one session under its device's limit: a program runs directly, or as a limited run where memory is short."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Plain = Callable[[CompiledTemplate, Work, Sequence[Any], ValueTable], Run]
 
 
 class SessionMemory:
-    """What one session holds, and how its programs run."""
+    """The holdings of one session, and the choice of how each of its programs runs."""
 
     def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
         self.values = values
@@ -44,7 +44,7 @@ class SessionMemory:
             ledger.sessions.append(self)
 
     def idle(self, now: float) -> bool:
-        """Whether it has done nothing for a while."""
+        """True where the session has done nothing for `IDLE_SECONDS`."""
         return now - self._used > IDLE_SECONDS
 
     def learn(self, meaning: ValueHints) -> None:
@@ -54,7 +54,7 @@ class SessionMemory:
             del self._meanings[next(iter(self._meanings))]
 
     def kind(self, handles: Iterable[int]) -> str:
-        """What values are that share memory, as the client said; the one that is kept longest counts."""
+        """Kind of values that share memory, as given by the client; of several kinds the one that is kept longest."""
         found = [self._kinds.get(handle, ACTIVATION) for handle in handles]
         return max(found, key=KINDS.index, default=ACTIVATION)
 
@@ -106,7 +106,7 @@ class SessionMemory:
             return run
 
     def _observe(self, work: Work, outlook: MemoryEstimate) -> None:
-        """What a run of this phase has used, for the budgets."""
+        """Report the memory that a run of this phase has used to the budgets."""
         used = self._usage.end(self.phase, self._with_kinds(work.outputs), outlook.peak)
         self._ledger.budgets.observe(self.phase, used)
 
@@ -142,9 +142,9 @@ class SessionMemory:
         return found
 
     def _settle(self, inputs: Holdings, outlook: MemoryEstimate) -> bool:
-        """Whether the run needs nothing done, since it is far from the limit; its inputs are in memory then.
+        """Prepare a run that stays far from the limit: load its inputs, and return True; False where it must be a limited run.
 
-        Values of idle sessions make room for it.
+        Values of idle sessions are evicted for it.
         """
         ledger = self._ledger
         wanted = sum(h.nbytes for h in inputs.values() if not h.resident) + outlook.peak

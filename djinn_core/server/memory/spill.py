@@ -1,4 +1,4 @@
-"""Where the bytes of tensors go that have to make room: a file without a name, or pinned host memory."""
+"""Spill space for evicted tensors: an unlinked file, or pinned host memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MEMORY = 0.7  # how much of the speed that was known stays, when another is mea
 
 @attrs.frozen
 class Slot:
-    """Where something lies: its first byte and its size; in pinned memory the number of a block."""
+    """Location in the spill space: first byte and size; in pinned memory the number of a block."""
 
     start: int
     size: int
 
 
 class SpillSpace(Protocol):
-    """Keeps bytes. The speeds are bytes a second, as measured."""
+    """Storage for evicted bytes. The speeds are bytes a second, as measured."""
 
     write_speed: float
     read_speed: float
@@ -54,7 +54,7 @@ class SpillSpace(Protocol):
         """Forget it."""
 
     def room(self) -> int:
-        """How many bytes it can still take, about."""
+        """Number of bytes that it can still take, approximately."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -67,7 +67,7 @@ def octets(storage: torch.UntypedStorage) -> memoryview:
 
 @attrs.define(eq=False)
 class Gaps:
-    """Stretches of a file that are free, so that what was written once is written over before the file grows."""
+    """Free ranges of a file, which are reused before the file grows."""
 
     end: int = 0
     _free: dict[int, list[int]] = attrs.field(factory=dict)
@@ -92,7 +92,7 @@ class Gaps:
 
 
 class FileSpill:
-    """A file that no directory names: nobody else can open it, and it is gone with the process however that ends."""
+    """An unlinked file: no other process can open it, and it is gone with this process, even after a crash."""
 
     def __init__(self, directory: Path | None = None) -> None:
         """`directory`: on the disk that is used; None for the usual one for temporary files."""
@@ -203,7 +203,7 @@ class PinnedSpill:
         del self._blocks[slot.start]
 
     def room(self) -> int:
-        """As `SpillSpace.room`; page-locked memory is taken from everybody, so it is half of what is there."""
+        """As `SpillSpace.room`; page-locked memory is taken from all processes, so this is half of the free memory."""
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class PinnedSpill:
 
 
 def spill_space(device: torch.device) -> SpillSpace:
-    """Where an executor on `device` puts what has to go."""
+    """The spill space of an executor on `device`."""
     return FileSpill() if device.type == "cpu" else PinnedSpill(device)
 
 

@@ -1,4 +1,4 @@
-"""How many bytes of each kind the programs of a session use: what they read and made and is still there, and temporaries."""
+"""Working set of a session in bytes by kind: values that its programs read or made and that are still there, and temporaries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAMS_LIMIT: Final = 512
 
 @attrs.define
 class _Touched:
-    """A storage that a program read or made: the last run that did, and what its values are."""
+    """A storage that a program read or made: the last run that did, and the kind of its values."""
 
     run: int
     kind: str
@@ -26,8 +26,8 @@ class _Touched:
 class Usage:
     """The working set of a session, by phase.
 
-    A step of a client may come as one program or as several, of which each reads a part of the weights and of the caches. So
-    what counts for a run is everything that is there and was used since the same template ran the last time.
+    A step of a client may come as one program or as several, each of which reads a part of the weights and of the caches. So
+    the working set of a run is every live value that was used since the same template ran the last time.
     """
 
     def __init__(self, values: ValueTable) -> None:
