@@ -1,1 +1,1 @@
-"""Values from executor to executor."""
+"""Direct transfer of values between executors."""

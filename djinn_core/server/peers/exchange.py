@@ -1,9 +1,10 @@
-"""Executors among themselves: who may bring values to a session, and what is on its way.
+"""Peer-to-peer exchange of values between executors: connections, their tickets, and the shipments on their way.
 
 A client that uses several executors asks one for a ticket (`Invite`) and hands it to another (`Meet`), which connects and
 shows it (`Join`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
-neither executor waits for the link before it has to. What was sent is kept until it was taken (`server/peers/route.py`), what was taken is
-written down (`server/peers/inbox.py`): neither a broken connection nor the death of an executor loses a value.
+neither executor waits for the link before it has to. A sent shipment is kept until the receiver has acknowledged it
+(`server/peers/route.py`), and the receiver journals it first (`server/peers/inbox.py`): neither a broken connection nor the
+death of an executor loses a value.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _log = get_logger("djinn.server")
 
 
 class PeerListener:
-    """Where an executor process lets other executors in; shared by its sessions."""
+    """Listener of an executor process for other executors, shared by its sessions."""
 
     def __init__(
         self, transports: Iterable[Transport] = (), tls: TlsOptions | None = None, patience: float = 0.0
@@ -80,7 +81,7 @@ class PeerListener:
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> PeerConnection | None:
-        """Who may come in with this ticket, or come back with this secret; None where it is forged, used or too old."""
+        """Admit a peer by a ticket, or by a secret when it reconnects; None where that is forged, used or expired."""
         with self._lock:
             known = self._known.get(_key(ticket))
             if known is not None:
@@ -93,7 +94,7 @@ class PeerListener:
             return guest
 
     def forget(self, inbox: Inbox) -> None:
-        """Nobody may come to a session any more."""
+        """Admit no further peers to a session."""
         with self._lock:
             self._open = {key: entry for key, entry in self._open.items() if entry[0].inbox is not inbox}
             self._known = {key: guest for key, guest in self._known.items() if guest.inbox is not inbox}
@@ -105,7 +106,7 @@ def _key(ticket: str) -> bytes:
 
 
 class Exchange:
-    """What a session has to do with other executors."""
+    """A session's connections to other executors: its inbox and its routes."""
 
     def __init__(self, harbour: PeerListener) -> None:
         self.sightings = Sightings()
@@ -114,7 +115,7 @@ class Exchange:
         self._harbour = harbour
         self._routes: dict[int, Route] = {}
         self._lock = threading.Lock()  # routes come from the client's other connection, too
-        self.begun = threading.Event()  # before that, nobody may be told how much was taken
+        self.begun = threading.Event()  # before that, no peer may be told how much was taken
         self._write: WriteDown | None = None
         self._accepted: Mapping[int, int] = {}
         self._closed = False
@@ -134,7 +135,7 @@ class Exchange:
         self.begun.set()
 
     def state(self) -> tuple[PoolCounts, list[Record]]:
-        """What is counted, and what has to be written down with a snapshot. Whoever calls holds `inbox.writing`."""
+        """Counts of shipments, and records to be written with a snapshot. The caller holds `inbox.writing`."""
         arrived, waiting = self.inbox.state()
         records = [arrival.record(items) for arrival, items in waiting]
         sent: dict[int, int] = {}
@@ -171,7 +172,7 @@ class Exchange:
             if not has_transport(url, self._harbour.ways_to(meet.fingerprint)):
                 reasons.append(f"{url}: no transport")
                 continue
-            if url.startswith("unix:") and not is_own_socket(url):  # a client could have it talk to anybody here
+            if url.startswith("unix:") and not is_own_socket(url):  # a client could make it connect to any process here
                 reasons.append(f"{url}: no socket of an executor")
                 continue
             try:

@@ -1,4 +1,4 @@
-"""What other executors bring to a session: taken once each, in order, and written down before they hear that it was taken."""
+"""Inbox of shipments from other executors: each is taken exactly once, in order, and journaled before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAID_BYTES: Final = 1 << 20
 
 
 class Inbox:
-    """What other executors have brought to a session, by shipment."""
+    """Shipments that other executors have delivered to a session."""
 
     def __init__(self, sightings: Sightings | None = None, patience: float = 0.0) -> None:
         """`patience`: seconds for which a sender whose connection broke may stay away."""
@@ -129,14 +129,14 @@ class Inbox:
         return gone is not None and time.monotonic() >= gone[1]
 
     def state(self) -> tuple[dict[int, int], list[tuple[Arrival, list[Packed]]]]:
-        """How many shipments came by source, and those that wait. Whoever calls holds `writing`, and begins the journal anew."""
+        """Number of shipments by source, and those that wait. The caller holds `writing`, and begins the journal anew."""
         with self._changed:
             past, self._past = self._past, PastShipments()
             self._arrived |= {arrival.cargo.shipment: (arrival, items) for arrival, items in past.waiting()}
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
-        """Nobody brings anything any more."""
+        """Disconnect all peers, which deliver nothing any more."""
         with self._changed:
             guests = list(self._guests.values())
         for connection in guests:
@@ -145,9 +145,9 @@ class Inbox:
 
 @attrs.frozen
 class PeerConnection:
-    """Another executor that showed a good ticket: it may bring values to `inbox`, as number `source`.
+    """A connection of another executor that showed a valid ticket: it may deliver values to `inbox`, as number `source`.
 
-    `secret`: what it may come back with.
+    `secret`: its credential for reconnecting.
     """
 
     inbox: Inbox

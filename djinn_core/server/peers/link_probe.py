@@ -1,4 +1,4 @@
-"""What an executor sees of the links to others: at the beginning, while shipments arrive, and when it is asked to look."""
+"""Measurement of links between executors: at the beginning, while shipments arrive, and on request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Receive = Callable[[float], Frame]
 
 
 class Sightings:
-    """What was seen of links and the client was not told of yet."""
+    """Measurements of links that the client has not been told of yet."""
 
     def __init__(self) -> None:
         self._seen: deque[LinkSeen] = deque(maxlen=_KEPT)
@@ -40,7 +40,7 @@ class Sightings:
             self._seen.append(seen)
 
     def take(self) -> list[LinkSeen]:
-        """What the client is to be told, once."""
+        """Return and remove the measurements that the client is to be told."""
         if not self._seen:
             return []
         with self._lock:

@@ -1,4 +1,4 @@
-"""Values on their way from one executor to another: packed as they are at that moment, and unpacked as the same."""
+"""Serialization of values for transfer between executors: a copy of their present contents, with views and aliasing preserved."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
 
 
 def unpack_item(item: Item, data: memoryview, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
-    """The values of an item by handle. Whoever calls holds the turn on the device."""
+    """The values of an item by handle. The caller holds the turn on the device."""
     if item.failure is not None:
         for view in item.views:
             yield view.handle, Poison(item.failure)

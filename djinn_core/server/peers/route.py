@@ -1,4 +1,4 @@
-"""The way from a session to another executor: shipments are kept until they were taken there, and sent again where the connection broke."""
+"""Route from a session to another executor: shipments are kept until acknowledged, and resent after a broken connection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Kept:
 
 
 class Route:
-    """The way to another executor, and the threads that send on it and listen to it."""
+    """A route to another executor, with its sender thread and its thread for acknowledgements."""
 
     def __init__(self, peer: int, sightings: Sightings, patience: float, note: NoteTaken) -> None:
         """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was taken."""
@@ -89,7 +89,7 @@ class Route:
             return self._numbered, self._taken
 
     def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
-        """What was not taken yet."""
+        """Shipments that were not acknowledged yet."""
         with self._changed:
             return [(UnderWay(self._peer, kept.cargo), kept.items) for kept in self._kept]
 
@@ -109,7 +109,7 @@ class Route:
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Number the next shipment; None where it was taken before this process sent it, or nobody takes it any more."""
+        """Number the next shipment; None where it was taken before this process sent it, or the receiver is gone."""
         with self._changed:
             self._numbered += 1
             return None if self._numbered <= self._taken or self._broken else self._numbered
@@ -156,7 +156,7 @@ class Route:
         """Go on over `connection`, at whose other end so many shipments were taken; `dial` gives the next one."""
         with self._changed:
             if self._broken and taken < self._numbered:
-                connection.close()  # what comes next there is gone: whoever expects it is told so when nobody comes
+                connection.close()  # the shipment that is due there is lost: its receiver reports that once its wait times out
                 return
             before, self._connection = self._connection, connection
             self._past_bytes += before.bytes_sent if before is not None else 0
@@ -211,7 +211,7 @@ class Route:
             self._changed.notify_all()
 
     def _give_up(self, reason: str) -> None:
-        """Whoever expects what does not arrive notices that nobody comes."""
+        """Give up the route. The receiver notices by a timeout that its shipments do not arrive."""
         if not self._closing:  # with the other end's session it ends as well
             tell = _log.warning if self._waiting() is not None else _log.info
             tell("the way to another executor is lost", peer=self._peer, error=reason)
@@ -251,7 +251,7 @@ class Route:
         return self._gauges or self._waiting() is not None
 
     def _waiting(self) -> _Kept | None:
-        """What is to be sent next."""
+        """The shipment that is to be sent next, if any."""
         index = self._next - self._kept[0].number if self._kept else 0
         return self._kept[max(index, 0)] if index < len(self._kept) else None
 
