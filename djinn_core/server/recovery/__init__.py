@@ -1,1 +1,1 @@
-"""What outlives a connection, and a process: leases, journals, snapshots."""
+"""Recovery of sessions after a lost connection or a dead process: leases, journals, snapshots."""

@@ -1,8 +1,8 @@
-"""Bytes that a journal refers to in place of holding them: weights, each in a file of its own that the store has as well.
+"""Blob files of a journal: weights that the journal refers to by digest, in files shared with the weight store by hard links.
 
-What a client uploads because the store wants it is written once, here, as it comes; then the store takes the file under a name of its own
-(a hard link). What the store has found is linked here. Whichever forgets it first, the other still has it. Files are named by digest; they
-are never written again once they are whole.
+An upload that the store wants is written once, here, as it arrives; then the store links the file under a name of its own. A
+blob that the store already has is linked here. Either of them can delete its link, and the other keeps the file. Files are named
+by digest; a complete file is never written again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = get_logger("djinn.server")
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A frame of an upload whose body is in a file: its head, and where."""
+    """A frame of an upload whose body is in a file: its head, and the location of its body."""
 
     head: bytes
     digest: bytes
@@ -103,7 +103,7 @@ class Contents:
         return Frame(head, [data]), Part(head, growing.digest, upload.start, len(data))
 
     def _write(self, growing: _Growing, start: int, data: memoryview) -> bool:
-        """Whether it was written: what the store has as well never is."""
+        """Write a part of a blob; False where it was not written. A file that the store has as well is never written to."""
         file = os.open(self.path(growing.digest), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(file).st_nlink > 1:
@@ -153,7 +153,7 @@ class Contents:
         return path
 
     def match(self, memory: Sequence[Buffer]) -> dict[int, bytes]:
-        """Which of these are in a file, by position: their digests. Only what has the size of a file is looked at."""
+        """Digests of the buffers that are in a file, by position. Only buffers of the size of a file are hashed."""
         sizes = {self.path(digest).stat().st_size for digest in tuple(self._proven)}
         found: dict[int, bytes] = {}
         for position, buffer in enumerate(memory):
@@ -163,7 +163,7 @@ class Contents:
         return found
 
     def own_bytes(self) -> int:
-        """Bytes of files that nobody else has."""
+        """Bytes of files that have no other link."""
         return sum(s.st_size for s in (path.stat() for path in self._files()) if s.st_nlink == 1)
 
     def retain(self, digests: set[bytes]) -> None:
@@ -181,7 +181,7 @@ class Contents:
         remove_contents(self._folder)
 
     def path(self, digest: bytes) -> Path:
-        """Where the bytes of that digest are, or would be."""
+        """Path of the file for the bytes of that digest, which may not exist."""
         return self._folder / digest.hex()
 
     def _grows(self, digest: bytes) -> bool:
@@ -192,12 +192,12 @@ class Contents:
 
 
 def contents_folder(journal: Path) -> Path:
-    """Where the contents of the journal at that path are."""
+    """Directory of the blob files of the journal at that path."""
     return journal.with_suffix(".contents")
 
 
 def remove_contents(folder: Path) -> None:
-    """Remove the contents of a journal; somebody else may be at it."""
+    """Remove the blob files of a journal; another process may be removing them, too."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
-"""What a session took and decided, in a file: another executor process reads it and comes to the same state.
+"""Write-ahead journal of a session's input: another executor process replays it and reaches the same state.
 
-A session is a deterministic machine: frames go in, and nothing else decides what it becomes, except what is noted beside
-them. So the frames in order are its state, as in the log of a database. A record is written before anything comes of it, by one
+A session is a deterministic state machine: its state follows from the frames that it received and from the decisions noted beside
+them. So the frames in order are its state, as in the log of a database. A record is written before it takes effect, by one
 `write` to the page cache: it survives the process, not the machine. The last record may be torn; then it was not taken.
 """
 
@@ -43,7 +43,7 @@ _log = get_logger("djinn.server")
 
 
 class SessionIdentity(msgspec.Struct, frozen=True):
-    """Whose session a journal is: what the client calls itself, what let it in, what it has to show when it comes back."""
+    """Identity of a journal's session: the client's name for itself, its badge, and the secret with which it reconnects."""
 
     session: str
     client: str
@@ -59,9 +59,9 @@ _NOBODY: Final = SessionIdentity("", "", "", NOBODY)
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """Where a session was at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state.
+    """Position of a session at a snapshot: frames taken and sent since its beginning, modulo 2^32, and its state.
 
-    `elsewhere`: which parts of its memory are in files of their own, by position and digest, and not in the journal.
+    `elsewhere`: the parts of its memory that are in blob files and not in the journal, by position and digest.
     """
 
     taken: int
@@ -91,7 +91,7 @@ class Journal:
             os.close(self._file)
             raise
         self._size = os.fstat(self._file).st_size
-        self._beside = 0  # bytes of contents that nobody else has
+        self._beside = 0  # bytes of blob files that have no other link
         self._looked = 0  # how large all was when the disk was looked at
 
     @classmethod
@@ -108,12 +108,12 @@ class Journal:
 
     @property
     def open(self) -> bool:
-        """Whether it is still written."""
+        """True while the journal is written."""
         return self._file >= 0
 
     @property
     def crowded(self) -> bool:
-        """Whether it has half of what it may have."""
+        """True where the journal has reached half of its limit."""
         return self._size > self._limit // 2
 
     def frame(self, frame: Frame) -> Frame:
@@ -141,7 +141,7 @@ class Journal:
             self.give_up(f"an upload cannot be written: {error}")
 
     def cut(self, submission: int, op: int) -> None:
-        """A submission was stopped before that op, because nobody wanted it any more."""
+        """Note that a submission was cancelled before that op."""
         self.append(_CUT, _CUT_AT.pack(submission, op), ())
 
     def note(self, decided: bytes) -> None:
@@ -203,7 +203,7 @@ class Journal:
             self.end()
 
     def end(self) -> None:
-        """The session has ended, or nobody will recover it."""
+        """End the journal of a session that has ended or will not be recovered."""
         if self.open:
             self.leave()
             self.path.unlink(missing_ok=True)
@@ -253,7 +253,7 @@ class Journal:
             self.give_up(reason)
 
     def _write_small(self, record: bytes) -> None:
-        """What most records are: one part, in one call."""
+        """Write a record of one part in one call, as most records are."""
         count = os.write(self._file, record)
         self._size += count
         if count < len(record):
@@ -272,21 +272,21 @@ class Journal:
 
 
 def _opening(kind: bytes, head: bytes, parts: Sequence[Buffer]) -> bytes:
-    """What comes before the buffers of a record."""
+    """The header of a record, which precedes its buffers."""
     lengths = [len(part) for part in parts]
     return _RECORD.pack(kind, len(head), sum(lengths)) + struct.pack(f"<I{len(parts)}Q", len(parts), *lengths) + head
 
 
 class JournalReader:
-    """What a journal says, for the one who goes on with it.
+    """The contents of a journal, for the process that recovers its session.
 
     Attributes:
-        owner: whose session it is.
-        taken: how many frames were taken.
-        base: where the session was when the journal began; None: at its beginning.
-        cuts: before which op submissions were stopped that nobody wanted any more, by number.
-        shipments: what came from other executors, and went there.
-        tried: how many processes have done it again and died before they took anything new.
+        owner: identity of the session.
+        taken: number of frames taken.
+        base: the snapshot with which the journal begins; None: it begins with the session.
+        cuts: for each cancelled submission, by number, the op before which it was stopped.
+        shipments: values that came from other executors or went there.
+        tried: number of processes that have replayed it and died before they took anything new.
     """
 
     def __init__(self, path: Path) -> None:
@@ -355,7 +355,7 @@ class JournalReader:
         return owner, end
 
     def _records(self, size: int) -> Iterator[tuple[int, bytes, int, int]]:
-        """Where each whole record starts, its kind, the length of its head and of all of it."""
+        """Start of each complete record, its kind, the length of its head, and its total length."""
         start = len(_MAGIC)
         while start + _RECORD.size + _LENGTH.size <= size:
             self._file.seek(start)
@@ -373,7 +373,7 @@ class JournalReader:
 
     @property
     def over(self) -> bool:
-        """Whether all frames were read: what comes now is the present."""
+        """True where all frames were replayed: later ones come from the client."""
         return not self._frames
 
     def next_frame(self) -> Frame:
@@ -412,7 +412,7 @@ class JournalReader:
             raise SessionLost(f"a journal refers to bytes elsewhere in a way that cannot be read: {error}") from error
 
     def next_note(self) -> bytes | None:
-        """What was decided then; None where the process ended before it was."""
+        """The next decision noted in the journal; None where the process ended before it was made."""
         return self._notes.popleft() if self._notes else None
 
     def close(self) -> None:
@@ -421,7 +421,7 @@ class JournalReader:
 
 
 def owner_of(path: Path) -> SessionIdentity:
-    """Whose session the journal at `path` is; nothing else of it is read.
+    """The identity of the session of the journal at `path`; nothing else of it is read.
 
     Raises:
         SessionLost: there is no journal, or it is none.
@@ -476,6 +476,6 @@ def remove_stale(directory: Path) -> None:
 
 
 def journal_path(directory: Path, session: str) -> Path | None:
-    """Where the journal of a session is; None where that is not the name of one."""
+    """Path of a session's journal; None where `session` is not a valid name."""
     plain = session.replace("-", "").replace("_", "")
     return directory / f"{session}.journal" if plain.isascii() and plain.isalnum() and len(session) <= 64 else None

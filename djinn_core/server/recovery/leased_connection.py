@@ -1,4 +1,4 @@
-"""The executor's end of a session that outlives its connection: for the time of a lease it waits for its client."""
+"""Session leases at the executor: a session whose connection broke waits for its client until the lease expires."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _log = get_logger("djinn.server")
 
 
 class KillsExecutors(SessionLost):
-    """A session kills every executor that goes on with it."""
+    """A session has crashed every executor that tried to recover it."""
 
 
 class LeasedConnection(LastingConnection):
-    """A connection to a client that may come back over another one, with a secret that it was told at the beginning."""
+    """A connection to a client that may reconnect with a secret that it was told at the beginning."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LeasedConnection(LastingConnection):
 
     @property
     def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
-        """Where the session is written down, and what another process has left."""
+        """The session's journal, and the reader of the journal that another process has left."""
         return self._journal, self._past
 
     def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
@@ -102,7 +102,7 @@ class LeasedConnection(LastingConnection):
             return
         if self._early or (self._past is not None and not self._past.over):
             return
-        with self._reading, still:  # nobody reads ahead meanwhile
+        with self._reading, still:  # no other thread reads ahead meanwhile
             if self._early:
                 return
             taken = state() if journal.open else None
@@ -139,10 +139,10 @@ class LeasedConnection(LastingConnection):
         super().send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
-        """What `decision` decides, which is told what it decided in another process, if it did.
+        """Make a decision and journal it. `decision` is passed what it returned in the process before, or None.
 
         Raises:
-            SessionLost: it decides otherwise now.
+            SessionLost: it decides differently now.
         """
         before = self._past.next_note() if self._past is not None else None
         now = decision(before)
@@ -225,7 +225,7 @@ class LeasedConnection(LastingConnection):
 
 
 class Leases:
-    """The sessions that their clients may come back to, by name."""
+    """Sessions to which their clients may reconnect, by name."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Leases:
         self._every = snapshot_seconds
         self._leased: dict[str, LeasedConnection] = {}
         self._lock = threading.Lock()
-        self._swept = time.monotonic()  # whoever started this has done it
+        self._swept = time.monotonic()  # the process that started this one has done it
 
     @property
     def patience(self) -> float:
@@ -250,7 +250,7 @@ class Leases:
 
     @property
     def recovers(self) -> bool:
-        """Whether sessions outlive the process."""
+        """True where sessions can be recovered after the process has died."""
         return self._journals is not None
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
@@ -308,8 +308,8 @@ class Leases:
         return past.owner, leased, past.taken
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
-        """What goes on with a journal, of whose answers the client has taken so many."""
-        journal = Journal(path, past.owner, self._journal_bytes)  # from here on it is nobody else's
+        """A connection that continues the session of a journal; the client has received `taken` of its answers."""
+        journal = Journal(path, past.owner, self._journal_bytes)  # from here on no other process uses it
         journal.contents = Contents(contents_folder(path))
         try:
             if past.tried >= TRIES:
@@ -353,14 +353,14 @@ class Leases:
             _log.info("a client that came back was gone again", session=asked.session, error=str(error))
 
     def knows(self, session: str, secret: str) -> bool:
-        """Whether that is the secret of a session that is here."""
+        """Check that `secret` is that of a session that is here."""
         with self._lock:
             leased = self._leased.get(session)
         expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
         return hmac.compare_digest(expected, secret) and leased is not None
 
     def expire(self) -> None:
-        """Nobody may come back any more."""
+        """End all leases: no client may reconnect any more."""
         with self._lock:
             leased = list(self._leased.values())
         for connection in leased:

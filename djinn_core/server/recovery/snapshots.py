@@ -1,4 +1,4 @@
-"""The state of a session at one moment, as bytes: what a journal begins with once it has grown long."""
+"""Snapshots: the serialized state of a session, with which its journal begins anew once it has grown long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Number = bool | int | float | None | tuple[float, float]
 
 
 class KnownTemplate(msgspec.Struct, frozen=True):
-    """A template that the client may name by its digest, and what its last run was bound to."""
+    """A template that the client may name by its digest, and the bindings of its last run."""
 
     digest: bytes
     template: Template

@@ -1,4 +1,4 @@
-"""A session's state for its client, and back from one whose server is lost."""
+"""Transfer of a session's state to its client, and from a client whose server is lost to a new session."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Shipments in the journal of a session: what came from other executors, and what went there and may have to go again.
+"""Journal records of shipments between executors: those received, and those sent that may have to be resent.
 
-A session is a deterministic machine over its client's frames and the shipments that it takes (`server/recovery/journal.py`). What came directly
-from another executor is written down before that one hears that it was taken. What was sent is computed again; only
-what had been sent before a snapshot, and was not taken by then, is written down with it.
+A session is a deterministic state machine over its client's frames and the shipments that it takes
+(`server/recovery/journal.py`). A shipment from another executor is journaled before it is acknowledged. Sent shipments are
+recomputed in a replay; only those sent before a snapshot, and not acknowledged by then, are stored with it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class UnderWay(msgspec.Struct, frozen=True):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """So many shipments to executor `peer` were taken: a process that does this again need not send them."""
+    """Number of shipments that executor `peer` has taken: a process that replays the journal need not send them."""
 
     peer: int
     shipments: int
@@ -59,7 +59,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class PoolCounts(msgspec.Struct, frozen=True):
-    """What a session in a pool has counted at a snapshot.
+    """Counts of shipments of a session in a pool at a snapshot.
 
     `number` is its own in the pool. By number of the other executor: `sent` shipments, of which so many were `taken`, and how
     many `arrived` from there.
@@ -79,7 +79,7 @@ def _unread(start: int) -> Frame:
 
 
 class PastShipments:
-    """What a journal says of shipments."""
+    """Shipments recorded in a journal."""
 
     def __init__(self, read: Callable[[int], Frame] = _unread) -> None:
         """`read`: the record at a place in the journal. Used by one thread at a time."""
@@ -117,11 +117,11 @@ class PastShipments:
         return None if start is None else self._arrival(start)[1]
 
     def waiting(self) -> list[tuple[Arrival, list[Packed]]]:
-        """What was taken then and nobody has asked for since."""
+        """Shipments that were taken and that the session has not used since."""
         return [self._arrival(start) for start in self._places.values()]
 
     def under_way(self) -> list[tuple[UnderWay, list[Packed]]]:
-        """What was sent before the snapshot and not taken then."""
+        """Shipments that were sent before the snapshot and not acknowledged by then."""
         found = [self._read(start) for start in self._under_way]
         self._under_way.clear()
         sent = [msgspec.msgpack.decode(frame.head, type=UnderWay) for frame in found]
