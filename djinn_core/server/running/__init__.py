@@ -1,1 +1,1 @@
-"""Templates, the values of a session, and one run after the other."""
+"""Execution of templates over the values of a session."""

@@ -1,4 +1,4 @@
-"""Templates that a client may name by their digests, and what their runs are bound to."""
+"""Cache of a session's templates by digest, with the bindings of their last runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from djinn_core.wire.messages import First, Submit
 
 @attrs.define
 class BoundTemplate:
-    """A template that the client may name by its digest, and what its last run was bound to.
+    """A template that the client may name by its digest, and the bindings of its last run.
 
-    `hot`: what is known of it on the device, where hot templates are compiled.
+    `hot`: its record on the device, where hot templates are compiled.
     """
 
     template: CompiledTemplate

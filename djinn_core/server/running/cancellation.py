@@ -1,10 +1,10 @@
-"""Work that nobody wants any more is cut between two ops: at a deadline of its client's, or because that is gone for good.
+"""Cancellation of submissions between two ops: at a deadline that the client set, or after the client has gone for good.
 
-Work that takes long is interrupted there, too, where another session waits for the device.
+A long submission is also interrupted there while another session waits for the device.
 
-A session that computes does not read its connection. So a thread looks, for those that have computed for a while, at what has
-come: a message that says what to stop, or the end of the connection. It takes in only a little, or a client that sends
-faster than its programs run would fill the memory.
+A session that computes does not read its connection. So a monitor thread reads the connections of sessions that have computed
+for a while: for a message that cancels submissions, or the end of the connection. It reads only a little ahead, or a client
+that sends faster than its programs run would fill the memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = get_logger("djinn.server")
 
 
 class CancellationState:
-    """What a session's client still wants. The session begins and ends its submissions, any thread may stop them."""
+    """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them."""
 
     def __init__(self, turn: Share) -> None:
         """`turn`: the session's share of the device."""
@@ -48,7 +48,7 @@ class CancellationState:
         self._past: JournalReader | None = None
 
     def write_to(self, journal: Journal | None, past: JournalReader | None) -> None:
-        """Where to write what was cut, and where another process has written what it cut: that is cut at the same op again."""
+        """Set the journal for cancellations, and that of an earlier process, whose cancellations are repeated at the same ops."""
         self._journal, self._past = journal, past
 
     def begin(self, work: Work) -> None:
@@ -74,7 +74,7 @@ class CancellationState:
             self._journal.cut(work.sequence, run.stopped_at)
 
     def stop(self, submissions: Iterable[int]) -> None:
-        """Nobody waits for these any more."""
+        """Cancel these submissions."""
         with self._lock:
             self._unwanted.update(submissions)
             if len(self._unwanted) > STOPS_LIMIT:
@@ -83,7 +83,7 @@ class CancellationState:
                 self._running.halt.append(True)
 
     def stop_all(self) -> None:
-        """Nobody is there any more."""
+        """Cancel all submissions: the client is gone."""
         with self._lock:
             self._nothing = True
             if self._running is not None:
@@ -106,12 +106,12 @@ class CancellationState:
         return not any(work.halt)
 
     def busy(self) -> bool:
-        """Whether a submission has been running, or waiting for its turn, for a while."""
+        """True where a submission has been running, or waiting for its turn, for at least `LOOK_SECONDS`."""
         return self._running is not None and time.monotonic() - self._since >= LOOK_SECONDS
 
 
 class CancellationMonitor:
-    """A thread that looks after the sessions of a process while they compute."""
+    """A thread that reads the connections of a process's sessions while they compute."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -171,7 +171,7 @@ def look(wanted: CancellationState, connection: LeasedConnection) -> None:
 
 
 def stop_as(frame: Frame, wanted: CancellationState) -> None:
-    """Where a frame says what to stop, stop it."""
+    """Cancel the submissions that a frame names, if it is such a message."""
     if frame.body:
         return
     try:

@@ -1,12 +1,12 @@
-"""Who computes next on a device that several sessions share: of those that wait, whoever has had the least of it.
+"""Fair-share scheduling of a device among sessions: of those that wait, the one with the least device time runs next.
 
-A turn is one submission: a piece of a program. Turns differ in length, so what counts is seconds: a session of short pieces
-has several of them for each long one of another session. Who comes, or comes back, begins level with the one who is having
-a turn: what nobody used is not saved up.
+A turn is one submission: a piece of a program. Turns differ in length, so the share is counted in seconds: a session of short
+pieces has several of them for each long one of another session. A session that arrives, or returns, begins level with the one
+that is having a turn: unused time is not saved up.
 
-The next piece of a program comes a moment after the last one. A session that has had less than all that wait is therefore
-given this moment, or each of its short pieces would wait for a long one of somebody else. And a long one is interrupted between
-two ops where somebody waits (`stopping.py`).
+The next piece of a program comes a moment after the last one. So the device waits this moment for a session that has had less
+than all that wait, or each of its short pieces would wait for a long one of another session. And a long one is interrupted
+between two ops while another session waits (`cancellation.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Share:
         self.began = time.perf_counter()
 
     def rest(self) -> float:
-        """In the middle of a turn: whoever waits and has had less has a turn first. How many seconds that took."""
+        """Yield in the middle of a turn to waiting sessions that have had less; returns the seconds that this took."""
         now = time.perf_counter()
         self.turns.end(self, now - self.began)
         self.turns.begin(self)
@@ -66,7 +66,7 @@ class FairShare:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of sessions that wait."""
         return len(self._waiting)
 
     @property
@@ -97,7 +97,7 @@ class FairShare:
                 self._changed.notify_all()
 
     def _patience(self, share: Share) -> float | None:
-        """How many seconds `share` has to wait: none where it is next; None: until something changes."""
+        """Seconds that `share` has to wait: 0 where it may run now; None: until the queue changes."""
         if self._taken or min(self._waiting, key=lambda other: other.used) is not share:
             return None
         awaited = self._awaited

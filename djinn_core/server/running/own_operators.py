@@ -1,4 +1,4 @@
-"""What the ops of Djinn's own do on an executor: random state, generators, marks in time."""
+"""Implementations of Djinn's own ops on an executor: random state, generators, device events."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
 
 
 class _Marks:
-    """Points in time that a device passes: on the CPU a clock's reading, elsewhere an event of the device."""
+    """Timing events: on the CPU a clock reading, elsewhere an event of the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,7 +76,7 @@ class _Marks:
         return event
 
     def has_passed(self, mark: Any) -> torch.Tensor:
-        """Whether the device has got there; true on the CPU, where ops are done when they return."""
+        """True where the device has reached the event; always so on the CPU, where ops are done when they return."""
         return torch.tensor(self._device.type == "cpu" or bool(mark.query()))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What stands in place of values that an op would have made or written, had it run to its end."""
+"""Poison: the replacement of values that a failed op would have made or written."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def poison_rest(
 
 
 def _shares(op: str) -> bool:
-    """Whether what an op returns may share memory with what it is given."""
+    """True where an op's results may alias its arguments."""
     if op in OWN_OPERATORS:
         return False
     returns = torch_private.schema_of(resolve(op)).returns

@@ -1,4 +1,4 @@
-"""Each session has its own random state, although PyTorch has one default generator per device and process."""
+"""Random state by session, although PyTorch has one default generator per device and process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-# What PyTorch's generators start from when nobody seeds them.
+# Initial seed of PyTorch's generators that were not seeded.
 DEFAULT_SEED = 67280421310721
 _WORDS: Final = 624  # of a Mersenne twister
 _COUNTERS: Final = struct.Struct("<8xi4xQ")  # in its state: how many words are left, and which one follows
@@ -22,13 +22,13 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Have `generator` go on from `state`, which anybody may have made up.
+    """Set the state of `generator` to `state`, which an untrusted client may have forged.
 
-    PyTorch looks at each of the two counters of a Mersenne twister alone. Together they could have it read beyond its words,
-    and what lies there would come out as random numbers.
+    PyTorch checks each of the two counters of a Mersenne twister alone. Together they could make it read beyond its words,
+    and return the memory there as random numbers.
 
     Raises:
-        RuntimeError: it is no state.
+        RuntimeError: `state` is no valid state.
     """
     state = state.cpu()
     if generator.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() >= _COUNTERS.size:
@@ -39,7 +39,7 @@ def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
 
 
 class DeviceRandomness:
-    """The default generator of a device, and which session's state it holds."""
+    """The default generator of a device, and the session whose state it holds."""
 
     def __init__(self, device: torch.device) -> None:
         self._generator = default_generator(device)

@@ -1,6 +1,6 @@
-"""Templates compiled to closures, so that replay looks nothing up.
+"""Compilation of templates to closures, so that a run needs no lookup of ops or arguments by name.
 
-All that a run needs lies in one list, the environment: constants, slots, inputs, then the values that the run makes.
+All values of a run are in one list, the environment: constants, slots, inputs, then the values that the run makes.
 Every argument is a position in it, so a step is: get the arguments, call the op, put the results back.
 """
 
@@ -51,7 +51,7 @@ class CompiledStep:
         op: its overload name.
         reads: positions of its operands in the environment. makes: positions of its new values, by result.
         writes: positions of the operands that it writes into.
-        release: positions that nobody needs after it.
+        release: positions that are not needed after it.
     """
 
     run: Step
@@ -68,9 +68,9 @@ class CompiledTemplate:
     """A template, ready to run.
 
     Attributes:
-        constants: the environment's head. slots: how many slots follow. size: positions of values after the inputs.
-        random: whether any op uses the random state.
-        source: what it was compiled from.
+        constants: the environment's head. slots: number of slots that follow. size: positions of values after the inputs.
+        random: True where any op uses the random state.
+        source: the template that it was compiled from.
     """
 
     source: Template
@@ -319,7 +319,7 @@ def enumerated(argument: Enumerated) -> Any:
 
 
 def _check_results(form: Form, overload: Any) -> None:
-    """A list of tensors is none of the values: nobody would count what it holds."""
+    """Refuse an op that returns several results or a list where the form has one value: that memory would not be counted."""
     returns = torch_private.schema_of(overload).returns
     many = len(returns) > 1 or any(str(result.type).startswith("List[") for result in returns)
     if many and not form.sequence and form.new_count:

@@ -1,4 +1,4 @@
-"""What a submission asked for, written for the wire."""
+"""Responses to submissions: serialization of the requested values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 def collect(
     work: Work, values: ValueTable, runtime: DeviceRuntime, limit: int
 ) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure]]:
-    """What `work` asks for, of at most `limit` bytes: headers, bytes, and descriptions; of what is not there, the reason."""
+    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; for a missing value the reason."""
     results: list[TensorHeader | Failure] = []
     body: list[memoryview] = []
     with torch.inference_mode():

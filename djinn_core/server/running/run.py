@@ -32,12 +32,12 @@ MESSAGE_LIMIT = 4000  # characters of an error message that travel
 
 @attrs.define
 class Run:
-    """What happened while a submission ran."""
+    """Record of a submission's run: its failures, and the op at which it was cancelled."""
 
     failures: list[Failure] = attrs.field(factory=list)
     relaid: list[Relaid] = attrs.field(factory=list)
     halt: Sequence[bool] = ()  # as in `Work`
-    stopped_at: int | None = None  # the first op that did not run because nobody wanted it any more
+    stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: Sharing | None = None  # since the first failure
 
 
@@ -61,7 +61,7 @@ class Shortcut(Protocol):
 
 
 class Guard(Protocol):
-    """Runs steps one by one and sees to it that there is memory for each."""
+    """Runs steps one by one and makes room in memory for each."""
 
     def advance(
         self, steps: Sequence[CompiledStep], start: int, env: Environment, claims: Mapping[int, list[Claim]], run: Run
@@ -70,7 +70,7 @@ class Guard(Protocol):
 
         Raises:
             Stopped: a step failed.
-            Halted: nobody wants the rest any more.
+            Halted: the submission was cancelled.
         """
 
 
@@ -88,8 +88,8 @@ def run_template(
 ) -> Run:
     """Run a template and put what it makes into `values`.
 
-    An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Where nobody
-    wants the submission any more, no further op runs, and what those would have made or written is poison.
+    An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Once the
+    submission is cancelled, no further op runs, and what those would have made or written is poison.
     """
     run = Run(halt=work.halt)
     env = environment_of(template, work, slots, values)
@@ -99,7 +99,7 @@ def run_template(
     claims = _by_instruction(work.claims)
     steps = template.steps if work.stop_at is None else template.steps[: work.stop_at]
     step, count = 0, len(steps)
-    # Whoever takes a shortcut does not see what is claimed of the instructions in between, nor stops there.
+    # A shortcut does not check what is claimed of the instructions in between, and cannot stop there.
     if claims or work.stop_at is not None:
         shortcut = None
     with torch.inference_mode():
@@ -139,7 +139,7 @@ def run_template(
 
 
 def environment_of(template: CompiledTemplate, work: Work, slots: Sequence[Any], values: ValueTable) -> Environment:
-    """What a template runs on; poison for values that are not there."""
+    """The environment of a run of a template, with poison for values that are not there."""
     return template.environment(slots, [_bound(values, handle, work.sequence) for handle in work.inputs])
 
 
@@ -153,7 +153,7 @@ class Stopped(Exception):  # noqa: N818 - a signal between two functions
 
 
 class Halted(Exception):  # noqa: N818 - a signal between two functions
-    """Nobody wants step `step` and those after it any more."""
+    """Step `step` and those after it are cancelled."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -201,9 +201,9 @@ def _short(steps: Sequence[CompiledStep], start: int, env: Environment, shortcut
 
 
 def _made_resizable(step: CompiledStep, stop: Stopped, env: Environment, values: ValueTable) -> bool:
-    """Whether `step` failed because it resizes memory of an upload, and now has memory of PyTorch's own instead.
+    """Move an upload that `step` failed to resize to memory of PyTorch's own; False where it failed for another reason.
 
-    Where there is no memory for that, this is why it stopped.
+    Where there is no memory for the move, that becomes the step's error.
     """
     if not isinstance(stop.error, RuntimeError) or "storage that is not resizable" not in str(stop.error):
         return False
@@ -232,7 +232,7 @@ def _own(storage: torch.UntypedStorage, values: Iterable[Any]) -> None:
 
 
 def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: Sharing) -> bool:
-    """Whether all that was wrong with `step` is poison that it overwrites whole, which now has its memory again."""
+    """Restore the memory of poison that `step` overwrites completely; False where `step` has another problem."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
         return False
@@ -248,7 +248,7 @@ def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable,
 
 
 def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
-    """Whether writing every element writes every byte; only then is nothing of a failed write left."""
+    """True where writing every element writes every byte; only then is nothing of a failed write left."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 

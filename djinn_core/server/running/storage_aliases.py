@@ -1,4 +1,4 @@
-"""Which values of a run share memory, so that ten thousand ops that fail do not each look through all of them."""
+"""Index of a run's values by their storage, so that each of ten thousand failing ops does not search all values for aliases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOVES: Final = re.compile(r"resize|set_|out\b|_out\b")
 
 
 class Sharing:
-    """The values of a run, and those of its session, by where their memory is. Made at the first failure."""
+    """The values of a run and of its session by the address of their memory. Made at the first failure."""
 
     def __init__(self, steps: Sequence[CompiledStep], env: Environment, values: ValueTable) -> None:
         self._steps = steps
@@ -64,7 +64,7 @@ class Sharing:
 
 
 def address_of(value: Any) -> int:
-    """Where the memory of a value is, also of one that is poison; 0 where it has none."""
+    """Address of a value's memory, also for poison; 0 where it has none."""
     if isinstance(value, Poison):
         value = value.memory
     strided = isinstance(value, torch.Tensor) and value.layout is torch.strided

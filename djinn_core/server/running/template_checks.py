@@ -1,4 +1,4 @@
-"""What a template from elsewhere could get wrong, found before any of it is used, in a time that its length bounds."""
+"""Validation of templates from untrusted clients before use, in a time bounded by their length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from djinn_core.wire.messages import Template
 
 @attrs.frozen
 class Counts:
-    """How many of each a call of a form takes and makes."""
+    """Number of operands, results and the like of a call of a form."""
 
     operands: int
     slots: int
@@ -61,7 +61,7 @@ def _check_texts(form: Form, arguments: Sequence[Argument]) -> None:
 
 
 def _lists(arguments: Sequence[Argument], op: str) -> Iterator[Sequence[Argument]]:
-    """What is no list among the arguments, and in each list; without recursion, which others could make deep."""
+    """Yield the arguments, then the elements of each nested list; without recursion, which a client could make deep."""
     waiting = [(arguments, 0)]
     while waiting:
         items, depth = waiting.pop()

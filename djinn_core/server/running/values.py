@@ -1,4 +1,4 @@
-"""The values of one session on an executor: tensors by handle, and what took the place of those that failed."""
+"""The values of one session on an executor: tensors by handle, and poison in place of those that failed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from djinn_core.wire.message import Failure
 
 @attrs.frozen
 class Poison:
-    """Stands where a value would be that could not be computed; whatever uses it becomes poison, too.
+    """Replacement of a value that could not be computed; every result of an op that uses it becomes poison, too.
 
     Attributes:
-        memory: the tensor that it was before a write to it failed, with content that nobody may see; None where it never
-            was one. Whoever overwrites all of it makes it a value again.
+        memory: the tensor that it was before a write to it failed, whose contents must not be read; None where it never
+            was one. An op that overwrites all of it makes it a value again.
     """
 
     failure: Failure
@@ -30,7 +30,7 @@ class Poison:
 
 
 def no_such_value(sequence: int, handle: int) -> Failure:
-    """What submission `sequence` gets for a value that is not there."""
+    """The failure reported to submission `sequence` for a value that is not there."""
     reason = f"this session has no value {handle}: its tensor is gone, or was made in a session that has ended. Make or load it again"
     return Failure(sequence, -1, "", "SessionLost", reason)
 
@@ -49,7 +49,7 @@ def _has_storage(value: Stored) -> TypeGuard[torch.Tensor]:
 
 @attrs.define
 class _Held:
-    """A storage as the client numbers them: how many values look into it, and its size in bytes."""
+    """A storage by the client's numbering: the number of values that are views of it, and its size in bytes."""
 
     values: int = 0
     nbytes: int = 0
@@ -116,7 +116,7 @@ class ValueTable:
         return held.nbytes if held is not None else 0
 
     def note_peak(self) -> None:
-        """What is held now counts for the peak."""
+        """Update the peak with the bytes held now."""
         self._peak = max(self._peak, self._held)
 
     def peak(self) -> int:

@@ -12,13 +12,13 @@ from djinn_core.wire.messages import Claim, Submit
 
 @attrs.define
 class Work:
-    """What a submission asks for, as in `Submit`; `inputs` are those of its template, once that is known.
+    """The request of a submission, as in `Submit`; `inputs` are those of its template, once that is known.
 
     Attributes:
-        halt: holds something as soon as there is to be no further op for now; looked at before each.
-        rest: what to do then, and whether to go on afterwards; None: the submission is not wanted any more.
-        rested: seconds of that.
-        stop_at: the number of the op at which it was stopped when it ran before; None: it was not.
+        halt: not empty where no further op is to run for now; checked before each op.
+        rest: called then, returns True where the run goes on afterwards; None: the submission is cancelled.
+        rested: seconds spent in `rest`.
+        stop_at: number of the op at which an earlier run was stopped; None: it was not.
     """
 
     sequence: int
