@@ -25,7 +25,7 @@ class AdmissionLimits:
     queue_seconds: float = QUEUE_SECONDS
 
     def refusal(self, sessions: int, waited: float) -> Refusal | None:
-        """The reason to refuse a session beside `sessions` others, one of whose submissions has waited `waited` seconds; None: admit it."""
+        """The reason to refuse a session beside `sessions` others, a submission of which has waited `waited` s; None: admit it."""
         if sessions >= self.sessions:
             return Refusal(
                 f"this executor serves {sessions} sessions, which is as many as it may at a time: try again later, or at another "

@@ -1,7 +1,7 @@
 """Control channel of a client beside its session: new addresses of other executors of its pool, also while the session is busy.
 
-An executor that was recovered is another process, with other addresses, and the tickets in its journal are used up. The session itself
-may be waiting for that very executor, and reads no messages meanwhile.
+An executor that was recovered is another process, with other addresses, and the tickets in its journal are used up. The session
+itself may be waiting for that very executor, and reads no messages meanwhile.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Executor:
             self._left()
 
     def _refusal(self, admitted: Admitted) -> Refusal | None:
-        """The reason why a client with a valid ticket gets no session now. Where the executor is full, the gateway is told as well."""
+        """The reason why a client with a valid ticket gets no session now. If the executor is full, the gateway is told, too."""
         sessions = self._inside
         reason = self._tenancy.refusal(admitted.grant.badge, sessions)
         if reason:
@@ -248,7 +248,7 @@ class Executor:
         entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Report that no client is admitted for now: the gateway, which is less busy, may refuse clients by itself for a while."""
+        """Report that no client is admitted for now: the gateway, which is less busy, may refuse clients for a while."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(reason))

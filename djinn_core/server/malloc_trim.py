@@ -1,8 +1,8 @@
 """Return of freed memory to the system (`malloc_trim` and garbage collection) some time after a connection has ended.
 
-The C library keeps what threads have freed, in as many arenas as there were threads at a time. Python collects reference cycles seldom, the
-more seldom the more objects there are: a connection's buffers and a session's programs would wait for that. Without this a server that
-has served a thousand clients keeps tens of megabytes that are no longer used.
+The C library keeps what threads have freed, in as many arenas as there were threads at a time. Python collects reference cycles
+seldom, the more seldom the more objects there are: a connection's buffers and a session's programs would wait for that. Without
+this a server that has served a thousand clients keeps tens of megabytes that are no longer used.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class ExecutorSession:
         return bytes(found if before is None else [now and then for now, then in zip(found, before, strict=True)])
 
     def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
-        """Check whether an offered blob is here. In a recovery, a blob that was missing before is uploaded, even if it is here now."""
+        """Check whether an offered blob is here. In a recovery, a blob that was missing before is uploaded all the same."""
         try:
             return YES if self._uploads.consider(offer, look=before != NO) else NO
         except ProtocolError as error:

@@ -1,7 +1,7 @@
 """Rules for arguments that PyTorch passes as plain integers (dtypes, layouts, memory formats) and for devices.
 
-A dtype that does not exist makes kernels read beyond their tables. Only the executor's own device is allowed: another device is another
-tenant's.
+A dtype that does not exist makes kernels read beyond their tables. Only the executor's own device is allowed: another device is
+another tenant's.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ COPIED_BYTES: Final = 4 << 20
 
 
 def difference(artefact: Artefact, env: Environment) -> str:
-    """Describe how a compiled region's results on `env` differ from its instructions' results; empty: not at all. `env` is unchanged.
+    """Describe how a compiled region's results on `env` differ from its instructions'; empty: not at all. `env` is unchanged.
 
     Raises:
         Exception: any error that the instructions themselves raise.

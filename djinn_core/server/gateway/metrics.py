@@ -138,7 +138,7 @@ class _Collector:
         yield self._families.InfoMetricFamily("djinn_build", "Version of the server", value={"version": seen.version})
         yield self._gauge("djinn_gateway_uptime_seconds", "Since when it runs", time.monotonic() - seen.since)
         yield self._gauge("djinn_gateway_ready", "Whether clients find an executor", float(seen.tenants.ready))
-        yield self._gauge("djinn_gateway_draining", "1 while the gateway drains and admits no further clients", float(seen.draining()))
+        yield self._gauge("djinn_gateway_draining", "1 while it admits no further clients", float(seen.draining()))
         yield self._gauge("djinn_gateway_strangers", "Connections that have shown nothing yet", len(seen.strangers))
         yield self._gauge("djinn_gateway_tenants", "Tenants that have a good token", len(seen.gatekeeper.tenants))
         yield self._counter("djinn_gateway_connections", "Connections that were made", {(): counts.connections})

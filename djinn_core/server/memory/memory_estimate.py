@@ -183,7 +183,7 @@ class _Simulation:
             self._release(place)
 
     def _guess(self, step: CompiledStep) -> int:
-        """Guess the allocation of a step that cannot run on the meta device: as much as it reads. Djinn's own ops take almost none."""
+        """Guess the allocation of a step that cannot run on the meta device: as much as it reads. Djinn's own ops take little."""
         for _, place in step.makes:
             self.env[place] = None
             self.roots[place] = -1

@@ -19,7 +19,7 @@ from djinn_core.wire.tensors import dtype_name, tensor_to_wire
 def collect(
     work: Work, values: ValueTable, runtime: DeviceRuntime, limit: int
 ) -> tuple[list[TensorHeader | Failure], list[memoryview], list[Described | Failure]]:
-    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; for a missing value the reason."""
+    """Collect the values that `work` requests, at most `limit` bytes: headers, bytes, descriptions; or why one is missing."""
     results: list[TensorHeader | Failure] = []
     body: list[memoryview] = []
     with torch.inference_mode():
