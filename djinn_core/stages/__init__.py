@@ -1,1 +1,1 @@
-"""The verbs of the pipeline: pure functions from frozen values to the next stage's result, independent of each other."""
+"""Stages of the compiler pipeline: pure functions from frozen values to the next stage's result, independent of each other."""

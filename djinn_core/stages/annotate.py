@@ -1,4 +1,4 @@
-"""Stage 2: what the program is about."""
+"""Stage 2: annotate the graph with workload type, phases, residency, modality and pattern matches."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def annotate(
     known: Mapping[int, DataResidency] = NOTHING_KNOWN,
     tiers: frozenset[Tier] = ALL_TIERS,
 ) -> WorkloadProfile:
-    """Run every pattern over `graph` and say what it is, node by node and as a whole.
+    """Run every pattern over `graph` and classify it, node by node and as a whole.
 
     Args:
         graph: the graph.
-        patterns: whom to ask. One that raises or returns a match that does not fit the graph is skipped, with a warning
+        patterns: the patterns to run. One that raises or returns a match that does not fit the graph is skipped, with a warning
             that names it.
         known: how long values from earlier programs live, by value, for inputs that those programs made or took.
-        tiers: what may be judged by. Phases and residency are the structure's.
+        tiers: the tiers that may judge the workload type. Phases and residency are the structure's.
     """
     matches, skipped = _all_matches(graph, patterns)
     inputs = inputs_of(graph)
@@ -61,7 +61,7 @@ def annotate(
 
 
 def _all_matches(graph: Graph, patterns: Sequence[Pattern]) -> tuple[tuple[PatternMatch, ...], list[str]]:
-    """What all patterns found, the surest first, and sentences about those that failed."""
+    """Matches of all patterns, the surest first, and sentences about the patterns that failed."""
     found: list[PatternMatch] = []
     skipped: list[str] = []
     for pattern in patterns:

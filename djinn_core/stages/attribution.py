@@ -1,4 +1,4 @@
-"""Whose fault it was: names of plugin objects in warnings."""
+"""Attribution of plugin failures: names of plugin objects in warnings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _log = get_logger("djinn.stages")
 
 
 def title(kind: str, plugin: Any) -> str:
-    """How messages call a plugin object: its kind, its name and the module that it came from."""
+    """Name of a plugin object in messages: its kind, its name and the module that it came from."""
     return f"{kind} {getattr(plugin, 'name', '?')!r} ({type(plugin).__module__})"
 
 
 def refused_nodes(graph: Graph) -> frozenset[int]:
-    """Nodes with a mistake of the program's in them, as PyTorch says: a plugin that fails at those is not at fault."""
+    """Nodes that PyTorch refuses because of a mistake in the user's program: a plugin that fails at those is not at fault."""
     return graph.refused if isinstance(graph, ProgramGraph) else frozenset()
 
 
 def warn_skipped(kind: str, plugin: Any, error: Exception, instead: str, graph: Graph) -> str:
     """Log that `plugin` was skipped and what happens instead; returns the sentence for the result's reasons.
 
-    A debug message only, where the program has an op that cannot be done.
+    The message has level debug where the program has an op that PyTorch refuses.
     """
     failure = f"{type(error).__name__}: {error}"
     log = _log.debug if refused_nodes(graph) else _log.warning

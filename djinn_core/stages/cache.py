@@ -1,8 +1,8 @@
-"""Plans remembered: the steady state looks up what the first run decided.
+"""Plan cache: the steady state looks up what the first run decided.
 
 Two levels. The *profile* of a program is found again by its fingerprint and the plugins with their versions. The whole *plan*
-is found again by these, where its inputs live, what is fetched, and the devices. Facts in what was found again by classes
-of sizes, such as the number of keys, are those of the program that it was made for.
+is found again by these, where its inputs live, what is fetched, and the devices. Where an entry was found by classes of
+sizes, its facts, such as the number of keys, are those of the program that it was made for.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Recent(Generic[V]):
 
 @attrs.frozen
 class Remembered:
-    """A result, and the values of the program that it was made for in order of first appearance."""
+    """A cached result, and the values of the program that it was made for, in order of first appearance."""
 
     result: PipelineResult
     values: tuple[int, ...]
 
     def names(self, values: tuple[int, ...]) -> dict[int, int]:
-        """For each value of the remembered program the one in its place."""
+        """For each value of the cached program the value in its place."""
         return dict(zip(self.values, values, strict=True))
 
 
@@ -89,13 +89,13 @@ class PlanCache:
             return self._profiles.find(key)
 
     def store(self, profile_key: Hashable, plan_key: Hashable, remembered: Remembered) -> None:
-        """Remember a result; the least recently used are forgotten."""
+        """Cache a result; the least recently used are evicted."""
         with self._lock:
             self._profiles.store(profile_key, remembered)
             self._plans.store(plan_key, remembered)
 
     def clear(self) -> None:
-        """Forget everything, the statistics as well."""
+        """Drop all entries and the statistics."""
         with self._lock:
             self._profiles = _Recent(self._profiles.capacity)
             self._plans = _Recent(self._plans.capacity)

@@ -1,4 +1,4 @@
-"""Stage 3: what every node costs on every device."""
+"""Stage 3: estimate the cost of every node on every device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
 def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopology) -> Costs:
     """Ask the models for every node on every device: those that name its op first, then the general ones, in order.
 
-    A model that raises or answers nonsense is not asked again for this graph, with a warning that names it; at an op that
-    cannot be done, as PyTorch says, it may. What no model knows costs nothing. Models are asked once for devices that differ in nothing but their names, what they
-    hold and where they stand.
+    A model that raises or returns an invalid estimate is not asked again for this graph, with a warning that names it; at an
+    op that PyTorch refuses, it may raise. A node that no model knows costs nothing. Models are asked once for devices that
+    differ only in name, memory, group and queue.
     """
     panel = _Panel(tuple(models))
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
@@ -35,7 +35,7 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
 
 @attrs.define
 class _Panel:
-    """The models that are still asked, and for each op in which order."""
+    """The cost models that are still asked, and their order for each op."""
 
     models: tuple[CostModel, ...]
     orders: dict[str, tuple[CostModel, ...]] = attrs.field(factory=dict)

@@ -1,9 +1,9 @@
-"""What tells programs apart whose plans may differ, found in a fraction of the time that planning takes.
+"""Program fingerprints: cache keys that differ for programs whose plans may differ, computed far faster than a plan.
 
-Values are numbered by first appearance, so that the next step of a loop looks like the last. Everything else counts exactly
-where some plugin may look at it: sizes, scalars, dtypes, what dies. A plugin that says the same for sizes and numbers of the
-same class says so by its attribute `tolerates_growth`; where all do, sizes and whole numbers from 8 count by class only (8
-to 127, 128 to 2047, and so on), but for the sizes of weights; of numbers that are not small and whole only the sign.
+Values are numbered by first appearance, so that the next step of a loop looks like the last. Everything else that a plugin
+may look at counts exactly: sizes, scalars, dtypes, what dies. A plugin whose results are equal for sizes and numbers of one
+class sets its attribute `tolerates_growth`. Where all plugins do, sizes and whole numbers from 8 count by class only (8 to
+127, 128 to 2047, and so on), except for the sizes of weights; of numbers that are not small and whole only the sign counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MATRIX = 2
 
 @attrs.frozen
 class Fingerprint:
-    """What a program's plan depends on, with its values numbered by first appearance. Valid in this process only.
+    """Everything that a program's plan depends on, with its values numbered by first appearance. Valid in this process only.
 
     Attributes:
         topology: ops, data flow, shared memory and what is dead at the end, without sizes and numbers.
@@ -41,7 +41,7 @@ class Fingerprint:
 
 
 def tolerates_growth(plugins: Iterable[Any]) -> bool:
-    """Whether all of these objects say the same for sizes and numbers of the same class."""
+    """True where the results of all these plugins are equal for sizes and numbers of the same class."""
     return all(getattr(plugin, "tolerates_growth", False) for plugin in plugins)
 
 
@@ -60,7 +60,7 @@ def fingerprint(program: Program, exact: bool = True) -> Fingerprint:
 
 
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
-    """Which values share memory; nothing where none do."""
+    """Storage number of each value, by first appearance; empty where no values share memory."""
     storages = [v >> 32 for v in values]
     if len({*storages}) == len(storages):
         return ()
@@ -70,7 +70,7 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
 
 @attrs.define
 class _LookedAt:
-    """What counts of calls, as numbers: what they are, their sizes, the classes of these."""
+    """The parts of calls that a fingerprint contains, as numbers: form and classes, sizes, size classes."""
 
     marks: dict[Call, int] = attrs.field(factory=dict)
     sizes: dict[Call, int] = attrs.field(factory=dict)
@@ -128,7 +128,7 @@ def _class_of(size: int) -> int:
 
 
 def _class_of_slot(slot: Slot) -> Slot | str:
-    """A small whole number itself, which may say how an op works; of others the sign: they are sizes, rates and positions.
+    """Class of a scalar: a small whole number itself, which may select an op's mode; of others (sizes, rates) the sign.
 
     Equal numbers have the same class, whichever type they are of: what is remembered of one is found for the other.
     """

@@ -1,4 +1,4 @@
-"""What a plan and its simulated run mean for a person: which modules are where, memory, times, and what limits them."""
+"""Forecast of a plan's performance from its simulated run: modules by device, memory, times, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Forecast:
         interval: seconds between runs that follow each other without waiting.
         upload_bytes, upload_seconds: what the first run needs in addition.
         replicas: how many copies of it the devices of the cluster hold, each on devices of its own.
-        shares: what the time of the devices goes to, as fractions: `arithmetic`, `memory bandwidth`, `starting ops`.
+        shares: fractions of device time by cause: `arithmetic`, `memory bandwidth`, `starting ops`.
         transfers: seconds in which links between devices are busy.
         limit: what the interval is due to.
     """
@@ -65,7 +65,7 @@ class Forecast:
 
 
 def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapping[str, int]) -> Forecast:
-    """From a plan with everything in its place, its simulated run, that of the first run, which uploads, and bytes at most."""
+    """Forecast from a plan whose inputs are in place, its simulated run, that of the first run, which uploads, and peak bytes."""
     placement = result.placement
     if placement is None or result.costs is None:
         raise ValueError("a forecast needs a plan until='schedule'")
@@ -134,7 +134,7 @@ def _spans(numbers: Sequence[int]) -> tuple[str, ...]:
 
 
 def _shares(result: PipelineResult, nodes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """What keeps devices busy. Of each op, the larger of arithmetic and memory counts, and what is beyond it as its start."""
+    """Fractions of device time by cause. Each op counts as its larger of arithmetic and memory; the rest is starting it."""
     spent = dict.fromkeys(("arithmetic", "memory bandwidth", "starting ops"), 0.0)
     for device_id, its_nodes in nodes.items():
         device = result.topology.device(device_id)
@@ -155,7 +155,7 @@ def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, f
 
 
 def _replicas(result: PipelineResult, line: Timeline) -> int:
-    """How often the devices that were used fit into the cluster, make by make."""
+    """Number of times the devices that were used fit into the cluster, make by make."""
     makes = Counter(_make(d) for d in result.topology.devices)
     used = Counter(_make(result.topology.device(d)) for d in line.devices)
     return min((makes[make] // count for make, count in used.items()), default=0)

@@ -1,4 +1,4 @@
-"""Stage 4: rewrites that keep the results."""
+"""Stage 4: apply the rewrites of optimizations that preserve results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
 
 
 def in_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
-    """Sorted so that every `before` and `after` holds, ties by name; a circle is broken at its first name."""
+    """Optimizations sorted so that every `before` and `after` holds, ties by name; a cycle is broken at its first name."""
     by_name = {o.name: o for o in sorted(optimizations, key=lambda o: o.name)}
     waits: dict[str, set[str]] = {n: {a for a in o.after if a in by_name and a != n} for n, o in by_name.items()}
     for name, optimization in by_name.items():

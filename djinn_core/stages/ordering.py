@@ -1,4 +1,4 @@
-"""In which order nodes run, and which of them form groups: what schedulers choose between."""
+"""Execution orders of nodes, and their groups: the choices of schedulers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def orderings(context: SchedulingContext) -> list[tuple[int, int]]:
 
 @attrs.frozen(eq=False)
 class Dependences:
-    """Who needs whom among the running nodes, and what each takes where it was placed.
+    """Dependences between the running nodes, and the time of each node on its device.
 
     Attributes:
         before, after: by node the nodes that it needs, and that need it.
@@ -51,7 +51,7 @@ class Dependences:
 
     @classmethod
     def of(cls, context: SchedulingContext) -> Dependences:
-        """Those of a placed program."""
+        """Dependences of a placed program."""
         before: dict[int, list[int]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
         for source, target in orderings(context):
@@ -68,7 +68,7 @@ class Dependences:
         return cls(before, after, seconds, device, sizes, context.topology, replicas)
 
     def hop(self, source: int, target: int) -> float:
-        """Time from the end of a node to when what it made is where another runs."""
+        """Seconds from the end of a node until its result is on the device of another node."""
         ends = (self.device[source], self.device[target])
         if ends[0] == ends[1] or (source, ends[1]) in self._replicas:
             return 0.0
@@ -91,7 +91,7 @@ class Dependences:
 
 
 def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], Any]) -> list[int]:
-    """Nodes in the order in which devices would take them that never idle while something is ready: the least `key` first."""
+    """List scheduling: nodes in the order in which devices that never idle take them, the ready node of least `key` first."""
     queues = {device: _Queue() for device in dict.fromkeys(found.device[n] for n in nodes)}
     missing = {node: len(found.before.get(node, ())) for node in nodes}
     arrival = dict.fromkeys(nodes, 0.0)
@@ -127,7 +127,7 @@ def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], A
 
 @attrs.define(eq=False)
 class _Queue:
-    """What one device has to do: nodes by when their operands are there, and those whose operands are."""
+    """Pending work of one device: nodes by the time at which their operands are ready, and nodes that are ready."""
 
     clock: float = 0.0
     coming: list[tuple[float, int]] = attrs.field(factory=list)

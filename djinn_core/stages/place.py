@@ -1,4 +1,4 @@
-"""Stage 5: which device runs and keeps what."""
+"""Stage 5: place nodes and values on devices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _log = get_logger("djinn.stages")
 
 
 def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: PlacementPolicy) -> Placement:
-    """The first placement that keeps to the rules and fits.
+    """Take the first placement that is valid and fits.
 
-    Tried are what the policy says; what it says of the devices on which it has not exceeded anything; what each fallback says, in
-    order; what fits with what executors can spill; and what may fit if a scheduler finds another order of the ops.
+    Placements are tried in this order: the policy's with all devices; the policy's without the devices whose memory it
+    exceeded; each fallback's; one that fits with the memory that executors can spill to; and one that may fit if a scheduler
+    finds another order of the ops.
 
     A policy that fails or breaks a rule is named in a warning; what does not fit is in `Placement.refused`, with figures.
 
@@ -50,7 +51,7 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
 
 @attrs.define
 class _Attempts:
-    """What was tried, and why it was not taken."""
+    """Placements that were tried, and the reasons why they were not taken."""
 
     context: PlacementContext
     refused: list[str] = attrs.field(factory=list)
@@ -61,11 +62,11 @@ class _Attempts:
 
     @property
     def alone(self) -> bool:
-        """Whether one device has to do, so that what it can spill counts from the beginning."""
+        """True where there is only one device, so that the memory it can spill to counts from the beginning."""
         return len(self.context.topology.devices) == 1
 
     def of(self, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """What a policy makes of all devices, or else of those on which it has not exceeded anything; None where nothing fits.
+        """Ask a policy with all devices, then without those whose memory it exceeded; None where nothing fits.
 
         `instead`: what happens where it fails; empty for those that Djinn brings along.
         """
@@ -89,14 +90,14 @@ class _Attempts:
         return None
 
     def spilling(self, policy: PlacementPolicy) -> Placement | None:
-        """What fits with what executors can keep elsewhere."""
+        """Placement that fits with the memory that executors can spill to; None where none does."""
         placement = self._made(self.context, policy, "")
         if placement is None or shortages(self.context, placement, spill=True):
             return None
         return self.taken(placement, spills=True)
 
     def verdict(self) -> InvalidStage:
-        """Why nothing was taken."""
+        """Error that says why no placement was taken."""
         if self.first is not None and not self.short:
             return self.first
         said = str(self.first) if self.first is not None else "no device can run this program"
@@ -105,7 +106,7 @@ class _Attempts:
         return DoesNotFit(f"{said}{tried}. Use more devices or larger ones, or hold less at once")
 
     def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """What a policy says, if it keeps to the rules."""
+        """Placement of a policy, if it is valid; None otherwise."""
         try:
             placement = _decided(context, self.context, policy)
             check_placement(self.context, placement, title("placement policy", policy))
@@ -131,7 +132,7 @@ class _Attempts:
         self.refused.append(f"{policy.name} on {where}: {why}")
 
     def taken(self, placement: Placement, *, spills: bool) -> Placement:
-        """A placement with what was refused before it, and with replicas as far as those fit as well."""
+        """Complete a placement with the refusals before it, and with those replicas that fit as well."""
         if self.refused:
             _log.info("placement_refused", refused=self.refused, instead=placement.policy)
         placement = attrs.evolve(placement, refused=tuple(self.refused), spills=spills)
@@ -139,7 +140,7 @@ class _Attempts:
 
 
 def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> PlacementContext:
-    """The context of some of its devices: what lives on others has no home yet."""
+    """The context restricted to some of its devices: values that live on others have no home yet."""
     if len(devices) == len(context.topology.devices):
         return context
     ids = {d.id for d in devices}
@@ -152,7 +153,7 @@ def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> P
 
 
 def _decided(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
-    """What the policy decides for tensors of index 0; those of other indexes are on the devices of these."""
+    """Placement by the policy for tensors of index 0; tensors of another index are placed on that index's device."""
     graph, nodes, devices = context.graph, context.plan.nodes, [d.id for d in whole.topology.devices]
     bound = bound_nodes(graph, nodes)
     if not bound:

@@ -1,7 +1,8 @@
-"""Whether a placement fits: memory of each device while the program runs in its order, and the dtypes that it computes with.
+"""Memory and dtype checks of a placement: peak memory of each device in program order, and the dtypes it computes with.
 
-What counts is what is there when the program begins (inputs that live there, copies), every input that comes, from the beginning,
-results and temporaries from when they are made until they are freed, and copies of what lives elsewhere from when they arrive.
+Memory counts what is there when the program begins (inputs that live there, copies) and, from the beginning, every input
+that will arrive; results and temporaries from when they are made until they are freed; and copies of values that live
+elsewhere from when they arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SHOWN: Final = 8  # devices that a message lists
 
 @attrs.frozen
 class Need:
-    """What a program takes of one device.
+    """Memory that a program needs on one device.
 
     Attributes:
         bytes: the most that is there at once.
@@ -49,7 +50,7 @@ class Need:
 
 @attrs.frozen
 class Shortage:
-    """Why a program cannot be on a device as it was placed: `excess` bytes do not fit (0: a dtype is missing), and in words."""
+    """Reason why a placement does not fit a device: `excess` bytes too many (0: a dtype is missing), and the words for it."""
 
     device: str
     excess: int
@@ -57,13 +58,13 @@ class Shortage:
 
 
 def needs(context: PlacementContext, placement: Placement) -> dict[str, Need]:
-    """By device what a placement takes of it when nodes run in the order of the program."""
+    """Memory needed by device when nodes run in the order of the program."""
     order = scheduling(context, placement)
     return needs_of_steps(order, write_steps(order, context.plan.nodes)) if order is not None else {}
 
 
 def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext | None:
-    """What a scheduler would see of a placement; None where the graph is none of a program, so that nothing says what is freed."""
+    """Scheduling context of a placement; None where the graph is not a program's, so that it is not known what is freed."""
     graph = context.graph
     if not isinstance(graph, ProgramGraph):
         return None
@@ -72,7 +73,7 @@ def scheduling(context: PlacementContext, placement: Placement) -> SchedulingCon
 
 
 def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> dict[str, Need]:
-    """By device what steps take of it."""
+    """Memory needed by device for these steps."""
     memory, nodes, homes = Memory(context), context.graph.nodes, context.placement.values
     before = Counter(memory.now)
     for value in context.graph.inputs:
@@ -140,7 +141,7 @@ def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = F
 def shortages(
     context: PlacementContext, placement: Placement, *, spill: bool = False, any_order: bool = False
 ) -> tuple[Shortage, ...]:
-    """Where a placement does not fit, in the order of the devices; nothing where it does.
+    """Shortages of a placement, in the order of the devices; empty where it fits.
 
     `spill`: as in `room`. `any_order`: leave out what another order of the ops may still mend.
     """
@@ -152,7 +153,7 @@ def shortages(
 
 
 def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> tuple[Shortage, ...]:
-    """Where steps hold more at once than there is room for."""
+    """Shortages of devices whose steps hold more at once than there is room for."""
     if _fits_at_a_glance(context, context.placement):
         return ()
     return tuple(_short(context, needs_of_steps(context, steps), context.placement.spills).values())
@@ -168,7 +169,7 @@ def told(found: Sequence[Shortage]) -> str:
 
 
 def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
-    """Whether everything together, were nothing ever freed, fits on the one device that is used; else it is looked at closely."""
+    """True where one device is used and everything fits on it, even if nothing were freed; a full check is not needed then."""
     rooms = {d.id: room(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
     if all(there is None for there in rooms.values()):
         return True
@@ -209,7 +210,7 @@ def _said(graph: Graph, device: DeviceCapabilities, need: Need, there: int) -> s
 
 
 def at(graph: Graph, node: int) -> str:
-    """How messages call a node: op, number and module."""
+    """Name of a node in messages: op, number and module."""
     found = graph.nodes[node]
     return f"{found.op} (node {node}{f' of {found.module}' if found.module else ''})"
 
@@ -230,7 +231,7 @@ def used_by(context: PlacementContext, node: int) -> Iterator[int]:
 
 
 def _lacking(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
-    """Devices that compute with, or are sent, what they have no dtype for. What lives there already may stay."""
+    """Shortages of devices that compute with, or are sent, a dtype they lack. Values that live there already may stay."""
     dtypes = {d.id: d.dtypes for d in context.topology.devices if d.dtypes}
     if not dtypes:
         return {}

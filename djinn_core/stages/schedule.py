@@ -1,4 +1,4 @@
-"""Stage 6: what each device does, step by step."""
+"""Stage 6: schedule the steps of each device."""
 
 from __future__ import annotations
 

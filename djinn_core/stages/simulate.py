@@ -1,4 +1,4 @@
-"""What a schedule would take: its steps run against clocks instead of devices.
+"""Discrete-event simulation of a schedule: its steps run against clocks instead of devices.
 
 Every device takes its steps in order. A `Run` takes what the cost models say; a `Send` leaves at once and occupies the way
 out of its device and the way into the other, one transfer at a time, for as long as the link needs for the bytes; it arrives
@@ -25,7 +25,7 @@ _OUT, _IN = 0, 1
 
 @attrs.frozen
 class Occupied:
-    """What one device did.
+    """Time, memory and transfers of one device in a simulated run.
 
     Attributes:
         busy: seconds in which it ran nodes.
@@ -70,7 +70,7 @@ class Timeline:
 
     @property
     def limit(self) -> str:
-        """What the interval is due to: `compute on X` or `link from X to Y`."""
+        """Name of the bottleneck: `compute on X` or `link from X to Y`."""
         busy = {f"compute on {name}": d.busy for name, d in self.devices.items()}
         busy |= {f"link from {source} to {target}": seconds for (source, target), seconds in self.links.items()}
         return max(busy, key=busy.__getitem__, default="nothing")
@@ -183,7 +183,7 @@ class _Simulation:
             clock.now = until
 
     def _transfer(self, source: str, target: str, size: int, ready: float) -> float:
-        """When `size` bytes have arrived that are ready to leave at `ready`."""
+        """Time at which `size` bytes have arrived that are ready to leave at `ready`."""
         link = self.topology.link(source, target)
         takes = size / link.bandwidth if link.bandwidth else 0.0
         out, into = (source, _OUT), (target, _IN)
@@ -242,7 +242,7 @@ class Memory:
 
 
 def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> Mapping[str, int]:
-    """The most bytes that each device holds at once, of what the program knows of."""
+    """Peak bytes of each device, counting the values that the program refers to."""
     memory, nodes = Memory(context), context.graph.nodes
     for device, its_steps in steps.items():
         for step in its_steps:
@@ -269,7 +269,7 @@ def simulated(
     copies: Mapping[int, tuple[str, ...]] | None = None,
     step_seconds: float = 0.0,
 ) -> Timeline:
-    """What the schedule in `result` would take, where its inputs live as `resident` and `copies` say.
+    """Simulate the schedule in `result`, with its inputs on the devices given by `resident` and `copies`.
 
     Raises:
         ValueError: not all stages ran, or devices wait for each other for ever.

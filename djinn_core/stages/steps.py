@@ -62,7 +62,7 @@ def made_in_order(
 
 
 class _Moves:
-    """One walk over the order: what is brought where, and when it is used last. Moments are positions in the order."""
+    """One walk over the order: transfers of each value, and its last use. Moments are positions in the order."""
 
     def __init__(self, context: SchedulingContext) -> None:
         self.context = context
@@ -134,7 +134,7 @@ class _Moves:
         self.last[home][value] = max(self.last[home].get(value, _START), settled, made)
 
     def endings(self) -> dict[int, dict[str, list[int]]]:
-        """By moment and device the values that nobody needs after it: dead ones at home, copies that are not kept elsewhere."""
+        """By moment and device the values that no step needs after it: dead ones at home, copies that are not to be kept."""
         context, home = self.context, self.home
         over = context.program.dead - frozenset(context.fetch)
         ends: dict[int, dict[str, list[int]]] = defaultdict(dict)
@@ -154,7 +154,7 @@ class _Moves:
 
 
 def _write(context: SchedulingContext, moves: _Moves, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
-    """What happens at each moment, on each device: steps before the node, the node, what it sends, what ends."""
+    """Write the steps of each device, moment by moment: steps before the node, the node, its sends, and frees."""
     steps: dict[str, list[Step]] = defaultdict(list, {device: [] for device in context.placement.devices})
     pending: dict[str, list[int]] = defaultdict(list)
     before, after, ends, device_of = moves.before, moves.after, moves.endings(), moves.device_of

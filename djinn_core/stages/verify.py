@@ -1,4 +1,4 @@
-"""What must hold after a stage: profiles, costs and placements. Rewrites and schedules have files of their own."""
+"""Validation of stage results: profiles, costs and placements. Rewrites and schedules have files of their own."""
 
 from __future__ import annotations
 

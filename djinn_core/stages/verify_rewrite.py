@@ -1,4 +1,4 @@
-"""Which rewrites are legal: nothing that anybody could observe may change."""
+"""Validation of rewrites: no result that the user's program could observe may change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: 
         graph: the graph as recorded.
         plan: what runs without the rewrite.
         rewrite: what to change.
-        kept: values that somebody still needs when the program ends.
+        kept: values that the client still needs when the program ends.
         author: who proposed it, for the message.
 
     Raises:
@@ -85,7 +85,7 @@ class _Judge:
             yield f"it drops {node.op} (node {node_id}), which is there for its effect"
         for value in node.outputs:
             if value in self.kept:
-                yield f"it drops node {node_id}, whose value {value} somebody still holds"
+                yield f"it drops node {node_id}, whose value {value} the client still holds"
             elif value in self.used:
                 yield f"it drops node {node_id}, whose value {value} is still used"
         for value in node.writes:
@@ -112,13 +112,13 @@ class _Judge:
         """Ways in which a program could see that two values became one."""
         own, other = storage_of(value), storage_of(stand_in)
         if value in self.kept:
-            yield f"it replaces value {value}, which somebody still holds"
+            yield f"it replaces value {value}, which the client still holds"
         if own == other:  # two views of one memory: an op such as `t_` changes one view and not the other
             if value in self.changed or stand_in in self.changed:
                 yield f"it makes value {stand_in} stand in for {value}, but one of them is changed in place"
             return
         if own in set(map(storage_of, self.kept)):
-            yield f"it replaces value {value}, whose memory somebody still holds"
+            yield f"it replaces value {value}, whose memory the client still holds"
         if own in self.written or other in self.written:
             yield f"it makes value {stand_in} stand in for {value}, but one of them is written"
 

@@ -1,4 +1,4 @@
-"""Which schedules are legal, found by running the steps without data.
+"""Validation of schedules by running their steps without data.
 
 Every device takes its steps in order; a `Receive` waits for its `Send`. Each storage has a version, the number of writes
 to it so far. A node must find every input present and at the version that it has in program order. As a storage lives on
@@ -29,7 +29,7 @@ def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, auth
 
     Raises:
         DoesNotFit: a device would hold more than it may.
-        InvalidStage: it does; the message names `author` and the first problem.
+        InvalidStage: the schedule is not legal; the message names `author` and the first problem.
     """
     try:
         _check_groups(context, schedule)
@@ -46,7 +46,7 @@ class _Broken(Exception):  # noqa: N818 - a signal within this file
 
 
 class _Short(_Broken):
-    """Memory is."""
+    """A device lacks memory."""
 
 
 def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
@@ -87,7 +87,7 @@ class _Machine:
 
 
 class _Rehearsal:
-    """Runs the steps of all devices and looks at what they would see."""
+    """Runs the steps of all devices without data and checks the storage versions that each would see."""
 
     def __init__(self, context: SchedulingContext, schedule: ExecutionSchedule) -> None:
         self.graph, self.replace = context.graph, context.plan.replace
@@ -224,7 +224,7 @@ class _Rehearsal:
 def _expected_versions(
     running: Sequence[Node], replace: Mapping[int, int], written: frozenset[int]
 ) -> dict[tuple[int, int], int]:
-    """How often each storage was written, in program order, when each node reads it; only for those that are written."""
+    """Number of writes to each storage before each node that reads it, in program order; only for storages that are written."""
     versions = dict.fromkeys(written, 0)
     expected: dict[tuple[int, int], int] = {}
     for node in running if written else ():
@@ -238,7 +238,7 @@ def _expected_versions(
 
 
 def _in_turn(running: Sequence[Node], placed: Mapping[int, str]) -> dict[str, list[int]]:
-    """By device the nodes that draw random numbers there, in program order: each device has a state of its own."""
+    """Nodes that draw random numbers, by device, in program order: each device has a random state of its own."""
     found: dict[str, list[int]] = defaultdict(list)
     for node in running:
         if node.random and node.id in placed:

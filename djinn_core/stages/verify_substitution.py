@@ -1,4 +1,4 @@
-"""Which substitutions are legal: nothing outside them may see that other ops have run."""
+"""Validation of substitutions: no op outside them may see that other ops have run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator
 
 
 def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator[str]:
-    """Outputs have memory of their own, each its own where somebody might write into it later."""
+    """Check that outputs have memory of their own, each its own where later code might write into it."""
     own = {storage_of(v) for v in given.outputs}
     if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "it makes a view of memory that was there before"
@@ -73,7 +73,7 @@ def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator
 
 
 def _written(graph: Graph, given: Substitution) -> Iterator[str]:
-    """What others see of memory that the nodes write is what they have written last."""
+    """Check that other nodes read memory that the substituted nodes write only after the last of these writes."""
     last = {s: n for n in sorted(given.nodes) for s in storages_written(graph.nodes[n])}
     for value in given.outputs:
         if any(

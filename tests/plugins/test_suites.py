@@ -181,7 +181,7 @@ def test_optimizations_that_change_results() -> None:
         expect_failure(lambda: suite.test_it_changes_no_result(optimizing(rewrite), GRAPHS), message)  # noqa: B023
     unused = optimizing(lambda context: first_of(context, lambda node: node.operation == "neg"))
     suite.test_it_changes_no_result(unused, GRAPHS)
-    expect_failure(lambda: suite.test_it_keeps_what_somebody_still_holds(unused, GRAPHS), "somebody still holds")
+    expect_failure(lambda: suite.test_it_keeps_what_somebody_still_holds(unused, GRAPHS), "the client still holds")
     itself = optimizing(lambda context: Rewrite(), after=frozenset({"made"}))
     expect_failure(lambda: suite.test_it_is_an_optimization(itself), "waits for itself")
 

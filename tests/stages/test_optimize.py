@@ -134,7 +134,7 @@ def test_writes_that_a_later_op_reads_are_never_dropped():
 def test_what_somebody_holds_is_never_dropped():
     builder = ProgramBuilder()
     builder.op("aten::tanh", builder.input(*SQUARE), shape=SQUARE)
-    refuse(builder, Rewrite(frozenset({0})), "somebody still holds")
+    refuse(builder, Rewrite(frozenset({0})), "the client still holds")
 
 
 @pytest.mark.parametrize("written", ["first", "second"])

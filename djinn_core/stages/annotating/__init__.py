@@ -1,1 +1,1 @@
-"""What `annotate` is made of: inputs, training steps, lineage, workload types from three tiers, phases, residency."""
+"""Parts of the `annotate` stage: inputs, training steps, lineage, workload types from three tiers, phases, residency."""

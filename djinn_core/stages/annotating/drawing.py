@@ -1,4 +1,4 @@
-"""Where a program stops looking at a picture and begins to draw one."""
+"""Detection of image autoencoders: the latent at which a program stops encoding an image and begins to generate one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def drawn_from(graph: Graph) -> int:
 
 
 def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
-    """What is drawn from: of the smallest layers one that another reads as it is, otherwise the narrowest."""
+    """Find the latent: of the smallest layers one that another reads as it is, otherwise the narrowest."""
     smallest = min(sizes)
     at = [i for i, size in enumerate(sizes) if size == smallest]
     last = nodes[at[-1] + 1].id if at[-1] + 1 < len(nodes) else len(graph.nodes)
@@ -56,7 +56,7 @@ def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
 
 
 def _is_bare(graph: Graph, node: Node) -> bool:
-    """Whether another convolution reads what one gives, with nothing of a network between and no shortcut beside it."""
+    """True where another convolution reads the result of `node`, with no other layer between and no shortcut beside it."""
     after = list(graph.flow.descendants(node.id, CONVOLUTION | _BENDS, limit=_NEAR))
     operations = {graph.nodes[n].operation for n in after}
     if operations.isdisjoint(CONVOLUTION) or not operations.isdisjoint(_BENDS):
@@ -77,13 +77,13 @@ def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
 
 
 def _after_sum(graph: Graph, latent: Node) -> int:
-    """The node after what is drawn from, and after the sum with a shortcut round it."""
+    """The node after the latent, and after the sum with a shortcut round it."""
     users = graph.flow.users(latent.id)
     return (users[0] if len(users) == 1 and graph.nodes[users[0]].operation in _SUMS else latent.id) + 1
 
 
 def _all_goes_through(graph: Graph, latent: Node, start: int, ends: tuple[int, int]) -> bool:
-    """Whether the picture at `ends[1]` knows what was seen at `ends[0]` from nothing but `latent`."""
+    """True where the image at `ends[1]` depends on the image at `ends[0]` through `latent` only."""
     sources, seen = graph.flow.sources, bytearray(len(graph.nodes))
     seen[ends[0]] = 1
     for n in range(ends[0] + 1, start):
@@ -100,12 +100,12 @@ def _all_goes_through(graph: Graph, latent: Node, start: int, ends: tuple[int, i
 
 
 def _is_of(graph: Graph, node: int, latent: int) -> bool:
-    """Whether a node after the latent computes with it."""
+    """True where a node after the latent computes with it."""
     return node > latent and latent in graph.flow.ancestors(node, limit=_NEAR)
 
 
 def _numbers(graph: Graph, node: Node) -> int:
-    """How many numbers there are of each sample."""
+    """Number of elements for each sample."""
     meta = graph.meta(node.outputs[0])
     return meta.numel // (meta.shape[0] or 1)
 

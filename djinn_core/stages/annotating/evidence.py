@@ -1,4 +1,4 @@
-"""What the tiers judge by: counts, patterns and the data flow of one graph, gathered once."""
+"""Evidence for the workload type: op counts, pattern matches and data flow of one graph, gathered once for all tiers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Judgement:
 
 @attrs.frozen(slots=False)
 class Evidence:
-    """A graph with what was found in it."""
+    """A graph with the findings that the tiers share."""
 
     graph: Graph
     matches: Sequence[PatternMatch]
@@ -39,11 +39,11 @@ class Evidence:
     modalities: Sequence[Modality]
 
     def count(self, operations: frozenset[str]) -> int:
-        """How many ops there are of these."""
+        """Number of nodes whose op is one of these."""
         return sum(len(self.graph.by_op.get(o, ())) for o in operations)
 
     def nodes(self, operations: frozenset[str]) -> list[Node]:
-        """The ops of these."""
+        """Nodes whose op is one of these."""
         return [self.graph.nodes[i] for o in sorted(operations) for i in self.graph.by_op.get(o, ())]
 
     @property
@@ -53,17 +53,17 @@ class Evidence:
 
     @property
     def convolutions(self) -> int:
-        """How many convolutions there are."""
+        """Number of convolutions."""
         return self.count(CONVOLUTION)
 
     @property
     def products(self) -> int:
-        """How many matrix products there are."""
+        """Number of matrix products."""
         return self.count(MATRIX_PRODUCT)
 
     @property
     def tables(self) -> int:
-        """How many tables are looked up."""
+        """Number of embedding tables that are looked up."""
         return len(
             {n.inputs[0] for o in EMBEDDING for i in self.graph.by_op.get(o, ()) if (n := self.graph.nodes[i]).inputs}
         )
@@ -92,7 +92,7 @@ class Evidence:
         return [other] if other is not None and (decodes or not found) else found
 
     def is_of_text(self, match: PatternMatch) -> bool:
-        """Whether it is of text, or of text among other data; nobody keeps keys of a picture that is seen once."""
+        """True where it is of text, or of text among other data; no model keeps keys of an image that it sees once."""
         return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
 
     def reveals(self, match: PatternMatch) -> ExecutionPhase | None:
@@ -102,5 +102,5 @@ class Evidence:
 
     @property
     def fused(self) -> int:
-        """How many ops work on several kinds of data."""
+        """Number of ops that work on several kinds of data."""
         return sum(m is Modality.MULTIMODAL_FUSION for m in self.modalities)

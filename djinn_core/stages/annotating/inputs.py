@@ -1,4 +1,4 @@
-"""What comes from outside a graph, as the graph shows: weights, states that go on from program to program, and data by kind."""
+"""Classification of a graph's inputs: weights, states carried from program to program, and data by kind."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows look
 
 @attrs.frozen
 class Inputs:
-    """What is known of the values from outside.
+    """Findings about the values from outside.
 
     Attributes:
-        weights: values that stand where ops expect parameters.
-        kinds: what kind of data an input is, by value, where that shows.
-        entries: nodes where data of a kind enters: look-ups of tokens, convolutions of what is raw.
-        tokens: how many tokens each look-up of tokens has in a row, at most.
+        weights: values in the argument positions where ops expect parameters.
+        kinds: the kind of data that an input is, by value, where the graph shows it.
+        entries: nodes where data of a kind enters: look-ups of tokens, convolutions of raw data.
+        tokens: the largest number of tokens in a row that a look-up of tokens has.
     """
 
     weights: frozenset[int]
@@ -48,7 +48,7 @@ _known: WeakKeyDictionary[Flow, Inputs] = WeakKeyDictionary()
 
 
 def inputs_of(graph: Graph) -> Inputs:
-    """Everything that comes from outside; looked at once a graph."""
+    """Classify the inputs of a graph; computed once per graph."""
     found = _known.get(graph.flow)
     if found is None:
         found = _known[graph.flow] = _look(graph)
@@ -104,7 +104,7 @@ def _weights(graph: Graph) -> set[int]:
 
 
 def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
-    """Whether `value` scales or shifts the channels of something of more dimensions."""
+    """True where `value` scales or shifts the channels of a tensor of more dimensions."""
     return (
         node.operation in _SCALES
         and any(len(graph.meta(v).shape) > 1 for v in node.inputs)
@@ -121,7 +121,7 @@ def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int
 
 
 def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
-    """Layers and values, where layers take in pictures patch by patch: one layer reads them, and how high and wide they are stands beside them."""
+    """Layers and values where images enter patch by patch: one layer reads them, and another input has their height and width."""
     metas = [(v, graph.meta(v)) for v in graph.inputs if v not in weights]
     sides = {
         m.shape[0] for _, m in metas if len(m.shape) == 2 and m.shape[1] in _SIDES and not m.dtype.is_floating_point
@@ -159,7 +159,7 @@ def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> 
 
 
 def _is_mask(shape: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
-    """Whether there is one integer for each token; in decoding, for each of those before as well."""
+    """True where there is one integer for each token; in decoding, for each earlier token as well."""
     if len(tokens) < 2 or shape[0] != tokens[0]:
         return False
     return shape[-1] == tokens[-1] or tokens[-1] == 1 or (shape[-1] > tokens[-1] and len(shape) == 2)
@@ -183,7 +183,7 @@ def _indices(node: Node) -> int:
 
 
 def looks_up_tokens(graph: Graph, node: Node) -> bool:
-    """Whether the indices are data. Positions are counted up in the program, or name every row of the table once."""
+    """True where the indices are data. Positions are counted up in the program, or name every row of the table once."""
     if len(node.inputs) < 2:
         return False
     indices, flow = _indices(node), graph.flow

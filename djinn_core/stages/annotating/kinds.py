@@ -1,4 +1,4 @@
-"""Which kinds of data lead to each node: text, pictures, sound. For patterns; a profile says it as modality and lineage."""
+"""Kinds of data that reach each node: text, images, audio. For patterns; a profile reports them as modality and lineage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.stages.annotating.lineage import OF_KIND, data_lineage, modaliti
 
 @attrs.frozen
 class DataKinds:
-    """Where the kinds of data that enter a graph get to.
+    """The nodes that each kind of data entering a graph reaches.
 
     Attributes:
         modalities: for each node the kind that it works on, as in `WorkloadProfile.modalities`: what is only computed for
@@ -33,7 +33,7 @@ class DataKinds:
         return frozenset(kind for kind, flag in OF_KIND.items() if bits & flag)
 
     def meet(self, sources: Sequence[int]) -> bool:
-        """Whether several kinds lead to these sources together, and to each of them not more than one."""
+        """True where several kinds lead to these sources together, and at most one kind to each of them."""
         together = 0
         for source in sources:
             bits = self._nodes[source] if source >= 0 else self._outside[~source]
@@ -52,7 +52,7 @@ def entering_kinds(graph: Graph) -> frozenset[Modality]:
 
 
 def data_kinds(graph: Graph) -> DataKinds:
-    """Where they get to; found once a graph, in linear time."""
+    """Find which nodes each kind of data reaches; computed once per graph, in linear time."""
     found = _known.get(graph.flow)
     if found is None:
         nodes, outside = data_lineage(graph, inputs_of(graph))
@@ -61,7 +61,7 @@ def data_kinds(graph: Graph) -> DataKinds:
 
 
 def modalities_in(graph: Graph, lineage: list[int]) -> tuple[Modality, ...]:
-    """`DataKinds.modalities`, from the lineage of the nodes where nobody has asked for the kinds yet."""
+    """`DataKinds.modalities`, computed from the lineage of the nodes where `data_kinds` has not been called yet."""
     found = _known.get(graph.flow)
     return found.modalities if found is not None else modalities_of(graph, lineage)
 

@@ -1,4 +1,4 @@
-"""What every node derives from, and what kind of data it works on: one walk forwards, and one back."""
+"""Lineage of every node, and the kind of data that it works on: one walk forwards, and one back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def data_lineage(graph: Graph, inputs: Inputs) -> tuple[list[int], list[int]]:
 
 
 def _walked(graph: Graph, outside: list[int], entries: Mapping[int, int]) -> list[int]:
-    """What flows into each node, from inputs with these bits; `entries` have bits of their own."""
+    """Lineage bits that flow into each node, from inputs with the bits in `outside`; `entries` have bits of their own."""
     bits: list[int] = []
     for index, sources in enumerate(graph.flow.sources):
         found = entries.get(index, 0)
@@ -56,8 +56,8 @@ def _of_input(value: int, inputs: Inputs, residency: Mapping[int, DataResidency]
 def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
     """By node the kind of data that it works on; what is only computed for nodes of one kind is of that kind.
 
-    What is computed for nobody, such as a mask that is only asked whether it hides anything, is of the kind of what it
-    looks at.
+    A node whose result no other node uses, such as a mask that is only asked whether it hides anything, is of the kind
+    of its operands.
     """
     kinds = [b & _DATA for b in bits]
     sources_of = graph.flow.sources

@@ -20,7 +20,7 @@ _RULES = (
 
 
 def judge_modules(classes: Iterable[str]) -> Judgement | None:
-    """What names say; None where they say nothing."""
+    """Judge the workload type by class names; None where no name matches a rule."""
     for name in dict.fromkeys(classes):
         for pattern, workload in _RULES:
             if pattern.search(name):

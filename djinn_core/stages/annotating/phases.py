@@ -31,7 +31,7 @@ def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhas
 
 
 def _text_phase(evidence: Evidence) -> ExecutionPhase:
-    """What the program does with text: the phase of most caches."""
+    """Phase of the program's text part: the phase of most caches."""
     cached = Counter(evidence.cached).most_common(1)
     return cached[0][0] if cached else ExecutionPhase.FORWARD
 

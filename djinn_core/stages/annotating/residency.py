@@ -1,4 +1,4 @@
-"""How long values live: weights, caches, optimizer state, gradients, inputs; whatever is not listed is an activation."""
+"""Residency of values: weights, caches, optimizer state, gradients, inputs. A value that is not listed is an activation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CARRIED = frozenset({
 def residency_of_inputs(
     graph: Graph, inputs: Inputs, training: Training, known: Mapping[int, DataResidency]
 ) -> dict[int, DataResidency]:
-    """Residency of what comes from outside.
+    """Residency of the graph's inputs.
 
-    A graph does not say which inputs are parameters, so: what stands where layers and norms expect theirs is a weight. In
-    training, what else the optimizer writes in place is its state.
+    A graph does not say which inputs are parameters. So a value in the place where layers and norms expect their parameters
+    is a weight, and in training, any other input that the optimizer writes in place is its state.
     """
     written = _written_by_optimizer(graph, training) if training else set()
     used = _used_before(graph, training) if training else set()
@@ -66,9 +66,10 @@ def _written_by_optimizer(graph: Graph, training: Training) -> set[int]:
 def residency_of_gradients(
     graph: Graph, residency: Mapping[int, DataResidency], training: Training
 ) -> dict[int, DataResidency]:
-    """What the backward pass leaves behind in the shape of a weight, and the first state that the optimizer keeps.
+    """Gradients that the backward pass leaves in the shape of a weight, and the first state that the optimizer keeps.
 
-    All that shares memory with it is so, too. The optimizer's is what it makes: copies of gradients, or what it fills.
+    Values that share memory with these are included. Optimizer state is what the optimizer makes: copies of gradients, or
+    buffers that it fills.
     """
     outside = {storage_of(v) for v in graph.inputs}
     shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}
@@ -90,7 +91,7 @@ def residency_of_gradients(
 
 
 def _first_maker(graph: Graph, maker: Node) -> int:
-    """The node that made the memory which `maker` may only show."""
+    """The node that allocated the memory that the result of `maker` may be a view of."""
     while is_view(maker) and (earlier := graph.producer(maker.inputs[0])) is not None:
         maker = earlier
     return maker.id

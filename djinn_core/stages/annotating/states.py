@@ -1,8 +1,8 @@
-"""States that text goes through besides keys and values: what a program found, writes and leaves for the next one.
+"""Recurrent states of text models besides key-value caches: read, updated and left for the next program.
 
-State-space layers, recurrent mixers and memories of past inputs are told by how they are kept, not by what computes them:
-a buffer from before that is written in place, a value from before to which the program appends, a new buffer that is
-filled and outlives the program.
+State-space layers, recurrent mixers and memories of past inputs are recognised by how their state is kept, not by the ops
+that compute it: an existing buffer that is written in place, an existing value to which the program appends, or a new
+buffer that is filled and outlives the program.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _COPIES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "
 
 @attrs.frozen
 class States:
-    """What of a program's values are states.
+    """The values of a program that are states.
 
     Attributes:
         before: storages that were there before and are written, or values that were there before and are appended to.
         created: storages that the program makes and leaves.
-        values: all values that look at these.
-        lengths: how long those were that are appended to.
-        generates: whether scores are made for the last tokens only, and what earlier layers made is kept.
+        values: all values that share memory with these.
+        lengths: lengths of the values that are appended to, before the program.
+        generates: whether scores are computed for the last tokens only, and results of earlier layers are kept.
     """
 
     before: frozenset[int]
@@ -40,9 +40,9 @@ class States:
     generates: bool = False
 
     def phase(self, tokens: int, attention: bool) -> ExecutionPhase | None:
-        """What a program does that takes so many tokens at once: decode where states were there before.
+        """Phase of a program that takes `tokens` tokens at once: decode where states were there before.
 
-        Beside attention, new buffers that are filled say nothing: much of it works in blocks.
+        Beside attention, new buffers that are filled are no evidence: attention that works in blocks fills some too.
         """
         if self.before and (tokens <= 1 or any(length > tokens for length in self.lengths)):
             return ExecutionPhase.LLM_DECODE
@@ -70,7 +70,7 @@ def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) 
 
 
 def _generates(graph: Graph, inputs: Inputs) -> bool:
-    """Whether scores are made for fewer positions than there are tokens, while results of layers before them are kept."""
+    """True where scores are computed for fewer positions than there are tokens, while results of earlier layers are kept."""
     head = vocabulary_head(graph, inputs)
     if head is None or inputs.tokens < 2:
         return False
@@ -114,7 +114,7 @@ def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int],
 
 
 def _is_buffer(graph: Graph, value: int) -> bool:
-    """Whether `value` looks into something that was made to be filled."""
+    """True where `value` is a view of a tensor that was made to be filled."""
     maker = graph.producer(value)
     while maker is not None and is_view(maker):
         maker = graph.producer(maker.inputs[0])

@@ -1,4 +1,4 @@
-"""The structural tier: the workload type from what flows where. No name of a module or class is seen here."""
+"""The structural tier: the workload type from the data flow. No name of a module or class is seen here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def time_embedding(graph: Graph) -> int | None:
-    """Where the number of a diffusion step becomes waves and then a vector: one row for each sample."""
+    """Find the node where a diffusion timestep becomes sinusoids and then a vector: one row for each sample."""
     for operation in ("sin", "cos"):
         for i in graph.by_op.get(operation, ()):
             if (

@@ -1,8 +1,9 @@
-"""Training steps: where the backward pass begins and ends, and where the optimizer is done.
+"""Detection of training steps: where the backward pass begins and ends, and where the optimizer is done.
 
 Autograd runs a backward pass to its end before anything else is recorded, so the parts of a step are stretches of the
-program. A backward pass begins where a gradient is made out of nothing, a one as large as the loss, and ends with the last
-op of a kind that differentiates a layer; what then writes into weights, and what leads to that, is the optimizer's.
+program. A backward pass begins with the gradient of the loss itself, a tensor of ones in the loss's shape, and ends with the
+last op of a kind that differentiates a layer. Ops after it that write into weights, and ops that lead to those, are the
+optimizer's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OF_LAYERS = frozenset({
 
 @attrs.frozen
 class Training:
-    """What a program does for training.
+    """The parts of a program that belong to training steps.
 
     Attributes:
         phases: by node, for nodes that belong to training steps; none where nothing is trained.
@@ -98,7 +99,7 @@ class _Walk:
             self._stops[node.id] = True  # what comes out is a weight again
 
     def _is_seed(self, node: Node) -> bool:
-        """Whether it is a one for a loss that was computed."""
+        """True where `node` makes the initial gradient of a computed loss, a tensor of ones."""
         shape = self._graph.meta(node.outputs[0]).shape if node.outputs else (0,)
         source = self._graph.flow.operands(node)[0]
         return shape in {(), (1,)} and bool(self._graph.flow.users(node.id)) and (source >= 0 or self._differentiates)
@@ -147,7 +148,7 @@ def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
 
 
 class _Ahead:
-    """Positions in order, asked for the last one before ever later ends."""
+    """Ascending positions, queried for the last one before an end; the ends of successive queries only grow."""
 
     def __init__(self, positions: list[int]) -> None:
         self._positions, self._at = positions, 0
