@@ -1,1 +1,1 @@
-"""The frozen nouns that travel through the pipeline: values in, values out, no I/O and no globals."""
+"""Intermediate representation: the frozen data classes that the pipeline's stages exchange, without I/O and globals."""

@@ -27,7 +27,7 @@ from djinn_core.ir.operators import split_name
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """What `node` was called with, by the names in the op's schema, defaults included.
+    """Arguments of the call of `node`, by the names in the op's schema, defaults included.
 
     Tensors appear as value ids, numbers as numbers, dtypes and the like by name, devices as `device`, generators as None.
     A node without a form has none.
@@ -68,7 +68,7 @@ _readers: dict[int, tuple[Form, dict[str, Any], tuple[tuple[str, Read], ...]]] =
 
 
 def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
-    """What a call of `form` has without being told, and how to read each argument that it is told."""
+    """Default arguments of a call of `form`, and a reader for each argument that is given."""
     names, defaults = _parameters(form.op)
     making = _Making(itertools.count(), itertools.count())
     readers = [

@@ -1,4 +1,4 @@
-"""What attention is made of: PyTorch's fused ops, the softmaxes, and the shape of the queries."""
+"""Ops that attention is made of: PyTorch's fused kernels and softmaxes; and the shape of the queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to be in one place: values that share storage, the ops that make or write them, and everything random."""
+"""Colocation constraints: values that share storage, ops that make or write them, and random ops belong on one device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Together:
         return first
 
     def bind(self, node: Node, replace: Mapping[int, int]) -> None:
-        """A node makes its outputs, and writes, where it runs."""
+        """Unite the blocks of a node's outputs and writes: it makes and writes them on the device where it runs."""
         bound = [v >> 32 for v in node.outputs]
         if node.writes:
             bound += [replace.get(v, v) >> 32 for v in node.writes]
@@ -71,7 +71,7 @@ class Together:
 
 
 def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Together:
-    """The blocks of those nodes of a graph that run, where values in `replace` stand for others."""
+    """Colocation blocks of the nodes of a graph that run, where values in `replace` stand for others."""
     found = Together()
     every, bound = graph.nodes, found.nodes
     for number in nodes:

@@ -1,4 +1,4 @@
-"""A program that came of one that came of another one, as if it had come of that in one step."""
+"""Composition of two rewrites of a program into one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_core.ir.substitution import Rewritten
 
 
 def composed(first: Rewritten, second: Rewritten) -> Rewritten | None:
-    """What `second` made of the program of `first`, for the original of `first`.
+    """The rewrite `second` of the program of `first`, expressed as a rewrite of the original of `first`.
 
     None where what `second` derives from weights starts from what `first` derives: recipes know nothing of each other.
     """

@@ -1,4 +1,4 @@
-"""What a program costs and what the hardware offers."""
+"""Cost estimates of programs, and capabilities of devices and links."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CostEstimate:
 
 @attrs.frozen
 class Calibration:
-    """What was measured of a device: for each cost model that can be calibrated, what it made of its measurements.
+    """Measurements of a device: for each cost model that can be calibrated, the parameters fitted to its measurements.
 
     Attributes:
         digest: of all that follows; two of the same digest are the same.
@@ -57,8 +57,8 @@ class DeviceCapabilities:
 
     Attributes:
         id: `server/kind:index`, unique among the devices that a client knows.
-        kind: `cpu`, `cuda` or what a device plugin calls it.
-        name: what the hardware calls itself.
+        kind: `cpu`, `cuda` or the name that a device plugin gives.
+        name: the hardware's own name.
         memory: bytes in total; 0 where that is not known.
         memory_free: bytes that were free when it was measured; 0 where none were, None where that is not known.
         spill: bytes beyond its memory that its executor can keep elsewhere and bring back.

@@ -1,4 +1,4 @@
-"""Where values come from and where they go, past the ops that only look, copy or rearrange."""
+"""Producers and users of values, found past views, copies and casts."""
 
 from __future__ import annotations
 

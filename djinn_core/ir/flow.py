@@ -1,7 +1,7 @@
-"""What computed what a node reads: the data flow of a graph from op to op, past views, casts and copies.
+"""Data flow (use-def chains) of a graph from op to op, past views, casts and copies.
 
-Values say who made a tensor; they do not say who wrote into it since. Here every operand of a node has one *source*: the
-node that last wrote what the node will see there, or the value from outside. Sources are integers: `n >= 0` is the node
+A value names the node that made a tensor, but not the nodes that wrote into it since. Here every operand of a node has one
+*source*: the node that last wrote the data that it reads, or the value from outside. Sources are integers: `n >= 0` is the node
 `n`, and a negative one is `~position` of an input in `graph.inputs`. All tables are built in linear time, once a graph.
 """
 
@@ -41,9 +41,9 @@ class Flow:
 
     Attributes:
         sources: for each node, by operand, the source of what it reads there.
-        looks: for each node whether it only looks at, casts or copies its data: views, casts, copies, dropout that is off.
-        computed: for each node the source that its result is after all that looks: itself, where it computes.
-        effective: for each node, by operand, its source past everything that only looks.
+        looks: for each node whether it only passes its data on: views, casts, copies, dropout that is off.
+        computed: for each node the source of its result past all such nodes: itself, where it computes.
+        effective: for each node, by operand, its source past all such nodes.
     """
 
     graph: Graph
@@ -65,7 +65,7 @@ class Flow:
             computed.append(node.id if passed is None else effective[passed])
 
     def shared(self, make: Callable[[Graph], T]) -> T:
-        """What `make` finds in this graph, found once, however many matchers ask. It is theirs together: nobody changes it."""
+        """Result of `make` for this graph, computed once for all matchers. They share it, so no caller may change it."""
         if make not in self._shared:
             self._shared[make] = make(self.graph)
         found: T = self._shared[make]
@@ -170,7 +170,7 @@ class Flow:
 
 
 class _Walk:
-    """Goes over the nodes in order and says what each operand's source is."""
+    """Walks the nodes in order and finds each operand's source."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -194,7 +194,7 @@ class _Walk:
         return sources
 
     def _written(self, own: frozenset[int], value: int) -> int:
-        """Who last wrote what `value` shows; for `own`, which the node writes, who last wrote anywhere into the storage."""
+        """Last writer of the data that `value` views; for values in `own`, which the node writes, of any part of the storage."""
         maker = self._makers[value]
         everything = value in own
         for writer, written in reversed(self._writes[storage_of(value)]):
@@ -205,13 +205,13 @@ class _Walk:
         return maker
 
     def _meet(self, one: int, other: int) -> bool:
-        """Whether two values of one storage may share elements."""
+        """True where two values of one storage may share elements."""
         a, b = self._graph.meta(one), self._graph.meta(other)
         return a.offset < b.extent and b.offset < a.extent
 
 
 def is_view(node: Node) -> bool:
-    """Whether `node` makes nothing but views of its first input."""
+    """True where `node` makes nothing but views of its first input."""
     outputs = node.outputs
     if not outputs or node.writes or not node.inputs:
         return False
@@ -236,6 +236,6 @@ def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None
 
 
 def _overwrites(graph: Graph, node: Node) -> bool:
-    """Whether a `copy_` fills a tensor that was made for that."""
+    """True where a `copy_` fills a tensor that was allocated for that."""
     maker = graph.producer(node.writes[0]) if node.writes else None
     return maker is not None and maker.operation in _BLANK

@@ -1,4 +1,4 @@
-"""The form of a call: which op, and where its operands, scalars and constants go.
+"""Call forms: the op, and the positions of its operands, scalars and constants.
 
 A form holds everything about a call that does not change from one decode step to the next. Tensors are *operands*, taken
 from the program in order; numbers are *slots*, taken from the program's slot list in order. Forms go over the wire, so
@@ -91,17 +91,17 @@ class Form(msgspec.Struct, frozen=True):
 
     @property
     def operand_count(self) -> int:
-        """How many tensors a call takes."""
+        """Number of tensors that a call takes."""
         return len([a for a in self.arguments() if type(a) is Operand])
 
     @property
     def slot_count(self) -> int:
-        """How many slots a call takes."""
+        """Number of slots that a call takes."""
         return sum([slots_taken(a) for a in self.arguments() if type(a) is not Operand])
 
     @property
     def new_count(self) -> int:
-        """How many values a call makes."""
+        """Number of values that a call makes."""
         return self.results.count("new")
 
 
@@ -114,7 +114,7 @@ def _gather(arguments: Iterable[Argument], found: list[Argument]) -> None:
 
 
 def slots_taken(argument: Argument) -> int:
-    """How many slots a leaf argument takes."""
+    """Number of slots that a leaf argument takes."""
     if isinstance(argument, SlotArg):
         return 1
     if isinstance(argument, ComplexSlot):

@@ -1,4 +1,4 @@
-"""Graphs that `torch.fx` or `torch.export` made, as programs: the same graph, annotations and schedules as for recorded ones.
+"""Import of `torch.fx` and `torch.export` graphs as programs, which are annotated and scheduled like recorded ones.
 
 Graphs of ATen ops with metadata of every value are read as they are: those of `torch.export.export(...)` and
 `make_fx(..., tracing_mode="fake")`. Others, such as those of `torch.fx.symbolic_trace`, are traced anew first.
@@ -38,7 +38,7 @@ def fx_graph(module: fx.GraphModule | torch.export.ExportedProgram, *inputs: Any
     """The graph of `module`; `graph.program` is the program that does the same.
 
     Args:
-        module: what was traced or exported.
+        module: the traced or exported module.
         *inputs: example inputs, for a graph of torch functions and modules without metadata. Nothing runs on them; the
             parameters and buffers of `module` come before them among the inputs of the graph.
 
@@ -169,7 +169,7 @@ class _Reader:
 
 @attrs.frozen
 class _Outcome:
-    """One result of a call: its handle, metadata, which operand it is or looks into, and bytes of its storage."""
+    """One result of a call: its handle, metadata, the operand that it is or is a view of, and bytes of its storage."""
 
     kind: Literal["new", "none"]
     handle: int | None = None
@@ -228,7 +228,7 @@ def _rare(a: Any) -> Argument:
 
 
 def _value(node: fx.Node) -> Any:
-    """What `node` makes, as fake tensors or symbolic numbers."""
+    """Result of `node`, as fake tensors or symbolic numbers."""
     if "val" in node.meta:
         return node.meta["val"]
     outcome = node.target is operator.getitem or node.op == "output"

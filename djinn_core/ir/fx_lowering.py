@@ -1,4 +1,4 @@
-"""Graphs of torch functions and modules, as `torch.fx.symbolic_trace` and Dynamo make them, as graphs of ATen ops."""
+"""Lowering of FX graphs of torch functions and modules, from `torch.fx.symbolic_trace` or Dynamo, to graphs of ATen ops."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _EXAMPLES = ("val", "example_value")
 
 
 def is_lowered(module: fx.GraphModule) -> bool:
-    """Whether all that a graph calls is ATen ops, and arithmetic on sizes."""
+    """True where a graph calls only ATen ops and arithmetic on sizes."""
     return not any(_is_torch_level(node) for node in module.graph.nodes)
 
 
 def _is_torch_level(node: fx.Node) -> bool:
-    """Whether a node calls something that ATen ops are yet to be made of."""
+    """True where a node calls a torch function, method or module that has yet to be lowered to ATen ops."""
     if node.op in {"call_module", "call_method"}:
         return True
     if node.op != "call_function" or isinstance(node.target, OpOverload) or node.target is operator.getitem:
@@ -51,7 +51,7 @@ def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModul
 
 
 class _Running(torch.nn.Module):
-    """Runs a graph node by node, so that what is traced meanwhile knows the modules of the nodes."""
+    """Runs a graph node by node, so that ops traced meanwhile are attributed to the modules of the nodes."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__()

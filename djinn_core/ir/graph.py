@@ -73,7 +73,7 @@ class Edge:
 
 @runtime_checkable
 class Graph(Protocol):
-    """What patterns, cost models, optimizations, placement and scheduling see, whatever it was made from."""
+    """Interface of a graph for patterns, cost models, optimizations, placement and scheduling."""
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -89,7 +89,7 @@ class Graph(Protocol):
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Values that the graph makes and somebody still holds at its end."""
+        """Values that the graph makes and the client still holds at its end."""
 
     @property
     def by_op(self) -> Mapping[str, Sequence[int]]:
@@ -135,7 +135,7 @@ class ProgramGraph(DrawnInNotebooks):
 
     @property
     def module_names(self) -> ModuleNames:
-        """Where in a model each op was issued, by node, as far as the modules are still there."""
+        """Module path that issued each op, by node, for modules that still exist."""
         return self._names
 
     @property
@@ -170,12 +170,12 @@ class ProgramGraph(DrawnInNotebooks):
 
     @cached_property
     def refused(self) -> frozenset[int]:
-        """Nodes that PyTorch says cannot be done, and of which the executor is asked: what they make is not known."""
+        """Nodes that PyTorch refuses and that the executor is asked about: their results are not known."""
         return frozenset([index for index, call in enumerate(self.program.calls) if call.refused])
 
     @cached_property
     def edges(self) -> Sequence[Edge]:
-        """Data edges from whoever made or last wrote what a node reads; order edges from readers to the next writer."""
+        """Data edges from a value's maker or last writer to its readers; order edges from readers to the next writer."""
         return tuple([Edge(source, target, kind) for (source, target), kind in self._ends.items()])
 
     @property
@@ -285,7 +285,7 @@ class ProgramGraph(DrawnInNotebooks):
 
 
 class _Flow:
-    """Who made each value, who last wrote each storage, and who has read it since, where it is written at all."""
+    """The maker of each value, the last writer of each storage, and its readers since then, for storages that are written."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.makers: dict[int, int] = {}
@@ -329,7 +329,7 @@ class _Flow:
 
 
 def storages_written(node: Node) -> dict[int, None]:
-    """The storages that `node` writes into in place, in order, the random state included; a set that keeps its order."""
+    """Storages that `node` writes into in place, the random state included; an ordered set."""
     if not node.writes and not node.random:
         return {}
     random = (RANDOM_STATE,) if node.random else ()
@@ -378,5 +378,5 @@ def shape_hash(graph: Graph, metas: Mapping[int, TensorMeta]) -> str:
 
 
 def fields(meta: TensorMeta) -> tuple[object, ...]:
-    """The fields of `meta`; two of equal fields mean the same even when they were not interned together."""
+    """Fields of `meta`; metadata with equal fields is equal even when it was not interned together."""
     return (meta.shape, meta.stride, meta.offset, str(meta.dtype), meta.device, meta.conj, meta.neg)

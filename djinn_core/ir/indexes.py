@@ -1,7 +1,7 @@
 """Logical devices that are bound to one executor: index 0 is the whole pool, index k the k-th device.
 
 Tensors of different indexes share no memory, and an op makes and writes tensors of one index only. So the nodes and values
-of an index can be put on its device whatever was decided for those of index 0.
+of an index can be put on its device independently of the placement of index 0.
 """
 
 from __future__ import annotations

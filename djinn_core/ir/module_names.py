@@ -12,7 +12,7 @@ from djinn_core.ir.module_path import ModuleCall, module_chain, module_path, out
 
 @attrs.define
 class ModuleNames:
-    """Where in a model each instruction was issued.
+    """Module paths and classes of a program's instructions.
 
     Attributes:
         paths: by instruction, such as `model.layers.0.mlp`; those issued outside all modules are not listed.

@@ -1,7 +1,7 @@
-"""Which module a program was inside when it issued an instruction: `transformer.h.3.attn`.
+"""Path of the module that issued an instruction, such as `transformer.h.3.attn`.
 
 A call of a module is one link of a chain, from the innermost call outwards. Links are plain tuples, because one is made
-for every call of a module; names are looked for only when somebody asks.
+for every call of a module; names are looked up only on request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_NODE = 1 << 63  # from here on sequence numbers belong to no op: nodes that 
 
 
 class ForwardCalls:
-    """What a thread was inside from which of autograd's sequence numbers on.
+    """Module calls of a thread, each with the autograd sequence number from which on the thread was inside it.
 
     One thread appends, and its numbers only grow; any thread may look.
     """
@@ -43,7 +43,7 @@ class ForwardCalls:
         numbers.append(first)
 
     def inside(self, number: int) -> ModuleCall | None:
-        """What the thread was inside when it made the node with this sequence number; None where that is not known."""
+        """Module call in which the thread made the autograd node with this sequence number; None where that is not known."""
         numbers, calls = self._remembered
         found = bisect_right(numbers, number)
         return calls[found - 1] if found else None
@@ -56,12 +56,12 @@ ModuleCall = tuple[weakref.ref[torch.nn.Module], "ModuleCall | None"] | tuple[in
 
 @attrs.frozen
 class ModulePath:
-    """Where in a model an instruction was issued.
+    """Place in a model at which an instruction was issued.
 
     Attributes:
         path: names from the outermost module to the innermost, such as `transformer.h.3.attn`; empty for the outermost.
         module: class of the innermost. root: class of the outermost.
-        backward: whether it was issued by the backward pass of what the module computed.
+        backward: whether the backward pass of the module issued it.
     """
 
     path: str
@@ -100,7 +100,7 @@ def outermost_call(call: ModuleCall) -> ModuleCall | None:
 
 
 def is_backward(call: ModuleCall | None) -> bool:
-    """Whether a backward pass issued it."""
+    """True where a backward pass issued the instruction."""
     return any(isinstance(link[0], int) for link in _outwards(call))
 
 

@@ -1,4 +1,4 @@
-"""How values show themselves in notebooks. What they look like is none of their business: `showing` registers it here."""
+"""Notebook representations (`_repr_html_`, `_repr_svg_`) of values; the package `showing` registers their renderers here."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from djinn_core.ir.short_repr import ShortRepr
 
 @singledispatch
 def html_of(shown: Any) -> str | None:
-    """A value as HTML; None where nobody registered how, and the notebook shows its text."""
+    """A value as HTML; None where no renderer is registered, and the notebook shows its text."""
     del shown
     return None
 
 
 @singledispatch
 def svg_of(shown: Any) -> str | None:
-    """A value as an SVG; None where nobody registered how."""
+    """A value as an SVG; None where no renderer is registered."""
     del shown
     return None
 
 
 class ShownInNotebooks(ShortRepr):
-    """What notebooks ask a value for."""
+    """Mixin for values that notebooks show as HTML."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ class ShownInNotebooks(ShortRepr):
 
 
 class DrawnInNotebooks(ShortRepr):
-    """What notebooks ask a value for that is drawn."""
+    """Mixin for values that notebooks show as an SVG drawing."""
 
     __slots__ = ()
 

@@ -58,7 +58,7 @@ _PRODUCT_WEIGHTS = {
 
 
 def role_of(node: Node) -> str | None:
-    """What an op is there for, as far as its name tells."""
+    """Role of an op, as far as its name tells."""
     if is_backward(node):
         return "backward"
     if is_view(node):
@@ -67,7 +67,7 @@ def role_of(node: Node) -> str | None:
 
 
 def is_backward(node: Node) -> bool:
-    """Whether autograd issued it: PyTorch has `_backward` in the name of every op that differentiates another."""
+    """True where autograd issued the op: PyTorch has `_backward` in the name of every op that differentiates another."""
     return "_backward" in node.operation
 
 

@@ -1,4 +1,4 @@
-"""The allow-list of ops: what a program may contain, the same on both sides.
+"""The allow-list of ops that a program may contain, the same on client and executor.
 
 An overload is allowed when it is in PyTorch's `aten` namespace, has a schema made only of argument types that forms can
 express, and is not on the list of exclusions. Names that were received are looked up in this list first; nothing is ever
@@ -125,7 +125,7 @@ def allowed_operators() -> frozenset[str]:
 
 
 def refusal(name: str) -> str:
-    """Why no program may contain an overload that this PyTorch has; empty: it may."""
+    """Reason why no program may contain an overload that this PyTorch has; empty where it may."""
     if not name.startswith("aten::"):
         return "it is none of PyTorch's own operators"
     packet, overload = split_name(name)
@@ -141,13 +141,13 @@ def refusal(name: str) -> str:
 
 @functools.cache
 def needs_other_layout(name: str) -> bool:
-    """Whether an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
+    """True where an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
     return bool(_OTHER_LAYOUTS.search(split_name(name)[0]))
 
 
 @functools.cache
 def operators_digest() -> str:
-    """A digest of the allow-list, so that two sides can see at once whether theirs are equal."""
+    """Digest of the allow-list, by which client and executor check that theirs are equal."""
     return hashlib.blake2b("\n".join(sorted(allowed_operators())).encode(), digest_size=16).hexdigest()
 
 

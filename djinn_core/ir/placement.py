@@ -1,4 +1,4 @@
-"""Where everything runs and lives, with a reason for each decision."""
+"""Placements: the device of each node and value, with a reason for each decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What will run: the program after the optimizations, and why."""
+"""Optimization plans: the nodes that remain to run after rewrites, and the reasons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Rewrite:
 
 @attrs.frozen
 class OptimizationResult:
-    """What one optimization did, or why it did nothing."""
+    """Outcome of one optimization: its rewrite, or the reason why it did nothing."""
 
     optimization: str
     applied: bool
@@ -98,12 +98,12 @@ def resolved(replace: Mapping[int, int]) -> dict[int, int]:
 
 
 def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:
-    """Whether the scalars of a program are equal where a plan needs them to be."""
+    """True where the scalars of a program are equal wherever a plan needs them to be."""
     return all(interchangeable(slots[first], slots[second]) for first, second in equal_slots)
 
 
 def interchangeable(first: Slot, second: Slot) -> bool:
-    """Whether an op gives the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign, nan from itself."""
+    """True where ops give the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign, nan from itself."""
     if type(first) is not type(second) or first != second:
         return False
     return first != 0 or math.copysign(1, first) == math.copysign(1, second)

@@ -1,4 +1,4 @@
-"""What a program is about: phases, residency, modality, patterns. Side tables keyed by node and by value."""
+"""Workload profiles: phases, residency, modality, pattern matches. Side tables keyed by node and by value."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class ExecutionPhase(str, Enum):
 
     @property
     def is_training(self) -> bool:
-        """Whether it is a part of training."""
+        """True where the phase is a part of training."""
         return self.value.startswith("training")
 
 
 class DataResidency(str, Enum):
-    """How long a value lives and why."""
+    """Lifetime class of a value: its role decides how long it lives."""
 
     EPHEMERAL_ACTIVATION = "ephemeral_activation"
     PERSISTENT_WEIGHT = "persistent_weight"
@@ -58,7 +58,7 @@ class Modality(str, Enum):
 
 
 class Lineage(IntFlag):
-    """What a value was computed from: kinds of inputs, together."""
+    """Kinds of inputs that a value was computed from, as flags."""
 
     NOTHING = 0
     WEIGHT = 1
@@ -73,7 +73,7 @@ class Lineage(IntFlag):
 
 
 class Tier(str, Enum):
-    """Where a judgement comes from.
+    """Kind of evidence that a judgement of the workload type is based on.
 
     `OPERATIONS` counts ops; `STRUCTURE` looks at what flows where, patterns among it, and never sees a name of a module or
     class; `MODULES` looks at the classes and names of the modules that issued the ops.
@@ -85,7 +85,7 @@ class Tier(str, Enum):
 
 
 class WorkloadType(str, Enum):
-    """What a whole program is."""
+    """Workload type of a whole program."""
 
     GENERIC = "generic"
     LLM = "llm"
@@ -159,17 +159,17 @@ class SemanticMetadata:
 
 @attrs.frozen(repr=False)
 class WorkloadProfile(ShownInNotebooks):
-    """Result of `annotate`: what the program is, as a whole and node by node.
+    """Result of `annotate`: classification of the program, as a whole and node by node.
 
     Attributes:
-        workload: what the whole program is.
+        workload: type of the whole program.
         phases: one per node.
         modalities: one per node.
         residency: by value; values not listed are activations.
         roles: by node, such as `attention`; nodes not listed have none.
         patterns: all matches, the surest first among those that overlap.
         reasons: sentences that say how the workload type was found.
-        lineage: by node, the kinds of inputs that its results derive from; empty where nobody asked.
+        lineage: by node, the kinds of inputs that its results derive from; empty where it was not requested.
     """
 
     workload: WorkloadType

@@ -44,7 +44,7 @@ class Signature:
 
 @attrs.frozen(eq=False, repr=False)
 class Call(ShortRepr):
-    """What is known of an instruction once its op, the metadata of its operands and its scalars are known.
+    """Everything about an instruction that follows from its op, the metadata of its operands and its scalars.
 
     Attributes:
         signature: form and operand classes.
@@ -177,9 +177,9 @@ class Program(ShortRepr):
         calls: one per instruction.
         operands: per instruction the handles of its inputs, then of its new outputs, all in one tuple.
         slots: per instruction its scalars, all in one tuple.
-        dead: handles among the operands that nobody holds any more when the program ends.
-        sites: one per instruction, or empty: where in the user's code it was issued (code object and bytecode offset,
-            resolved to a line only when somebody asks).
+        dead: handles among the operands that the client no longer holds when the program ends.
+        sites: one per instruction, or empty: the place in the user's code that issued it (code object and bytecode offset,
+            resolved to a line only on request).
         modules: one per instruction, or empty: the call of a module inside which it was issued.
     """
 
@@ -211,5 +211,5 @@ class Program(ShortRepr):
         return module_path(self.modules[index]) if 0 <= index < len(self.modules) else None
 
     def is_backward(self, index: int) -> bool:
-        """Whether a backward pass issued instruction `index`."""
+        """True where a backward pass issued instruction `index`."""
         return is_backward(self.modules[index]) if 0 <= index < len(self.modules) else False

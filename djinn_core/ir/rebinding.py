@@ -1,4 +1,4 @@
-"""A plan for one program, as the plan for another of the same kind: the same nodes, other values and scalars."""
+"""Rebinding of a cached plan to another program of the same structure: the same nodes, other values and scalars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Names = Mapping[int, int]
 class ReboundResult(PipelineResult):
     """A result with every value called by its name in another graph; nodes keep their ids. `seconds` is empty.
 
-    Each part is renamed when somebody asks for it, so that finding a plan costs next to nothing.
+    Each part is renamed when it is first accessed, so that a cache hit costs next to nothing.
     """
 
     _made: PipelineResult
@@ -35,31 +35,31 @@ class ReboundResult(PipelineResult):
 
     @cached_property
     def profile(self) -> WorkloadProfile | None:
-        """What the program is about."""
+        """Workload profile of the program."""
         profile = self._made.profile
         return profile and rebind_profile(profile, self._names)
 
     @cached_property
     def plan(self) -> OptimizationPlan | None:
-        """What is left of the program, and why."""
+        """Optimization plan of the program."""
         plan = self._made.plan
         return plan and _plan(plan, self._names)
 
     @cached_property
     def placement(self) -> Placement | None:
-        """Where everything runs."""
+        """Placement of the program."""
         placement = self._made.placement
         return placement and _placement(placement, self._names)
 
     @cached_property
     def schedule(self) -> ExecutionSchedule | None:
-        """In which order it runs."""
+        """Schedule of the program."""
         schedule = self._made.schedule
         return schedule and _schedule(schedule, self.graph, self._names)
 
 
 def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], new: tuple[int, ...]) -> PipelineResult:
-    """`result` with each of the values `old` called by the one in its place in `new`, part by part as somebody asks."""
+    """`result` with each value in `old` renamed to the one in its place in `new`; each part when it is first accessed."""
     rebound = ReboundResult.__new__(ReboundResult)
     rebound.__dict__.update(_made=result, _values=(old, new))
     for name, known in (("graph", graph), ("topology", result.topology), ("costs", result.costs), ("seconds", {})):
@@ -77,7 +77,7 @@ def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
 
 
 def profile_of_piece(profile: WorkloadProfile, nodes: range, names: Names) -> WorkloadProfile:
-    """What `profile` says of the nodes in a stretch of its program, numbered from zero, with values called by `names`.
+    """Part of `profile` for a stretch of its program: nodes are numbered from zero, values are renamed by `names`.
 
     Values that the stretch does not touch are left out, and matches that reach beyond it are marked as partial.
     """

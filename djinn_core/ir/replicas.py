@@ -1,4 +1,4 @@
-"""Nodes that run on a further device as well, in place of sending what they make: which of them may, and how they are kept."""
+"""Rematerialization on further devices: nodes that run on another device as well, in place of sending their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNMADE = ("empty", "new_empty")  # memory as it is found, which is other memory
 
 
 def repeatable(node: Node) -> bool:
-    """Whether a node makes the same wherever and however often it runs: it writes nothing, draws nothing, and has no effect."""
+    """True where a node is pure: it writes nothing, draws no random numbers, and has no effect, so it may run repeatedly."""
     return (
         bool(node.outputs)
         and not node.writes

@@ -1,4 +1,4 @@
-"""What the pipeline says about one program: the result of every stage that ran."""
+"""Pipeline result of one program: the result of every stage that ran."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PipelineResult(ShownInNotebooks):
     """The results of the stages, in their order; None for those after the last that ran.
 
     Attributes:
-        graph: what was planned.
-        recorded: what the program was about as it was recorded, where optimizations put other code into it; None elsewhere.
+        graph: the planned graph.
+        recorded: profile of the program as it was recorded, where optimizations substituted code in it; None elsewhere.
         topology: the devices that it was planned for.
         seconds: time that each stage took, by its name; empty where the result came from the cache.
     """
@@ -42,7 +42,7 @@ class PipelineResult(ShownInNotebooks):
 
 
 def shown_until(result: PipelineResult, stage: str) -> PipelineResult:
-    """`result` without what the stages after `stage` said.
+    """`result` without the results of the stages after `stage`.
 
     Raises:
         ValueError: there is no such stage.

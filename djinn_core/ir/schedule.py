@@ -1,4 +1,4 @@
-"""When everything happens: per device a list of steps."""
+"""Execution schedules: a list of steps for each device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djinn_core.ir.substitution import Rewritten
 
 
 class SchedulingStrategy(str, Enum):
-    """How stages follow each other."""
+    """Execution strategy of a scheduling group."""
 
     SEQUENTIAL = "sequential"
     PARALLEL = "parallel"
@@ -93,14 +93,14 @@ class ExecutionSchedule(ShownInNotebooks):
     """Result of `schedule`.
 
     Attributes:
-        program: what is executed.
+        program: the program to execute.
         groups: stages and groups in order.
         steps: by device id the steps in order.
         replace: values that another value stands for.
         equal_slots: conditions on the slots under which the schedule holds.
         scheduler: name of the scheduler that made it.
-        reasons: what it decided and why; a fallback names what failed.
-        rewritten: how the program came of another one, where it did.
+        reasons: its decisions and why; a fallback names the scheduler that failed.
+        rewritten: the rewrite that the program came of, where it came of another one.
     """
 
     program: Program

@@ -1,4 +1,4 @@
-"""Values of thousands of parts that show themselves in a few lines: in a prompt, a notebook or a test that failed."""
+"""Abbreviated `repr` of large values, for prompts, notebooks and failed tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ATOMS = (int, float, str, bytes, Enum, type(None))
 
 
 class ShortRepr:
-    """Shows what it has many of by its number. For attrs classes, which must be told `repr=False`."""
+    """Mixin whose `repr` shows large collections by their length. For attrs classes, which must be defined with `repr=False`."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Programs of one structure that follow each other, none of them waiting for what the one before has made."""
+"""Streams of programs: programs of one structure that follow each other without waiting for each other's results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import attrs
 
 @attrs.frozen
 class Stream:
-    """What is known of the programs around one that comes again and again.
+    """State of the stream that a recurring program belongs to.
 
     Attributes:
-        following: how many of its structure are under way, whose results somebody asked for and nobody has waited for yet.
+        following: number of programs of its structure that are under way: results requested, and not waited for yet.
         turn: id of the device that has least to do for them; empty where nothing follows.
-        carried: inputs that an executor has made or was given since the last one of the structure: if it was that one
-            which made them, the next has to wait for it.
+        carried: inputs that an executor has made or was given since the last program of the structure: where that program
+            made them, the next one has to wait for it.
     """
 
     following: int = 0

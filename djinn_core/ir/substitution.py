@@ -1,4 +1,4 @@
-"""Parts of a program that give way to other computation, and the program that comes of it."""
+"""Subgraph substitution: parts of a program replaced by other PyTorch code, and the program that results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 @attrs.frozen
 class Substitution:
-    """Nodes that go, and PyTorch code that makes what they made.
+    """Nodes to remove, and PyTorch code that computes their results.
 
     The code runs once, on remote tensors: it is recorded where the first of the nodes was, so all inputs have to be there
     by then. What depends on weights alone is computed once and kept as long as they do not change.
@@ -38,7 +38,7 @@ class Substitution:
 
 @attrs.frozen(eq=False, repr=False)
 class Recipe(ShortRepr):
-    """What is computed once from weights, for as long as they stay as they are.
+    """Constant folding: values that are computed once from weights and kept until the weights change.
 
     Attributes:
         program: makes it; whatever it makes and does not keep dies with it.
@@ -51,7 +51,7 @@ class Recipe(ShortRepr):
 
     @property
     def identity(self) -> Hashable:
-        """What recipes have in common that make the same of the same weights."""
+        """Key that is equal for recipes that compute the same from the same weights."""
         numbers: dict[int, int] = {}
         flow = tuple([numbers.setdefault(v, len(numbers)) for v in (*self.program.operands, *self.makes)])
         return self.program.calls, flow, self.program.slots
@@ -90,7 +90,7 @@ class Rewritten(ShortRepr):
 
 @attrs.frozen
 class Places:
-    """Where the values of a recipe are, in its order: device id of each, and of its copies."""
+    """Locations of the values of a recipe, in its order: device id of each, and of its copies."""
 
     homes: tuple[str, ...]
     copies: tuple[tuple[str, ...], ...]

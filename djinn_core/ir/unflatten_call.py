@@ -1,4 +1,4 @@
-"""From a form back to the arguments of a call."""
+"""Reconstruction of a call's arguments from its form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a remote tensor without asking anyone: its handle and its metadata."""
+"""Handles and metadata of remote tensors, known to the client without a message."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ new_storage: Final = _storages.__next__  # a storage number that this process ha
 
 
 def new_storages(count: int) -> list[int]:
-    """As many of them."""
+    """Allocate `count` new storage numbers."""
     return list(itertools.islice(_storages, count))
 
 
 @attrs.frozen(eq=False)
 class TensorClass:
-    """All that is known of a tensor but its sizes: what formulas for results, layouts and plans are looked up by.
+    """All metadata of a tensor but its sizes: the key by which formulas for results, layouts and plans are looked up.
 
     Attributes:
         dtype, device, conj, neg: as in `TensorMeta`.
         small: each size that is 0 or 1, which broadcast and end loops; -1 for every other.
-        order: the dimensions from the outermost in memory to the innermost. expanded: which have stride 0.
+        order: the dimensions from the outermost in memory to the innermost. expanded: dimensions of stride 0.
         at_start: whether it begins where its storage does. dense: whether it has no gaps.
     """
 
@@ -155,7 +155,7 @@ def tensor_meta(
 
 
 def _restart_interning() -> None:
-    """In a forked child: a thread that stayed in the parent may have held the lock."""
+    """Replace the lock in a forked child: a thread that stayed in the parent may have held it."""
     global _interning
     _interning = threading.RLock()
 
