@@ -1,4 +1,4 @@
-"""Values that are asked for now and looked at later: what does not have to be known to go on does not block."""
+"""Non-blocking fetch: request tensors now, wait for their elements later."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Pending:
-    """Elements that are on their way, as `fetch_later` gives it. Dropping it is fine: what comes is thrown away.
+    """Future of the elements that `fetch_later` requested. It may be dropped: the elements are discarded on arrival.
 
     Attributes:
-        server_seconds: once `result` was called: what the executor had taken for the session when it gave the answer. The
-            difference between two of them is what lay between.
+        server_seconds: once `result` was called: seconds that the executor had spent on the session when it replied. The
+            difference of two such figures is the time spent between the replies.
     """
 
     def __init__(self, asked: tuple[Runtime, int] | None, tensors: Tensors | None = None) -> None:
@@ -37,7 +37,7 @@ class Pending:
         self._taking = threading.Lock()
 
     def done(self) -> bool:
-        """Whether `result` returns or raises at once. Takes in what has come, and waits for nothing."""
+        """True where `result` returns or raises at once. Reads replies that have arrived, and does not block."""
         return self._asked is None or not self._open or self._asked[0].has_come(self._asked[1])
 
     def result(self) -> Tensors:
@@ -69,7 +69,7 @@ class Pending:
             self._open = False
 
     def disregard_what_followed(self) -> None:
-        """What this thread has recorded since it asked may fail: nobody hears of that who does not look at what failed."""
+        """Report errors of ops that this thread recorded after the request only where the program uses their results."""
         current().cut()
         if self._asked is not None:
             self._asked[0].mark_unobserved(self._asked[1])
@@ -106,5 +106,5 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
 
 
 def round_trip_seconds() -> float | None:
-    """What a message takes to the executor and back, beside the executor's own time; None where it is not known yet."""
+    """Network round trip to the executor in seconds, without the executor's own time; None where it is not known yet."""
     return port.runtime().round_trip_seconds

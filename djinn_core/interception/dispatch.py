@@ -1,4 +1,4 @@
-"""The hot path: one op becomes one recorded instruction.
+"""Op dispatch, the hot path: one op becomes one recorded instruction.
 
 `record` flattens the arguments once into a key, looks up what the op returns for that key, and appends to the thread's
 program. A call seen before costs no shape inference, no analysis and no message.
@@ -78,7 +78,7 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `LazyTensor.__torch_dispatch__` does."""
+    """Implementation of `LazyTensor.__torch_dispatch__`."""
     handler = _handlers.get(id(func))
     if handler is not None:
         return handler(func, args, kwargs)
@@ -126,7 +126,7 @@ def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _record_unknown(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], operands: list[LazyTensor]
 ) -> Any:
-    """Find out what a call returns, record it, and remember that."""
+    """Infer the results of a new call, record it, and cache the inference."""
     call: Call | None = None
     if has_formula(func):
         slots = slots_of(args, kwargs)
@@ -186,7 +186,7 @@ def _record_unknown(
 
 
 def _record_foretold(call: Call, func: Any, key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
-    """Record a call of new sizes whose results a formula told."""
+    """Record a call of new sizes whose results a formula computed."""
     if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
         _remember(tuple(key), None)
         return _again(operands[0])
@@ -228,7 +228,7 @@ def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> An
 
 @contextmanager
 def _own_random_state(index: int) -> Iterator[None]:
-    """What is recorded inside the block finds an index's random state in the place of the session's."""
+    """Have ops recorded inside the block use an index's random state in the place of the session's."""
     state = bound_states[0](index)
     exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
     append(exchange, [state], ())
@@ -307,7 +307,7 @@ def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
 
 
 def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
-    """Whether a number is in the shape of a CPU tensor, which the key of a call does not tell."""
+    """True where an argument is a number in a 0-dim CPU tensor, which the key of a call does not show."""
     return any(
         _holds_numbers_in_tensors(a)
         if isinstance(a, (list, tuple))
@@ -324,14 +324,14 @@ def _remember(key: tuple[Any, ...], call: Call | None) -> None:
 
 
 def forget_calls() -> None:
-    """Find out anew what calls return, and whether the executor can do them."""
+    """Clear the cache of inferred calls, so that results and the executor's support are determined anew."""
     _calls.clear()
     _drawing.clear()
     forget_examples()
 
 
 def forget_what_was_learnt() -> None:
-    """What calls return was found with the devices of a session that has ended; others may lay results out otherwise."""
+    """Drop cached call results, which hold for the devices of an ended session; other devices may lay results out otherwise."""
     forget_calls()
     forget_signatures()
     forget_taken()
@@ -415,7 +415,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
 
 
 def _changes_nothing(func: Any, call: Call) -> bool:
-    """Whether the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
+    """True where the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
     returned = schema_of(func).returns
     return (
         len(returned) == 1

@@ -1,7 +1,7 @@
-"""The end of the interpreter, which stops daemon threads wherever they next want its lock.
+"""Interpreter shutdown, which stops daemon threads wherever they next acquire the GIL.
 
-Stopping one inside an op unwinds PyTorch's C++ frames, which aborts the process. So while the interpreter ends, whoever is
-in an op on another thread than the main one stays there, without the lock, until the process is gone.
+Stopping one inside an op unwinds PyTorch's C++ frames, which aborts the process. So while the interpreter ends, every
+thread but the main one that is inside an op stays there, without the GIL, until the process is gone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def settle() -> None:
 
 
 def has_begun() -> bool:
-    """Whether the interpreter ends."""
+    """True where the interpreter is shutting down."""
     return _end.begun
 
 
@@ -56,10 +56,10 @@ def _only_main(dispatch: Dispatch) -> Dispatch:
 
 
 class _Survivable:
-    """Stateless: one for all threads, and cheap, for every submission is made inside two of them."""
+    """Context manager of `suppress_at_shutdown`: stateless, one for all threads, cheap as each submission enters two."""
 
     def __enter__(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -72,7 +72,7 @@ _survivable: Final = _Survivable()
 
 
 def suppress_at_shutdown() -> _Survivable:
-    """For blocks that wait for an executor: what they raise because the session was ended is nobody's business any more."""
+    """Suppress errors at shutdown in a block that waits for an executor: the session has ended, so they are expected."""
     return _survivable
 
 

@@ -1,4 +1,4 @@
-"""Tables of what is known that keep their size."""
+"""Bounded caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 def keep(known: dict[K, V], key: K, value: V, limit: int) -> V:
-    """What is under `key`: `value` where nothing was. The older half goes when there are `limit`."""
+    """Return the entry under `key`, after storing `value` where there was none. A full cache evicts its older half."""
     if len(known) >= limit and key not in known:
         for old in list(known)[: limit // 2]:
             known.pop(old, None)

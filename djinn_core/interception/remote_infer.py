@@ -1,4 +1,4 @@
-"""Ops whose results only the executor can know: run what was recorded, and ask."""
+"""Remote inference of op results that only the executor can know: run the recorded program, and ask for the metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _unknown(operands: Sequence[LazyTensor]) -> TensorMeta:
 
 @attrs.frozen
 class RemoteInference:
-    """What the executor said: the results, and the call as it can be remembered."""
+    """The executor's reply: the results, and the call as it can be cached."""
 
     results: Any
     call: Call
@@ -81,7 +81,7 @@ def ask_executor(
 
 
 def _on(index: int, described: DescribedValue) -> DescribedValue:
-    """What an executor said of a value, for the logical device on which the client has it."""
+    """An executor's description of a value, moved to the logical device on which the client has it."""
     meta = described.meta
     moved = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
     return attrs.evolve(described, meta=moved)

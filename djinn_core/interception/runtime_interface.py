@@ -1,4 +1,4 @@
-"""What interception needs of whatever runs programs: defined here, implemented by the runtime."""
+"""Interface between interception and the runtime that runs programs: defined here, implemented by the runtime."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Submission:
 
 @attrs.frozen
 class Answer:
-    """What came back: tensors on the CPU for `fetch`, metadata for `describe`.
+    """The reply: tensors on the CPU for `fetch`, metadata for `describe`.
 
     Attributes:
-        server_seconds: what the executor has taken for the session until it gave this answer, from a start of no meaning.
+        server_seconds: seconds that the executor had spent on the session at this reply; only differences have meaning.
     """
 
     tensors: tuple[torch.Tensor, ...] = ()
@@ -64,7 +64,7 @@ class Runtime(Protocol):
         """
 
     def wait(self, number: int) -> Answer:
-        """Wait for what submission `number` asked for: one round trip.
+        """Wait for the values that submission `number` requested: one round trip.
 
         Raises:
             RemoteError: a value that it asked for could not be computed.
@@ -72,26 +72,26 @@ class Runtime(Protocol):
         """
 
     def interrupted(self) -> None:
-        """A wait of this thread was interrupted: what it has sent and got no answer to is stopped, unless it is nearly done."""
+        """Stop this thread's unanswered submissions after an interrupted wait, unless they are nearly done."""
 
     def defer(self, number: int, nbytes: int) -> None:
         """Submission `number` asked for `nbytes` that will be waited for later, once, or forgotten.
 
-        Whoever calls holds the recorders' lock since it was submitted.
+        The caller must have held the recorders' lock since it was submitted.
         """
 
     def has_come(self, number: int) -> bool:
-        """Whether `wait` returns or raises at once; takes in what has come, and waits for nothing."""
+        """True where `wait` returns or raises at once; reads replies that have arrived, and does not block."""
 
     def discard(self, number: int) -> None:
-        """Nobody will wait for a submission that was left. Safe in finalizers."""
+        """Give up the result of a deferred submission: no thread will wait for it. Safe in finalizers."""
 
     def mark_unobserved(self, number: int) -> None:
-        """What this thread has submitted after `number` may have failed: nobody hears of it who does not look at it."""
+        """Report errors of this thread's submissions after `number` only where their results are used."""
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """What a message takes to the executor and back, beside the executor's own time; None where it is not known yet."""
+        """Network round trip to the executor in seconds, without the executor's own time; None where it is not known yet."""
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:
         """Make `source` (a CPU tensor) the value `handle` of a logical device; it is the caller's again afterwards."""
@@ -103,7 +103,7 @@ class Runtime(Protocol):
         """
 
     def figures(self, *, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
-        """Counts and bytes of a logical device for this session; one round trip. Whoever calls holds the recorders' lock.
+        """Counts and bytes of a logical device for this session; one round trip. The caller must hold the recorders' lock.
 
         Raises:
             SessionLost: the remote state is gone.
@@ -111,22 +111,22 @@ class Runtime(Protocol):
 
 
 class Fallback(Protocol):
-    """Computes on this machine what the executor cannot do; only where it is configured."""
+    """CPU fallback: computes on this machine ops that the executor cannot run; only where it is configured."""
 
     def needed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: tuple[Slot, ...]
     ) -> bool:
-        """Whether the executor cannot do calls like this one."""
+        """True where the executor cannot run calls like this one."""
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call returns."""
+        """Result of the call."""
 
 
 @attrs.define
 class Port:
-    """Where interception finds the runtime, the limits, and who else wants to know of programs.
+    """Connection points of interception: the runtime, the limits, and the subscribers to whole programs.
 
-    How many logical devices there are may be known only when the session is open (`counts_when_open`).
+    The number of logical devices may be known only when the session is open (`counts_when_open`).
     """
 
     start: Callable[[], Runtime] | None = None

@@ -68,7 +68,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 @handles(aten._linalg_check_errors.default)
 def check_errors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What `torch.linalg.inv` and its like end with: they wait and raise where a matrix is singular, as on CUDA."""
+    """`aten::_linalg_check_errors`: wait, and raise where a matrix is singular, as `torch.linalg.inv` does on CUDA."""
     func(fetch(args[0]), *args[1:], **kwargs)
 
 
@@ -132,7 +132,7 @@ def is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bo
 
 @handles(aten._has_compatible_shallow_copy_type.default)
 def can_share_metadata(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Whether `a.data = b` may take over the metadata of `b`: only between remote tensors."""
+    """True where `a.data = b` may take over the metadata of `b`: only between remote tensors."""
     return all(isinstance(a, LazyTensor) for a in args)
 
 

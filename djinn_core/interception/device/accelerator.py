@@ -1,4 +1,4 @@
-"""What `torch.accelerator` asks of C++, answered for the remote device, which is this process's accelerator."""
+"""`torch.accelerator` for the remote device: Python replacements of its C++ functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.remote_accelerator`: what PyTorch and its users expect of the module of an accelerator."""
+"""`torch.remote_accelerator`: the device module, with the functions that PyTorch and its users expect of an accelerator's."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
-    """What the random state of the present index started from."""
+    """Seed from which the random state of the present index started."""
     return default_generator().initial_seed()
 
 
@@ -145,7 +145,7 @@ def set_device(device: Any) -> None:
 
 
 def device_count() -> int:
-    """How many indexes there are."""
+    """Number of device indexes."""
     return port.device_count()
 
 
@@ -155,35 +155,35 @@ def init() -> None:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process was forked from one that used the device."""
+    """True where this process was forked from one that used the device."""
     return port.forked
 
 
 def is_available() -> bool:
-    """Whether the device can be used: a server that is configured lets this client in, or none is and an executor starts.
+    """Check whether the device can be used: the configured server admits this client, or an executor starts without one.
 
-    Says why not in a warning, and takes a few seconds at most. Raises nothing.
+    A warning says why it cannot. Takes a few seconds at most; does not raise.
     """
     return not port.forked and port.is_available()
 
 
 def is_initialized() -> bool:
-    """Whether the device can be used, which needs nothing beforehand."""
+    """True where the device can be used, which needs no initialization; False in a forked child."""
     return not port.forked
 
 
 def yes(*_: Any, **__: Any) -> bool:
-    """So it is."""
+    """True."""
     return True
 
 
 def no(*_: Any, **__: Any) -> bool:
-    """It is not."""
+    """False."""
     return False
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """There is nothing to do."""
+    """Do nothing."""
 
 
 class DeviceModule(ModuleType):

@@ -21,8 +21,8 @@ _PHILOX_BYTES = 16  # the state of generators that count: a seed and an offset
 class RemoteGenerator(CGenerator):
     """A generator for ops on a remote device.
 
-    To PyTorch it is a CPU generator that says it is elsewhere; what ops draw comes from its value on the executor. That is
-    made at first use, so that a generator may be older than the session.
+    To PyTorch it is a CPU generator that reports another device; ops draw from its state, a value on the executor. That
+    value is made at first use, so that a generator may be older than the session.
     """
 
     def __new__(cls, device: torch.device) -> Self:  # noqa: D102
@@ -88,7 +88,7 @@ class RemoteGenerator(CGenerator):
         return made
 
     def get_offset(self) -> int:
-        """How far it has counted, where the executor's generators count; one round trip."""
+        """Offset of the counter, where the executor's generators are counter-based; one round trip."""
         return int(_counting(self.get_state()).view(torch.int64)[1])
 
     def set_offset(self, offset: int) -> RemoteGenerator:
@@ -102,7 +102,7 @@ class RemoteGenerator(CGenerator):
 
 
 class DefaultGenerator(RemoteGenerator):
-    """The generator that stands for the state that ops use when they are given none."""
+    """The default generator: the random state that ops use when they are given none."""
 
     def operand(self) -> None:
         """None: that state is no value of the program."""
@@ -129,7 +129,7 @@ class DefaultGenerator(RemoteGenerator):
 
 
 class BoundDefaultGenerator(RemoteGenerator):
-    """The generator that stands for the state that ops of an index bound to one device use when they are given none.
+    """The default generator of an index that is bound to one device.
 
     That state is a value, as those of other generators are: ops of such an index draw with it in the place of the state
     that the executor's session has. It starts anew with each session.

@@ -1,4 +1,4 @@
-"""Which generators are remote. PyTorch hands ops a new Python object for the C++ generator, so they are found by that."""
+"""Registry of remote generators by C++ object, because PyTorch hands ops a new Python object for the C++ generator."""
 
 from __future__ import annotations
 

@@ -93,6 +93,6 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 def empty_cache() -> None:
-    """Have what nobody holds freed on the executor; it caches nothing itself."""
+    """Free unreferenced tensors on the executor now; it has no cache of its own."""
     if port.is_open():
         current().flush()

@@ -1,4 +1,4 @@
-"""What the device behind `remote_accelerator` is: its name, its memory, its processors."""
+"""Properties of the device behind `remote_accelerator`: name, memory, processors, compute capability."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DeviceProperties:
     """As `torch.cuda.get_device_properties`; sizes in bytes.
 
     Attributes:
-        kind: what the executor calls it, such as `cuda`.
+        kind: the executor's name for its device type, such as `cuda`.
         multi_processor_count: multiprocessors of a GPU, processors of a CPU.
         major, minor: compute capability, 0 where there is none.
     """

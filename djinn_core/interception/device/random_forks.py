@@ -1,7 +1,7 @@
-"""Random state that PyTorch itself keeps for a while: it stays on the executor, so keeping it costs no round trip.
+"""Random state that PyTorch itself saves and restores: it stays on the executor, so that saving it costs no round trip.
 
-`torch.random.fork_rng` and activation checkpointing ask the device module for the state and give it back later; nobody
-looks into it in between.
+`torch.random.fork_rng` and activation checkpointing ask the device module for the state and give it back later, without
+reading it in between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from djinn_core.torch_private import wrap_device_states, wrap_fork_rng
 
 
 class _Keeping(threading.local):
-    """Whether this thread is asked for a state that nobody looks into."""
+    """Flag of each thread: PyTorch is saving a random state that it will not read."""
 
     active = False
 

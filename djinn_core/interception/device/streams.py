@@ -1,8 +1,8 @@
-"""Streams and events of the remote device.
+"""Streams and events of the remote device (the API of `torch.cuda.Stream` and `torch.cuda.Event`).
 
-There is one order on the device: that of the program. Every stream stands for it, so work on one stream never waits for
-work on another, and waiting is never needed for a right result. An event is a mark in the program: the executor notes when
-it gets there, which is what `elapsed_time` measures.
+The device runs ops in one order: that of the program. Every stream stands for that order, so streams need no
+synchronization for a correct result. An event is a mark in the program: the executor notes the time at which it reaches the
+mark, and `elapsed_time` is the difference of two such times.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RemoteStream(CStream):
 
     @for_users
     def query(self) -> bool:
-        """Whether everything that this thread has recorded has run; one round trip."""
+        """True where everything that this thread has recorded has run; one round trip."""
         return bool(self.record_event().query())
 
     def record_event(self, event: Any = None) -> Any:
@@ -64,7 +64,7 @@ class RemoteStream(CStream):
         return made
 
     def wait_event(self, event: Any) -> None:
-        """What is recorded from now on comes after the mark; see `RemoteEvent.wait`."""
+        """Order ops recorded from now on after the mark; see `RemoteEvent.wait`."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
@@ -80,7 +80,7 @@ class RemoteStream(CStream):
 
 
 class RemoteEvent(CEvent):
-    """A mark in the program. It is passed when the executor has done what was recorded before it.
+    """A mark in the program. It is passed when the executor has run everything that was recorded before it.
 
     Attributes:
         timed: whether `elapsed_time` may be asked. mark: the mark's value, once it is recorded.
@@ -112,13 +112,13 @@ class RemoteEvent(CEvent):
 
     @for_users
     def wait(self, stream: Any = None) -> None:
-        """What is recorded from now on comes after the mark, also where another thread has recorded that."""
+        """Order ops recorded from now on after the mark, also where another thread has recorded the mark."""
         if self.mark is not None:
             current().order_after(self.mark.remote.storage)
 
     @for_users
     def query(self) -> bool:
-        """Whether the mark is passed; one round trip. An event that was never recorded is."""
+        """True where the executor has passed the mark, or the event was never recorded; one round trip."""
         return self.mark is None or bool(sync.fetch(_asked(HAS_PASSED, self.mark)).item())
 
     @for_users
@@ -153,7 +153,7 @@ class RemoteEvent(CEvent):
 
 
 def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
-    """What an op says of marks, which are on one device."""
+    """Record one of Djinn's own ops on marks, which are on one device; its result."""
     metas = tuple(mark.remote.meta for mark in marks)
     return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 
@@ -206,7 +206,7 @@ def record_stream(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -
 
 
 def _is_ours(device: Any) -> bool:
-    """Whether a stream or an event on `device` is ours; without a device it is the accelerator's."""
+    """True where a stream or an event on `device` is remote; without a device it belongs to the accelerator."""
     return device is None or isinstance(device, int) or is_remote(torch.device(device))
 
 

@@ -1,1 +1,1 @@
-"""What libraries are told about the device, at the moment in which the user imports them; none is imported for it."""
+"""Adapters that make third-party libraries know the device, applied when the user's program imports them, never before."""

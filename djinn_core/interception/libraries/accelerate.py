@@ -1,7 +1,8 @@
-"""Accelerate, and transformers through it: which device they take, and how much memory it has.
+"""Adapter for Accelerate, and transformers through it: the device that they choose, and how much memory it has.
 
 Both ask for one kind of accelerator after another by name and end with the CPU. There they now find the remote device;
-whoever has another accelerator, or wants the CPU (`Accelerator(cpu=True)`, `use_cpu=True`), gets what they had.
+a machine with another accelerator, and a program that asks for the CPU (`Accelerator(cpu=True)`, `use_cpu=True`), see no
+change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MemoryByDevice = dict[int | str, int | str]
 
 
 def adapt_state(module: Any) -> None:
-    """`accelerate.state`: `PartialState().device` where nobody asked for the CPU and there is no other accelerator."""
+    """`accelerate.state`: `PartialState().device`, unless the program asks for the CPU or there is another accelerator."""
     chosen = module.PartialState.default_device.fget
 
     def default_device(state: Any) -> torch.device:
@@ -66,11 +67,11 @@ def adapt_training_arguments(module: Any) -> None:
 
 
 def _is_ours(device: int | str) -> bool:
-    """Whether accelerate would look for `device` among the GPUs of this machine, which has none."""
+    """True where accelerate would look for `device` among the GPUs of this machine, which has none."""
     return isinstance(device, int) and is_the_only_accelerator()
 
 
 def _free_bytes() -> int:
-    """What is free on the remote device; all that a model may ask for where the device does not say."""
+    """Free bytes on the remote device; the largest integer where the device does not tell."""
     measure = getattr(getattr(torch, DEVICE_NAME), "mem_get_info", None)
     return sys.maxsize if measure is None else int(measure(0)[0])

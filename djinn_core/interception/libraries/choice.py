@@ -1,4 +1,4 @@
-"""When a library that chooses a device by itself should choose the remote one."""
+"""Condition under which a library that chooses a device by itself should choose the remote one."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def is_the_only_accelerator() -> bool:
-    """Whether PyTorch finds no accelerator on this machine, so that libraries would fall back to the CPU."""
+    """True where PyTorch finds no accelerator on this machine, so that libraries would fall back to the CPU."""
     return not (torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available())

@@ -1,6 +1,6 @@
-"""`torch.compile`: what is called with remote tensors runs as it is written, and the log says so once.
+"""Adapter for `torch.compile`: functions that are called with remote tensors run eagerly, and the log says so once.
 
-The executor is where kernels are chosen; a compiler on this machine has no device to compile for.
+Kernels are chosen on the executor; a compiler on this machine has no device to compile for.
 """
 
 from __future__ import annotations

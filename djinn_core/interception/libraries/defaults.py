@@ -1,4 +1,4 @@
-"""Libraries that choose a device where the user names none."""
+"""Adapters for libraries that choose a device where the user names none."""
 
 from __future__ import annotations
 

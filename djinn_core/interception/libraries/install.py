@@ -1,4 +1,4 @@
-"""Which modules of which libraries are adapted, and by what."""
+"""Table of the library modules that are adapted, each with its adapter."""
 
 from __future__ import annotations
 

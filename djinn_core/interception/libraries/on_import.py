@@ -1,4 +1,4 @@
-"""Changes to modules that take place when somebody else imports them."""
+"""Import hooks: changes to modules that are applied when the user's program imports them."""
 
 from __future__ import annotations
 

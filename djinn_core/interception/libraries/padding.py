@@ -26,7 +26,7 @@ _log = get_logger("djinn.interception")
 
 @attrs.frozen
 class _Question:
-    """Whether tokens that are on their way are padding."""
+    """Pending check for padding in tokens that are being fetched."""
 
     model: Any
     ends: Pending

@@ -1,1 +1,1 @@
-"""What becomes of an op before it is recorded: cast, taken apart, given other arguments, or left whole."""
+"""Op transformations before recording: autocast, decomposition, canonicalization, and composite ops kept whole."""

@@ -57,7 +57,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`aten::scaled_dot_product_attention` where autograd looks at it."""
+    """`aten::scaled_dot_product_attention` under autograd."""
     options = {"scale": scale, "enable_gqa": enable_gqa}
     everything = (query, key, value, mask, dropout, causal)
     if torch_private.in_forward_mode() or not isinstance(query, LazyTensor):
@@ -109,7 +109,7 @@ def _device_kind() -> str:
 
 @functools.cache
 def _can_choose(kind: str) -> bool:
-    """Whether PyTorch can say here which kernel devices of this kind take."""
+    """True where PyTorch can choose here the kernel that devices of this kind take."""
     if kind != "cpu":
         log.debug("attention under autograd is taken apart: which kernel its device takes is not known here", kind=kind)
     return kind == "cpu"
@@ -137,7 +137,7 @@ class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never 
 
 
 class _StandIn(torch.Tensor):
-    """A tensor without memory on a CPU that says what is called with it."""
+    """A CPU tensor without memory that reports which ops are called with it."""
 
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 

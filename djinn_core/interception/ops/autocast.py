@@ -25,7 +25,7 @@ _casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def is_cast(argument: Any) -> bool:
-    """Whether autocasting concerns an argument: floating tensors on the device, other than float64."""
+    """True where autocast applies to an argument: floating tensors on the device, other than float64."""
     return (
         isinstance(argument, torch.Tensor)
         and argument.is_floating_point()
@@ -35,7 +35,7 @@ def is_cast(argument: Any) -> bool:
 
 
 def cast(argument: Any, dtype: torch.dtype) -> Any:
-    """`argument` with what autocasting concerns in it converted to `dtype`."""
+    """`argument` with the tensors in it that autocast applies to converted to `dtype`."""
     if isinstance(argument, (list, tuple)):
         return [cast(a, dtype) for a in argument]
     if not is_cast(argument) or argument.dtype is dtype:
@@ -50,7 +50,7 @@ def cast(argument: Any, dtype: torch.dtype) -> Any:
 
 
 def _keeps_cast(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the cast of `tensor` is worth keeping: it is a parameter, and the cast can be differentiated."""
+    """True where the cast of `tensor` is worth caching: it is a parameter, and the cast can be differentiated."""
     return (
         tensor.requires_grad
         and tensor.is_leaf
@@ -178,7 +178,7 @@ def _overload(name: str) -> Any:
 
 
 def _entered(policy: Kernel) -> Kernel:
-    """The policy as PyTorch calls it: what it calls is not autocast once more."""
+    """The policy as PyTorch calls it: ops inside it are not autocast once more."""
 
     @never_compiled
     def kernel(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which ops autocasting concerns, by overload: the lists of `ATen/autocast_mode.h`, as CUDA uses them."""
+"""Autocast op lists by overload: the lists of `ATen/autocast_mode.h`, as CUDA uses them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from djinn_core.tracebacks import shorten_through
 
 
 def guard_engine(run: EngineRun) -> EngineRun:
-    """The engine's entry, so that capture stays in order and what is raised inside arrives.
+    """Wrap the entry of the autograd engine, so that capture stays in order and errors inside reach the caller.
 
     Multithreading is off for the run: PyTorch's Python device guard knows one device, and a program belongs to one
     thread.

@@ -1,4 +1,4 @@
-"""Calls that mean the same, recorded the same, so that programs find their templates again."""
+"""Canonicalization: calls with the same meaning are recorded alike, so that programs match their cached templates."""
 
 from __future__ import annotations
 

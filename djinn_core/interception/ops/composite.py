@@ -1,4 +1,4 @@
-"""Ops that are made of other ops: which are recorded whole, and how the others are taken apart.
+"""Composite ops: those that are recorded whole, and the decomposition of the others.
 
 PyTorch takes composite ops apart before a backend sees them, except in inference mode and where a backend registers a
 kernel of its own. A few are worth keeping whole while no gradient is needed: there are fewer instructions, and the
@@ -48,7 +48,7 @@ _RECORDED = frozenset({*KEPT_WHOLE, *IN_EVALUATION, *WITH_KERNELS, aten.scaled_d
 
 
 def is_taken_apart(func: Any) -> bool:
-    """Whether `func` is recorded as the ops that it is made of."""
+    """True where `func` is recorded as the ops that it is made of."""
     if func.name() not in allowed_operators():
         return True
     return func not in _RECORDED and torch_private.is_composite(func)
@@ -115,7 +115,7 @@ def _whole_unless_differentiated(
 
 
 def is_differentiated(args: Iterable[Any]) -> bool:
-    """Whether autograd notes what is done with these arguments."""
+    """True where autograd records ops on these arguments."""
     return torch.is_grad_enabled() and _needs_gradient(args)
 
 

@@ -20,7 +20,7 @@ SetDefault = Callable[..., None]
 
 
 def noting_changes(forget: Callable[[], None]) -> Callable[[SetDefault], SetDefault]:
-    """A decorator for what sets the default: `forget` is called where it has changed, as all results may be others now."""
+    """Decorator for setters of the default dtype: `forget` is called where it has changed, as results may differ then."""
 
     def decorate(plain: SetDefault) -> SetDefault:
         def set_default(*arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ops that make tensors out of nothing. They have no tensor argument, so PyTorch asks the backend's kernels."""
+"""Factory ops. They have no tensor argument, so PyTorch calls the backend's kernels in place of `__torch_dispatch__`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 
 @functools.cache
 def opaque(device: int) -> TensorMeta:
-    """What the client sees of a value that is no tensor of known size: random state, a generator, a mark in time."""
+    """Client-side metadata of a value that is no tensor of known size: random state, a generator, a mark in time."""
     return tensor_meta((0,), (1,), 0, torch.uint8, device)
 
 

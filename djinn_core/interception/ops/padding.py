@@ -1,4 +1,4 @@
-"""`nn.TransformerEncoder` with a padding mask: what PyTorch does with nested tensors, which the remote device does not have.
+"""`nn.TransformerEncoder` with a padding mask, for which PyTorch uses nested tensors; the remote device has none.
 
 In evaluation PyTorch drops the padding, runs the layers on what is left, and puts zeros where the padding was. Here the
 layers see padding and mask, which gives the same everywhere else, and the zeros are put there at the end.
@@ -28,7 +28,7 @@ _encoder = _Encoder()
 
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Whether padding comes last in each row, which is when PyTorch drops it: the answer is no, the truth is remembered."""
+    """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the answer."""
     kept = args[1]
     _encoder.aligned = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
     return False

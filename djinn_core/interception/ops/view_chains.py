@@ -1,11 +1,11 @@
-"""Views of views of views: PyTorch keeps for each the way from its base, which would be as long as the chain.
+"""Chains of views: PyTorch keeps for each view the path from its base, which would be as long as the chain.
 
-It does so for tensors of Python's own backends only, for which it does not rely on `as_strided`, and copies the way of one
-view for the next: a chain of n views takes n squared. So a view far from its base becomes a view of that base. Nothing is
-done before a program has such a chain, because a kernel in Python costs each view two microseconds.
+It does so only for tensors of Python backends, for which it does not rely on `as_strided`, and copies the path of one view
+for the next: a chain of n views takes O(n^2) time. So a view far from its base becomes a direct view of that base. Nothing
+is done before a program has such a chain, because a kernel in Python costs each view two microseconds.
 
-Where gradients are wanted they still go through all tensors on the way, whose hooks are to run: the next view is made from
-a tensor with a short way, behind which the graph of autograd goes on with the view that it stands for.
+Gradients still flow through all views of the chain, because their hooks must run: the next view is made from a tensor with
+a short path, whose autograd node leads on to the view that it stands for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_FOLLOWED: Final = frozenset({"aten::detach", "aten::alias", "aten::_fw_prim
 
 
 class ViewChains:
-    """Sees to it that no way becomes longer than `LONGEST`, from the first one on that does."""
+    """Bounds the paths of views to `LONGEST`, from the first chain on that exceeds it."""
 
     def __init__(self) -> None:
         self._library: torch.library.Library | None = None
@@ -68,7 +68,7 @@ def _kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nearer(given: LazyTensor) -> torch.Tensor:
-    """What stands for a view that is far from its base, where one can be made."""
+    """Stand-in for a view that is far from its base, where one can be made; otherwise the view itself."""
     base = given._base
     if base is None:
         given.depth = 0
@@ -84,7 +84,7 @@ def _nearer(given: LazyTensor) -> torch.Tensor:
 
 
 def _looks_alike(view: LazyTensor, base: LazyTensor) -> bool:
-    """Whether `as_strided` can make one of the other."""
+    """True where `as_strided` can make the view from its base."""
     meta, root = view.remote.meta, base.remote.meta
     return (meta.dtype, meta.conj, meta.neg, meta.device) == (root.dtype, root.conj, root.neg, root.device)
 

@@ -1,4 +1,4 @@
-"""Which line of the user's code issued an op."""
+"""Call sites: the line of the user's code that issued an op."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site
 
 
 def _learn(code: CodeType) -> dict[int, Site] | Boundary | None:
-    """What frames of this code are: PyTorch's or ours, a boundary among them, or the user's with the places in it."""
+    """Classify frames of this code: PyTorch's or Djinn's, a boundary among these, or the user's, with the sites in it."""
     if len(_known) >= CODES_LIMIT:
         _known.clear()
     found: dict[int, Site] | Boundary | None = None if code.co_filename.startswith(_OWN) else {}

@@ -1,4 +1,4 @@
-"""`capture()`: what the code inside records, as a program, without running it."""
+"""`capture()`: record the ops of a block as a program, without running it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Capturing:
 
     @property
     def program(self) -> Program:
-        """What was recorded so far; fixed when the capture ends."""
+        """The program recorded so far; fixed when the capture ends."""
         if self._program is not None:
             return self._program
         return freeze([*self.sent, *current().entries][self._skip :], still_to_free())
@@ -37,7 +37,7 @@ class Capturing:
 
 @contextmanager
 def capturing() -> Iterator[Capturing]:
-    """Record what this thread does inside the block.
+    """Record the ops of this thread inside the block.
 
     Factories without a device argument make remote tensors. Nothing is sent unless the code inside needs a result; what
     was recorded runs later, when something outside needs it. What is computed from tensors on the meta device is recorded
@@ -58,5 +58,5 @@ def capturing() -> Iterator[Capturing]:
 
 
 def is_capturing() -> bool:
-    """Whether this thread is inside `capture()`."""
+    """True where this thread is inside `capture()`."""
     return bool(current().captures)

@@ -1,8 +1,8 @@
-"""Where to cut a program that is sent before its sync point.
+"""Choice of cut points in a program that is sent before its sync point.
 
 A loop without a sync point must not be cut every so many instructions: unless that number is a multiple of the loop's
-length, every piece would differ from all before, and be planned and sent anew. So the cut is made where the program
-itself looks a certain way, which is at the same point of the loop every time round.
+length, every piece would differ from all before, and be planned and sent anew. So the cut point is chosen by the content
+of the program (content-defined chunking), which puts it at the same point of the loop in every iteration.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CONTEXT = 8  # instructions, from the cut on, that decide how it looks
 
 
 def steady_cut(entries: Sequence[Entry]) -> int:
-    """How many of the entries to send: up to the last place, in their last three quarters, that looks least.
+    """Number of entries to send: up to the last position, in their last three quarters, with the least hash of its context.
 
-    Looks depend on ops and their lines alone. A loop that fits into three quarters of the entries is cut at one point only
-    from its second piece on; of a longer one there are a few kinds of pieces.
+    The hash depends on ops and their source lines only. A loop that fits into three quarters of the entries is cut at one
+    point only from its second piece on; a longer loop yields a few kinds of pieces.
     """
     first = max(len(entries) // 4, 1)
     looks = [hash((call.signature.id, site[1])) for call, _, _, site, _ in entries[first:]]

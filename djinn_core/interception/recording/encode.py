@@ -1,4 +1,4 @@
-"""Arguments to forms: what is an operand, what a slot, what a constant."""
+"""Encoding of call arguments as forms: operands, slots and constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cyclic collections wait while a thread is inside a message.
+"""Pause of cyclic garbage collection while a thread is sending or receiving a message.
 
 A collection runs finalizers on whatever thread happens to allocate, and a finalizer may use remote tensors, even ask for
 their elements. In the middle of sending or receiving that would wait for locks that its own thread holds further up. So
@@ -52,7 +52,7 @@ class CollectLater:
 
     @property
     def busy(self) -> bool:
-        """Whether any thread is inside."""
+        """True where any thread is inside."""
         return self._inside > 0
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""Which instructions of a substitution belong together: what is meant to run on one device."""
+"""Device groups in a substitution: instructions that are meant to run on one device."""
 
 from __future__ import annotations
 

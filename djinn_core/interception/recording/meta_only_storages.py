@@ -1,4 +1,4 @@
-"""Values without data: what a capture computes from tensors on the meta device is recorded, and never sent."""
+"""Values without data: results that a capture computes from tensors on the meta device are recorded, and never sent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from djinn_core.ir.values import storage_of
 
 
 class Absent:
-    """The storages that have no data anywhere, by their numbers. Whoever calls holds the recorders' lock.
+    """Numbers of the storages that have no data. The caller must hold the recorders' lock.
 
-    Absence spreads: what an op makes or writes of something absent is absent, too.
+    Absence propagates: the results and writes of an op with an absent operand are absent, too.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class Absent:
         return present
 
     def has(self, handle: int, unsent: Sequence[Entry]) -> bool:
-        """Whether there is no data behind a value, after what is `unsent` in this thread."""
+        """True where there is no data behind a value, after the entries `unsent` of this thread."""
         if self._storages:
             self.sift(unsent)
         return storage_of(handle) in self._storages
 
     def refuse(self, handles: Iterable[int]) -> None:
-        """Say so where somebody wants the data of one of these values.
+        """Refuse a request for the data of absent values.
 
         Raises:
             UnsupportedOperation: one of them is absent.

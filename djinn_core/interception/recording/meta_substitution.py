@@ -1,8 +1,8 @@
-"""Tensors on the meta device inside a capture: remote tensors stand for them, so that ops on them are recorded.
+"""Substitution of meta tensors inside a capture: remote tensors stand for them, so that ops on them are recorded.
 
-A model that was built under `torch.device("meta")` has no data anywhere. Inside a capture whatever PyTorch function is
-given such a tensor gets a remote one of the same metadata in its place, so that kernels, attention and autograd are chosen
-as for the remote device. The model itself is not changed. What is computed is `absent`: recorded, and never sent.
+A model that was built under `torch.device("meta")` has no data. Inside a capture every PyTorch function that is called with
+such a tensor gets a remote one of the same metadata in its place, so that kernels, attention and autograd are chosen as for
+the remote device. The model itself is not changed. The results are `absent`: recorded, and never sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OWN_WAYS: dict[Any, Callable[..., Any]] = {
 
 
 def _makes_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call of `torch.normal` is a factory: `torch.device` leaves it out, since other calls of it are none."""
+    """True where this call of `torch.normal` is a factory; `torch.device` skips `torch.normal`, as other calls are none."""
     return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 
 

@@ -1,4 +1,4 @@
-"""Follows which module each thread is inside, for `ir.module_path`."""
+"""Tracks the `nn.Module` call that each thread is inside, for `ir.module_path`."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
 
 
 def at_node(recorder: recorders.Recorder) -> ModuleCall:
-    """Where a thread is that is in a backward pass: at an autograd node."""
+    """Position of a thread in a backward pass: the autograd node that it is at."""
     return torch_private.node_sequence_number(), None, recorder.forward_calls

@@ -1,4 +1,4 @@
-"""Somebody who looks at every op that a thread records, such as `djinn.verify()`."""
+"""Observer interface for every op that a thread records, as `djinn.verify()` uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.ir.program import Call
 
 
 class Watcher(Protocol):
-    """Told of every op of a thread, before and after it is recorded. What it does itself is not told."""
+    """Observer that is called before and after each op of a thread is recorded. Its own ops are not reported to it."""
 
     def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:
         """`call` is about to be recorded with these operands."""

@@ -1,4 +1,4 @@
-"""Optimizers of models on the meta device, inside a capture: they step the stand-ins, with a state of their own."""
+"""Optimizers of models on the meta device, inside a capture: they update the stand-ins, with separate optimizer state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn_core import torch_objects
 
 @attrs.frozen
 class _Own:
-    """What an optimizer has while it does not step: its parameters by group, and its state."""
+    """An optimizer's own parameters by group, and its own state, which it has while it does not step."""
 
     optimizer: Optimizer
     parameters: list[Any]

@@ -1,9 +1,9 @@
-"""What a thread is going to record, foreseen from what it recorded before, so that the executor need not wait for the rest.
+"""Prediction of the program that a thread will record, from earlier ones, so that the executor can start on its first part.
 
 A program that was recorded before is sent in pieces while it is being recorded: from its first instructions on where it
 came after the same program as now, else as soon as it is known by how it begins. A piece is a program like any other, so
-nothing has to be undone where the foreseen does not come: what follows is sent as one piece. Pieces end where the course of
-the program says, never by time, so that each is known to both sides next time.
+nothing has to be undone where a prediction is wrong: the rest is sent as one piece. Pieces end at positions in the predicted
+program, never by time, so that client and executor know each piece the next time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Ids = tuple[int, ...]
 
 @attrs.define
 class Course:
-    """A program as it was last time.
+    """A program as it was recorded last time.
 
     Attributes:
-        ids: signatures of its instructions. cuts: where it is cut into pieces.
+        ids: signatures of its instructions. cuts: positions at which it is cut into pieces.
         seen: how often it was the same in a row. missed: how often in a row it was foreseen and another one came.
         then: how the program that came after it began. followed: how often in a row that was so.
     """
@@ -57,14 +57,14 @@ class Course:
 
 
 def first_piece(ops: Sequence[str]) -> int:
-    """How many of a program's ops go first: as few as possible, with one that takes a while if that comes soon."""
+    """Number of a program's ops in its first piece: as few as possible, but with a long-running op if one comes soon."""
     soon = ops[: PIECES[0] + PIECES[1]]
     busy = next((at for at, op in enumerate(soon) if op.partition(".")[0] in _PRODUCTS), 0)
     return max(PIECES[0], busy + 1)
 
 
 def pieces_of(length: int, first: int = PIECES[0]) -> tuple[int, ...]:
-    """Where a program of so many instructions is cut: at growing distances, with no small piece at the end."""
+    """Cut points of a program of `length` instructions: at growing distances, with no small piece at the end."""
     cuts: list[int] = []
     at = 0
     while length >= SHORT:
@@ -80,7 +80,7 @@ _lock = threading.Lock()
 
 
 class ProgramPredictor:
-    """One thread's: where it is in the course that it is believed to be on."""
+    """Predictor of one thread: its position in the predicted program."""
 
     __slots__ = ("_course", "_foretold", "_last", "_next", "_piece", "_sent")
 
@@ -89,7 +89,7 @@ class ProgramPredictor:
         self._begin()
 
     def _begin(self) -> None:
-        """A program begins: the one that usually comes now, as far as anybody knows."""
+        """Begin a program: predict the one that usually follows the last."""
         self._sent = 0  # instructions of the program that have been sent
         self._next = 0  # which cut comes next
         self._piece = 0  # length of the piece that is being sent
@@ -98,7 +98,7 @@ class ProgramPredictor:
         self._foretold = self._course is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
-        """Whether the program has yet to be recognised."""
+        """True where the program has yet to be recognised."""
         return self._course is None and not self._sent
 
     def recognise(self, entries: Sequence[Entry]) -> None:
@@ -109,15 +109,15 @@ class ProgramPredictor:
             self._next = sum(cut < len(entries) for cut in course.cuts)
 
     def until_cut(self) -> int | None:
-        """How many instructions of the next piece there are; None where none is foreseen."""
+        """Number of instructions until the next cut; None where none is predicted."""
         if self._course is None or self._next >= len(self._course.cuts):
             return None
         return self._course.cuts[self._next] - self._sent
 
     def is_due(self, entries: Sequence[Entry]) -> bool:
-        """Whether `entries` are what was foreseen up to a cut; where they are not, nothing is foreseen any more.
+        """Check whether `entries` are as predicted up to a cut; where they are not, the prediction is dropped.
 
-        Where many were recorded at a stroke they may reach beyond the cut; they wait where hardly anything follows.
+        Entries recorded in bulk may reach beyond the cut; they wait where hardly anything follows.
         """
         course = self._course
         assert course is not None
@@ -179,7 +179,7 @@ def _learn_course(ids: Ids, entries: Sequence[Entry]) -> Course:
 
 
 def _known(opening: Ids) -> Course | None:
-    """The course that begins so, where it has come often enough to be foreseen."""
+    """The program that begins so, where it has come often enough to be predicted."""
     with _lock:
         course = _courses.get(opening)
     return course if course is not None and course.seen >= SEEN else None

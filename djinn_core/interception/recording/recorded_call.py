@@ -1,8 +1,8 @@
-"""A call that was recorded once and is recorded again at a stroke.
+"""Recorded calls: instructions recorded once and appended again in bulk (as in CUDA graph replay).
 
-Whoever knows that a function does the same ops whenever its inputs have the same metadata, a compiler that guards it for
-instance, need not run it again: its instructions are appended with other values, without dispatch, without a tensor for
-what nobody sees.
+A caller that knows that a function records the same ops whenever its inputs have the same metadata, such as a compiler that
+guards it, need not run it again: its instructions are appended with other values, without dispatch and without tensors for
+intermediate results.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class _Output:
 
 @attrs.frozen
 class RecordedCall:
-    """Instructions over places: inputs first, then constants, then what the call makes, storage by storage.
+    """Instructions over numbered places: inputs first, then constants, then the values the call makes, storage by storage.
 
     Attributes:
-        steps: per instruction what is known of it, how to find its handles, and its scalars.
+        steps: per instruction its call, the places of its handles, and its scalars.
         constants: values that the call uploaded. written: inputs that it writes into.
         storages: how many storages the call makes. made: per value that it makes over them, the storage and the view.
         kept: of storages that are returned, which they are, their size in bytes and how many views of them there are.
         views: per view that the call makes of a storage that is there before, the input or constant over that storage.
-        outputs: what it returns, an object that is no tensor as it is.
-        dead: places of values that nobody holds afterwards.
+        outputs: the returned objects; an object that is no tensor is returned as it is.
+        dead: places of values that are not referenced afterwards.
     """
 
     steps: tuple[tuple[Call, Handles, tuple[Slot, ...]], ...]
@@ -110,7 +110,7 @@ class RecordedCall:
 
 
 def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> tuple[Any, RecordedCall | None]:
-    """Call `function` with `inputs`; what it returns (a sequence), and how to record the same again.
+    """Call `function` with `inputs`; its result (a sequence), and the recorded call for appending it again.
 
     The latter is None where that cannot be known: where the function waited for a result, or wrote into what is neither
     an input nor its own.
@@ -136,7 +136,7 @@ def record_call(function: Callable[..., Any], inputs: Sequence[LazyTensor]) -> t
 
 
 class _Unknown(Exception):  # noqa: N818 - a signal between functions of this module
-    """The call cannot be recorded at a stroke."""
+    """The call cannot be recorded in bulk."""
 
 
 class _Analysis:
@@ -257,12 +257,12 @@ def _finder(places: Sequence[int]) -> Handles:
 
 
 def is_watched() -> bool:
-    """Whether somebody, such as `djinn.verify()`, wants to see every op of this thread as it is recorded."""
+    """True where an observer, such as `djinn.verify()`, needs every op of this thread as it is recorded."""
     return current().watcher is not None
 
 
 def metadata_of(inputs: Sequence[LazyTensor]) -> tuple[object, ...]:
-    """What a recorded call relies on: the session, the inputs' metadata, which of them share memory or are the same."""
+    """Guard key of a recorded call: the session, the inputs' metadata, and which inputs share memory or are the same."""
     first: dict[int, int] = {}
     values = [tensor.remote for tensor in inputs]
     shared = tuple([first.setdefault(value.handle >> 32, i) for i, value in enumerate(values)])

@@ -1,4 +1,4 @@
-"""The program that a thread is recording, and when it is cut and sent."""
+"""Recorders: the program that each thread is recording, and the points at which it is cut and sent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class SyncRequest:
-    """What a cut asks for beside running the program."""
+    """Requests of a cut beside running the program."""
 
     fetch: tuple[int, ...] = ()
     describe: tuple[int, ...] = ()
@@ -59,17 +59,17 @@ class SyncRequest:
 class Recorder:
     """Records one thread's program.
 
-    Entries are appended without a lock, while other threads may cut the program. So whoever appends looks at `epoch`
-    before and after: where it changed, `refresh_epoch` says that what was recorded may be unsent still. At most one recorder
+    Entries are appended without a lock, while other threads may cut the program. So the appending thread reads `epoch`
+    before and after: where it changed, `refresh_epoch` notes that the new entries may be unsent still. At most one recorder
     has unsent writes to a storage: using it from another thread sends that program first (`order_after`).
 
     Attributes:
-        entries: what is unsent. epoch: how often it was cut. limit: with how many entries it must be told (`reached`).
-        captures: lists that also want what is cut. fixed: the last entry from before the innermost capture.
-        constants: what is uploaded, where somebody wants to know. dead: handles that nobody holds, and never held.
+        entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `reached` must be called.
+        captures: lists that also receive cut entries. fixed: the last entry from before the innermost capture.
+        constants: uploaded values, where they are tracked. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
         issued: the lines that issued what the thread is in the middle of.
-        differentiating: whether the thread is in a backward pass. watcher: who is told of every op.
+        differentiating: whether the thread is in a backward pass. watcher: observer that is called for every op.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Recorder:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is unsent and nothing will be recorded any more."""
+        """True where nothing is unsent and the thread will record nothing more."""
         thread = self._thread()
         return not self.entries and (thread is None or not thread.is_alive())
 
@@ -184,7 +184,7 @@ class Recorder:
                 raise
 
     def reached(self) -> None:
-        """There are `limit` entries: send a piece that was foreseen, or most of a program that has grown too long."""
+        """Handle reaching `limit` entries: send a predicted piece, or most of a program that has grown too long."""
         foresight = self._foresight
         if len(self.entries) >= port.checkpoint_instructions:
             if not self.captures:
@@ -199,7 +199,7 @@ class Recorder:
         self._set_limit()
 
     def _set_limit(self) -> None:
-        """Be told at the next piece that is foreseen, or when the program is too long."""
+        """Set `limit` to the end of the next predicted piece, or to the largest length of a program."""
         opens = self._foresight.opens() and len(self.entries) < OPENING
         ahead = OPENING if opens else self._foresight.until_cut()
         most = port.checkpoint_instructions
@@ -275,8 +275,8 @@ class Recorder:
         if absent:
             absent.sift(self.entries)
             absent.refuse((*ask.fetch, *ask.describe))
-        # What is freed by now was used by what is recorded by now. Whoever appends after `epoch` has changed will see that;
-        # where only a part is taken, by this recorder's own thread, what stays is as unsent as before.
+        # Values freed by now were used by entries recorded by now. A thread that appends after `epoch` has changed will see
+        # that; where only a part is taken, by this recorder's own thread, the remaining entries are as unsent as before.
         dead = self._collect_freed()
         if cut is len:
             self.epoch += 1
@@ -299,7 +299,7 @@ class Recorder:
         return Submission(program, free, ask.fetch, ask.describe, ask.synchronize)
 
     def _take_dead(self) -> list[int]:
-        """Those of `dead` that what is left does not mention."""
+        """Take the handles in `dead` that no remaining entry refers to."""
         if not self.entries:
             taken, self.dead = self.dead, []
             return taken
@@ -396,7 +396,7 @@ def current() -> Recorder:
 
 @contextmanager
 def recording_on(recorder: Recorder) -> Iterator[None]:
-    """What this thread does inside the block is recorded there."""
+    """Have this thread record on `recorder` inside the block."""
     if isinstance(_local, _Refusing):
         raise ForkedProcess
     before, _local.recorder = _local.recorder, recorder
@@ -413,7 +413,7 @@ def recorders() -> list[Recorder]:
 
 
 def drop_everything() -> None:
-    """The session has ended: what was recorded for it, and what it would have freed, means nothing to the next."""
+    """Drop everything recorded for a session that has ended, and its pending frees: the next session has no use for them."""
     with sending:
         for recorder in recorders():
             recorder.take(SyncRequest())

@@ -1,4 +1,4 @@
-"""Calling once more what a node called: with other tensors, and other arguments where that is wanted."""
+"""Replay of a node: its op is called again, with other tensors and, on request, other arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def call_again(node: Node, operands: Sequence[torch.Tensor], changed: Mapping[st
         changed: arguments that are not as they were, by the names in the op's schema.
 
     Raises:
-        InvalidStage: what the node called cannot be called once more.
+        InvalidStage: the node's op cannot be called again.
     """
     if node.form is None or node.op in OWN_OPERATORS:
         raise InvalidStage(f"{node.op} (node {node.id}) cannot be called again")

@@ -1,4 +1,4 @@
-"""A submission that is larger than a message may be, as several."""
+"""Splitting of a submission that exceeds the message size into several."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djinn_core.wire import limits
 
 
 def in_parts(submission: Submission) -> Iterator[Submission]:
-    """The same work in as many submissions as it takes; the last one asks for what the whole one asks for."""
+    """The same work in as many submissions as it takes; the last one has the requests of the whole one."""
     program, free = submission.program, submission.free
     arguments = len(program.operands) + len(program.slots)
     fits = arguments <= limits.ARGUMENTS_SENT and len(program) <= limits.INSTRUCTIONS
@@ -51,7 +51,7 @@ def _pieces(program: Program) -> list[Program]:
 
 
 def _cuts(program: Program) -> Iterator[tuple[int, int, int]]:
-    """Where pieces end: numbers of instructions, operands and slots from the start."""
+    """Ends of the pieces: numbers of instructions, operands and slots from the start."""
     operands = slots = begun = first = 0
     for index, call in enumerate(program.calls):
         taken = call.operand_count + call.new_count + call.slot_count

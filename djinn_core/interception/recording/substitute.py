@@ -1,7 +1,7 @@
-"""Recording a program anew, with other computation in the place of some of its nodes.
+"""Subgraph substitution: a program is recorded anew, with other PyTorch code in the place of some of its nodes.
 
-What stays is recorded again call by call, on stand-ins for the program's values; what takes the place of nodes is PyTorch
-code that runs on those. Nothing is sent, and the program that the thread records meanwhile is left alone.
+The remaining nodes are recorded again call by call, on stand-ins for the program's values; the PyTorch code runs on the same
+stand-ins. Nothing is sent, and the program that the thread records meanwhile is left alone.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _OWN_VIEWS = 1 << 30  # from here on views of existing memory are numbered that 
 
 @without_modes
 def rewrite(program: Program, substitutions: Sequence[Substitution], weights: frozenset[int]) -> Rewritten:
-    """The program with other computation in the place of some nodes.
+    """Rewrite a program with other computation in the place of some nodes.
 
     Args:
         program: the original. Its ops must not change the metadata of their operands.
-        substitutions: what to put where; they do not overlap.
+        substitutions: nodes and the code that replaces them; they do not overlap.
         weights: inputs that are not written and stay as they are for many programs.
 
     Raises:
@@ -49,7 +49,7 @@ def rewrite(program: Program, substitutions: Sequence[Substitution], weights: fr
 
 
 class _Apart(GroupingRecorder):
-    """Records what is never sent."""
+    """A recorder whose entries are never sent."""
 
     __slots__ = ()
 
@@ -179,7 +179,7 @@ class _Rewriting:
         self._note(before, None, min(substitution.nodes))
 
     def _computed(self, substitution: Substitution) -> list[LazyTensor]:
-        """What the code makes, which has to look like what it stands for."""
+        """Results of the substituted code, whose shapes and dtypes must be those of the outputs that they stand for."""
         computed = substitution.compute([self._tensor(v) for v in substitution.inputs])
         if not isinstance(computed, list | tuple) or len(computed) != len(substitution.outputs):
             raise InvalidStage(
@@ -261,7 +261,7 @@ class _Rewriting:
         )
 
     def _check_kept(self) -> None:
-        """What outlives the program looks as the client knows it."""
+        """Check that values that outlive the program have the metadata that the client has for them."""
         for value, meta in self.metas.items():
             tensor = self.tensors.get(value)
             if value not in self.program.dead and (tensor is None or tensor.remote.meta is not meta):
@@ -293,7 +293,7 @@ def _shown(made: object) -> str:
 
 
 def _result_metas(program: Program) -> dict[int, TensorMeta]:
-    """What the program's results look like."""
+    """Metadata of the program's results."""
     metas: dict[int, TensorMeta] = {}
     for instruction in program.instructions():
         call = instruction.call
@@ -303,7 +303,7 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
 
 
 def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made], list[_Made]]:
-    """What is new and depends on weights alone, and the rest."""
+    """Split into new instructions that depend on weights only, and the rest."""
     constant = set(weights)
     written = {storage_of(handle) for one in made for handle in _writes(one.entry)}
     before: list[_Made] = []
@@ -321,12 +321,12 @@ def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made
 
 
 def _writes(entry: Entry) -> list[int]:
-    """What an instruction writes into."""
+    """Handles that an instruction writes into."""
     return [entry[1][position] for position in entry[0].writes]
 
 
 def _independent(before: Sequence[_Made]) -> list[list[_Made]]:
-    """What is hoisted, in parts that use nothing of each other, so that other programs find the same parts."""
+    """Split hoisted instructions into independent parts, so that other programs find the same parts in the cache."""
     part_of: dict[int, list[_Made]] = {}
     parts: list[list[_Made]] = []
     for one in before:

@@ -1,1 +1,1 @@
-"""What an op returns, known without running it; and what kernels would refuse."""
+"""Shape inference: metadata of op results without running the ops, and checks of arguments that kernels would refuse."""

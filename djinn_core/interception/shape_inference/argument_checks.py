@@ -1,4 +1,4 @@
-"""What every kernel refuses and meta kernels take: refused on the user's line, as eager PyTorch does.
+"""Checks of arguments that every kernel refuses and meta kernels accept: the error is raised on the user's line.
 
 Without these checks such an op would be recorded and fail on the executor, where its line is a note in a message.
 """
@@ -18,7 +18,7 @@ _NAMES = {torch.float64: "double", torch.float16: "c10::Half", torch.bfloat16: "
 
 
 def check_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse what no kernel takes; the arguments are meta tensors.
+    """Refuse arguments that no kernel accepts; they are meta tensors.
 
     Raises:
         Exception: as eager PyTorch.

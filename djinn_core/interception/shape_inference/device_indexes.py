@@ -1,4 +1,4 @@
-"""Logical devices in calls: all tensors of an op are on one, and what an op makes is there, unless it says where."""
+"""Logical devices in calls: all tensors of an op are on one, and so are its results, unless the call names a device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def index_of_call(call: Call) -> int:
 
 
 def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call names the remote device without its index, where that may be another one the next time."""
+    """True where a call names the remote device without its index, which may be another one the next time."""
     device = kwargs.get("device")
     if not isinstance(device, torch.device):
         return False

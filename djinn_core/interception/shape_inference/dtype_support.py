@@ -1,7 +1,7 @@
-"""Ops whose meta kernels take dtypes that no kernel computes with: the executor is asked before the first such call.
+"""Ops whose meta kernels accept dtypes that no kernel supports: the executor is asked before the first such call.
 
-A mistake is then told on the user's line. Which dtypes a device computes with is the device's to say, so the answer is
-asked, not known, and remembered where it is yes.
+An error is then raised on the user's line. Supported dtypes depend on the device, so the client asks the executor, and
+caches a positive answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _taken: set[tuple[Any, torch.dtype]] = set()
 
 
 def may_lack_kernel(func: Any, operands: Sequence[Any]) -> bool:
-    """Whether the executor must be asked if it computes `func` with operands of these dtypes (`operands` have one each)."""
+    """True where the executor must be asked if it computes `func` with operands of these dtypes (`operands` have one each)."""
     packet = func.name().removeprefix("aten::").partition(".")[0]
     plain = packet if packet.endswith("__") else packet.removesuffix("_")
     if not operands or not (plain in _FLOATING or plain in _WHOLE):

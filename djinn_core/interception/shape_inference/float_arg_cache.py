@@ -1,8 +1,8 @@
-"""Ops that return the same, as far as metadata goes, whatever floats they are given.
+"""Ops whose result metadata does not depend on their float arguments.
 
-Optimizers and schedules hand another number to them in every step: a learning rate, a correction of a bias. A call that was
-seen with one float is then as good as seen with all; else each step would infer anew what it returns, and remember it.
-Only ops that refuse no float are listed: others must see the number to raise what eager PyTorch would.
+Optimizers and schedules pass another number to them in every step: a learning rate, a bias correction. A call that was
+inferred with one float is valid for all floats; otherwise each step would infer its result anew, and cache it. Only ops that
+refuse no float are listed: others must see the number to raise the error that eager PyTorch would.
 """
 
 from __future__ import annotations

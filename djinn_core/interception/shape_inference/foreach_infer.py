@@ -1,8 +1,8 @@
-"""What ops over lists return: found once for all elements that look alike, not element by element.
+"""Result metadata of ops over tensor lists (`_foreach_*`): inferred once for all elements of equal metadata.
 
-A `_foreach` op does the same with each element of its lists, so that what it makes of one depends on that one's metadata
-alone. A meta kernel takes 0.15 ms an element; lists of parameters have a few kinds of elements, and as many elements as a
-model has parameters.
+A `_foreach` op does the same with each element of its lists, so the result for an element depends on the metadata of that
+element only. A meta kernel takes 0.15 ms an element; lists of parameters have a few kinds of elements, and as many elements
+as a model has parameters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def infer_by_element(
 
 
 def _alone(given: Sequence[Any]) -> bool:
-    """Whether no tensor beside the lists has an element for each of theirs, and all elements are remote or numbers."""
+    """True where no tensor beside the lists has an element for each of theirs, and all elements are remote or numbers."""
     return all(
         all(type(item) is LazyTensor or isinstance(item, (LazyTensor, int, float)) for item in a)
         if isinstance(a, (list, tuple))
@@ -62,7 +62,7 @@ def _spread(argument: Any) -> bool:
 
 
 def _kind(item: Any) -> Any:
-    """What the result for an element depends on."""
+    """Key of an element: everything that its result depends on."""
     return item.remote.meta if type(item) is LazyTensor or isinstance(item, LazyTensor) else type(item)
 
 

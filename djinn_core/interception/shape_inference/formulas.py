@@ -1,4 +1,4 @@
-"""Results of calls with sizes that no call had before, by formulas in place of meta kernels.
+"""Shape formulas: result metadata of calls with new sizes, computed without a meta kernel.
 
 Running a meta kernel takes several times as long as all else that the client does for an op, and programs whose batches
 or sequences vary in length would run one for each op. Calls that differ in sizes and scalars alone (see `TensorClass`) have
@@ -35,7 +35,7 @@ _NUMBERS: Final = frozenset({int, float})
 
 @attrs.frozen
 class _Layout:
-    """How a result lies in memory, whatever its sizes.
+    """Memory layout of a result, independent of its sizes.
 
     It is dense, with its dimensions in `order` (None: row-major); or has the strides of the first operand (`as_first`), also in
     dimensions of size 1, where no order tells them.
@@ -72,7 +72,7 @@ class _Kind:
         example: one that the meta kernel was run for. layouts: of its new results; None for all others.
         views: whether the results look into the first operand. trusted: whether a formula was right once.
         numbers_in_tensors: whether a number comes in the shape of a CPU tensor.
-        wrong: whether the formula said otherwise than the meta kernel, or there is none.
+        wrong: whether the formula disagreed with the meta kernel, or there is none.
     """
 
     example: Call
@@ -136,9 +136,9 @@ def foretell(
     operands: Sequence[LazyTensor],
     slots: tuple[Slot, ...],
 ) -> Call | None:
-    """The call of `func` with these arguments; None where a meta kernel has to say.
+    """Infer the call of `func` with these arguments by formula; None where the meta kernel must be run.
 
-    `key` is what the call is remembered by, `operands` are the tensors among the arguments, `slots` the scalars.
+    `key` is the cache key of the call, `operands` are the tensors among the arguments, `slots` the scalars.
     """
     if kwargs.get("generator") is not None:
         return None
@@ -166,7 +166,7 @@ def learn(
     *,
     numbers_in_tensors: bool,
 ) -> None:
-    """Keep `call`, which was inferred, as an example of its kind; or compare what the formula says for it."""
+    """Keep `call`, which was inferred, as an example of its kind; or compare the formula's result with it."""
     if not has_formula(func) or kwargs.get("generator") is not None or call.changes or not call.results:
         return
     kind_key = _kind_key(key)
@@ -186,7 +186,7 @@ def learn(
 
 
 def forget_examples(signature: Signature | None = None) -> None:
-    """Forget what calls of this signature return; of all signatures where none is given."""
+    """Drop cached results of calls of this signature; of all signatures where none is given."""
     if signature is None:
         _kinds.clear()
         return
@@ -196,7 +196,7 @@ def forget_examples(signature: Signature | None = None) -> None:
 
 
 def has_formula(func: Any) -> bool:
-    """Whether the shapes of the results of `func` can be told without its meta kernel."""
+    """True where the shapes of the results of `func` can be computed without its meta kernel."""
     known = _known.get(func)
     if known is None:
         known = view_formula(func) is not None or shape_formula(func) is not None or is_pointwise(func)
@@ -208,7 +208,7 @@ _known: dict[Any, bool] = {}
 
 
 def _kind(call: Call, *, numbers_in_tensors: bool) -> _Kind:
-    """What an inferred call tells of all calls of its kind."""
+    """Make the kind of an inferred call: facts that hold for all calls that differ in sizes and scalars only."""
     metas = [*call.operands, *call.results]
     if any(m is not None and (m.conj or m.neg) for m in metas):
         return _Kind(call, wrong=True)

@@ -1,4 +1,4 @@
-"""What no executor takes in a message is refused at the op (`wire/limits.py`)."""
+"""Checks of arguments and results against the limits of messages (`wire/limits.py`), made at the op."""
 
 from __future__ import annotations
 

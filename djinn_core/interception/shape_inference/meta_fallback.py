@@ -1,8 +1,8 @@
-"""Ops that their meta kernel refuses: the executor has the last word.
+"""Fallback for ops that their meta kernel refuses: the executor decides.
 
-Meta kernels raise other exceptions than kernels that compute now and then, and refuse what those take. So before an op
-fails on the user's line, the executor is asked: what it raises is raised, and what it takes is done. Nobody pays for
-this but programs that make mistakes.
+Some meta kernels raise other exceptions than kernels that compute, or refuse arguments that those accept. So before an op
+fails on the user's line, the executor is asked: its error is raised, or its result is used. Only programs that make mistakes
+pay for this.
 """
 
 from __future__ import annotations

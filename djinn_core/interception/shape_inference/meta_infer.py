@@ -1,4 +1,4 @@
-"""What an op returns, found by running it once on meta tensors, and remembered.
+"""Meta inference: result metadata of an op, found by running it once on meta tensors, and cached.
 
 Operands that share a storage get meta tensors that share one, so aliasing between results and operands is seen, not
 guessed from the schema.
@@ -152,7 +152,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
 
 
 def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a factory returns that takes after remote tensors and is told to make its result on another device."""
+    """Result, on another device, of a factory such as `empty_like` that is modelled on remote tensors."""
     return func(*MetaConverter().convert(args), **kwargs)
 
 
@@ -163,7 +163,7 @@ def _index_given(kwargs: dict[str, Any], device: int) -> int:
 
 
 def _returns_number(func: Any) -> bool:
-    """Whether a result is a Python number, which only the data can tell."""
+    """True where a result is a Python number, which depends on the data."""
     return any("Tensor" not in str(r.type) for r in torch_private.schema_of(func).returns)
 
 
@@ -327,9 +327,9 @@ def learn_dtypes(call: Call) -> None:
 
 
 def forget_signatures() -> None:
-    """Another device may compute from now on: what was learnt of layouts and dtypes need not hold there.
+    """Forget layouts and dtypes learnt for a device: another device may compute from now on, where they need not hold.
 
-    Calls that somebody keeps, as a capture does, are verified anew.
+    Calls that a capture keeps are verified anew.
     """
     for signature in list(_signatures.values()):
         if signature.predicts and not signature.form.op.startswith("djinn::"):

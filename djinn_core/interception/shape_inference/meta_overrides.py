@@ -1,4 +1,4 @@
-"""Ops whose meta kernel is missing or says something else than the kernels that compute.
+"""Overrides for ops whose meta kernel is missing or disagrees with the kernels that compute.
 
 Each rule takes the meta tensors and returns what `func` would, as meta tensors.
 """
@@ -181,17 +181,17 @@ _DRAWS_NOTHING = frozenset({
 
 
 def is_random(func: Any) -> bool:
-    """Whether `func` draws random numbers, where it is recorded."""
+    """True where `func` draws random numbers, where it is recorded."""
     return torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWS_NOTHING
 
 
 def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
-    """Whether the dtypes of the results follow from the kernel: asked once for each signature, then remembered."""
+    """True where the kernel decides the dtypes of the results: asked once for each signature, then cached."""
     return func in WITH_STATISTICS and operands[0].dtype in {torch.bfloat16, torch.float16}
 
 
 def must_ask(func: Any) -> bool:
-    """Whether only the executor can say what `func` returns, so that trying a meta kernel is no use."""
+    """True where only the executor knows the result metadata of `func`, so that a meta kernel is not tried."""
     if func in KERNEL_DECIDES:
         return True
     return func not in _RULES and any(tag in func.tags for tag in _UNPREDICTABLE)

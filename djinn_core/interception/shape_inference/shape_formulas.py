@@ -1,8 +1,8 @@
 """Shapes of the results of ops that make or write dense tensors, from the shapes of their operands and their scalars.
 
 A formula takes the shapes of all operands, in order, and the arguments. It returns a shape for each result, or None where
-the arguments do not fit or need a closer look: a meta kernel says then what is the matter. What PyTorch's own tests and
-documentation say of an op is the source of its formula; `tests/interception/test_formulas.py` compares each with the meta
+the arguments do not fit or need a closer look: the meta kernel is then run, and raises the error. The source of a formula is
+PyTorch's own tests and documentation of the op; `tests/interception/test_formulas.py` compares each with the meta
 kernel over random sizes.
 """
 
@@ -32,7 +32,7 @@ def shape_formula(func: Any) -> Formula | None:
 
 @functools.cache
 def is_pointwise(func: Any) -> bool:
-    """Whether `func` computes each element from those in its place, and returns or writes one tensor."""
+    """True where `func` computes each element from those in its place, and returns or writes one tensor."""
     schema = torch_private.schema_of(func)
     returned, taken = schema.returns, schema.arguments
     if torch.Tag.pointwise not in func.tags or len(returned) != 1 or str(returned[0].type) != "Tensor":

@@ -1,7 +1,7 @@
-"""Where views look, from the metadata of what they look into and their arguments.
+"""View formulas: metadata of views, from the metadata of their base and their arguments.
 
 A formula returns shape, strides and offset (elements) of each view, or None where the arguments do not fit or need a closer
-look: a meta kernel says then what is the matter.
+look: the meta kernel is then run, and raises the error.
 """
 
 from __future__ import annotations

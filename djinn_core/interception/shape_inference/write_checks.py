@@ -1,6 +1,6 @@
-"""What kernels check before they write, and meta kernels do not.
+"""Checks that kernels make before they write, and meta kernels do not.
 
-Without these checks an op that PyTorch refuses would be recorded, fail on the executor later and take its operand along.
+Without these checks an op that PyTorch refuses would be recorded, fail on the executor later and make its operand unusable.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def _writes_out(func: Any) -> bool:
 
 
 def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an `out=` tensor has another dtype than the result; the arguments are meta tensors.
+    """True where an `out=` tensor has another dtype than the result; the arguments are meta tensors.
 
-    Some kernels cast then, some refuse; meta kernels do not always do the same.
+    Some kernels cast in this case, some refuse; meta kernels do not always do the same.
     """
     names = _targets(func)
     twin = _returning(func) if names else None
@@ -111,9 +111,9 @@ def _returning(func: Any) -> Any:
 
 
 def only_kernels_know(func: Any, call: Call) -> bool:
-    """Whether kernels check or decide what meta kernels do not, so that the executor must be asked.
+    """True where kernels check or decide more than meta kernels do, so that the executor must be asked.
 
-    They refuse to write where several elements are one, and lay out what they resize as its inputs are laid out.
+    They refuse to write to overlapping elements, and lay out resized tensors as the inputs are laid out.
     """
     if any(_overlaps_itself(call.operands[w]) for w in call.writes):
         return True
@@ -124,7 +124,7 @@ def only_kernels_know(func: Any, call: Call) -> bool:
 
 @functools.cache
 def _is_lapack(func: Any) -> bool:
-    """Whether LAPACK computes it, which lays matrices out by columns."""
+    """True where LAPACK computes the op, which lays matrices out by columns."""
     packet = func.name().removeprefix("aten::").partition(".")[0]
     return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
 
@@ -135,7 +135,7 @@ def _overlaps_itself(meta: TensorMeta) -> bool:
 
 @functools.cache
 def refuses_overlap(op: str) -> bool:
-    """Whether kernels of `op` look for operands that overlap what they write. Ops over lists do not."""
+    """True where kernels of `op` check for operands that overlap their writes. Ops over lists do not."""
     if op in OWN_OPERATORS:
         return False
     func = resolve(op)
@@ -159,7 +159,7 @@ def check_overlap(written: LazyTensor, operands: Sequence[LazyTensor]) -> None:
 
 
 def _share(a: TensorMeta, b: TensorMeta) -> bool:
-    """Whether both are dense and have some elements in common, but not the same in the same order."""
+    """True where both are dense and have some elements in common, but not the same in the same order."""
     if not (_is_dense(a) and _is_dense(b)):
         return False
     (first, end), (other, other_end) = _range(a), _range(b)
@@ -173,7 +173,7 @@ def _range(meta: TensorMeta) -> tuple[int, int]:
 
 
 def _is_dense(meta: TensorMeta) -> bool:
-    """Whether its elements fill one stretch of memory, each once."""
+    """True where the elements fill one stretch of memory, each once."""
     step = 1
     for stride, size in sorted(
         (stride, size) for size, stride in zip(meta.shape, meta.stride, strict=True) if size != 1

@@ -1,1 +1,1 @@
-"""Remote tensors and the storages that they look into."""
+"""Remote tensors and their storages."""

@@ -1,8 +1,8 @@
-"""`tensor.to("cpu", non_blocking=True)`, and copies into pinned memory: they do not wait, and are never garbage.
+"""Non-blocking copies to the CPU: `tensor.to("cpu", non_blocking=True)` and copies into pinned memory.
 
-On CUDA such a copy may be looked at after the next synchronisation only; who looks earlier reads what was in the memory
-before. Here the CPU tensor waits by itself when it is used first, by whatever PyTorch function. Native code that takes its
-address without asking, and other tensors over the same pinned memory, must synchronise, as on CUDA.
+On CUDA such a copy may be read only after the next synchronization; an earlier read gets the previous content of the memory.
+Here the CPU tensor waits by itself when a PyTorch function first uses it. Native code that takes its address without a
+PyTorch function, and other tensors over the same pinned memory, must synchronize, as on CUDA.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ArrivingTensor(torch.Tensor):
 
 
 class _Arrival:
-    """What fills a tensor. `kept` is the tensor where its memory is the user's, so that it is filled in any case."""
+    """A pending copy into a tensor. `kept` is the tensor where its memory is the user's, so that it is filled in any case."""
 
     def __init__(
         self, pending: Pending, tensor: torch.Tensor, fill: Callable[[torch.Tensor, torch.Tensor], None]

@@ -1,7 +1,7 @@
-"""Values that are fetched one after the other, in one round trip: `module.cpu()`, `torch.save`.
+"""Batched fetch: values that are read one after the other come in one round trip: `module.cpu()`, `torch.save`.
 
-The first fetch asks for all of its dtype, in groups, and waits for its own group only. What is written meanwhile, and what
-could not be computed, is fetched by itself, so that it is as new, and fails where, it would have.
+The first fetch asks for all values of its dtype, in groups, and waits for its own group only. A value that is written
+meanwhile, or could not be computed, is fetched by itself, so that it is current, and its error is raised where it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUP_BYTES: Final = 32 << 20  # what travels in one answer; a larger tensor is 
 
 @attrs.frozen
 class _Coming:
-    """A value that was asked for: where it will be, and who had written its storage last."""
+    """A requested value: its position in the reply, and the last writer of its storage at the request."""
 
     pending: Pending
     index: int
@@ -48,7 +48,7 @@ class Together:
     """Expects the values of `upcoming`, by key; that is called once, at the first fetch."""
 
     def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
-        """`here`: what will be uploaded instead, should that be what the block does."""
+        """`here`: the tensors that will be uploaded, in case the block uploads in place of fetching."""
         self._upcoming = upcoming
         self._here: Callable[[], list[torch.Tensor]] | None = here
         self._left: dict[int, Value] | None = None
@@ -68,14 +68,14 @@ class Together:
 
     @property
     def uploads(self) -> bool:
-        """Whether somebody was told what will be uploaded."""
+        """True where the upcoming uploads have been handed out."""
         return self._here is None
 
     def saw(self, storage: Any) -> None:
-        """Nothing: what comes is known."""
+        """Do nothing: the upcoming values are known."""
 
     def _ask(self, key: int) -> None:
-        """Ask for `key`, and what is of its dtype: whoever converts others first will not fetch those themselves."""
+        """Request `key` and the values of its dtype only: a program that converts others first fetches the converted ones."""
         if self._left is None:
             self._left = self._upcoming()
         left = self._left
@@ -138,7 +138,7 @@ def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
 
 
 def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
-    """What `module` has on this machine."""
+    """Parameters and buffers of `module` that are on this machine."""
     return [t for t in chain(module.parameters(), module.buffers()) if t.device.type == "cpu"]
 
 

@@ -1,4 +1,4 @@
-"""Large tensors on their way back: one frame has room for so much, the rest comes in further ones."""
+"""Chunked fetch of large tensors: elements beyond the size of one message come in further ones."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _attributes(tensor: LazyTensor) -> dict[str, Any]:
 
 
 def reduce(tensor: LazyTensor) -> tuple[Any, ...]:
-    """How to pickle `tensor`, in a form that `torch.load(weights_only=True)` accepts, on machines without Djinn, too."""
+    """Reduce `tensor` for pickling, in a form that `torch.load(weights_only=True)` accepts, on machines without Djinn, too."""
     warn_if_has_hooks(tensor)
     state = _attributes(tensor)
     if isinstance(tensor, torch.nn.Parameter):

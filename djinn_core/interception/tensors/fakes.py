@@ -1,4 +1,4 @@
-"""Tensors of a tracer, which have metadata only, among the operands of an op."""
+"""Fake tensors of a tracer, which have metadata only, among the operands of an op."""
 
 from __future__ import annotations
 

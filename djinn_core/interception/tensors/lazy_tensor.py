@@ -1,4 +1,4 @@
-"""LazyTensor: a tensor whose memory is somewhere else."""
+"""LazyTensor: a tensor whose memory is on an executor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _names = [DEVICE_NAME]
 
 
 def is_remote(device: torch.device) -> bool:
-    """Whether tensors on `device` are remote."""
+    """True where tensors on `device` are remote."""
     return device.type in _names
 
 
@@ -103,7 +103,7 @@ class LazyTensor(torch.Tensor):
     __dlpack_device__ = __dlpack__
 
     def untyped_storage(self) -> RemoteStorage:
-        """Which memory the tensor looks into; the bytes are not here."""
+        """Storage of the tensor; its bytes are on the executor."""
         return RemoteStorage.of_tensor(wrap(self.remote))
 
     def data_ptr(self) -> int:
@@ -159,7 +159,7 @@ class LazyTensor(torch.Tensor):
 
 
 class _Conversion(threading.local):
-    """Whether this thread is moving or converting a module."""
+    """Flag of each thread: it is moving or converting a module."""
 
     active = False
 
@@ -217,7 +217,7 @@ def look_at(tensor: LazyTensor, value: Value) -> None:
 
 
 def describe(tensor: LazyTensor, contents: str | None) -> str:
-    """What is known without a message."""
+    """Shape, dtype and device as text, which needs no message."""
     del contents
     return f"LazyTensor(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
 

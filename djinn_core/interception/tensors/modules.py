@@ -1,8 +1,8 @@
-"""`nn.Module.to` and its like keep Parameter objects, what hangs on them, and ties, in both directions.
+"""`nn.Module.to`, `.cpu()` and the like keep Parameter objects, their hooks and attributes, and tied weights.
 
 On other accelerators a Parameter takes over the data that was moved (`param.data = moved`). A remote tensor is of another
 class than a CPU tensor, so here the two exchange what they are: the Parameter stays the same object, with its
-attributes and hooks, for optimizers, weak references and whoever else holds it.
+attributes and hooks, for optimizers, weak references and all other holders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies to this machine that nobody waited for: they land at the next sync point, or when they are used."""
+"""Queue of non-blocking copies to this machine: they land at the next sync point, or when they are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Copy(Protocol):
     """A copy on its way."""
 
     def done(self) -> bool:
-        """Whether it is here, or nobody wants it any more. Waits for nothing."""
+        """True where the elements have arrived, or the copy was dropped. Does not block."""
 
     def land(self, strict: bool) -> None:
         """Put its elements in their place. `strict`: raise what it failed with, where its user may never see that."""

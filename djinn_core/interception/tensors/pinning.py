@@ -1,4 +1,4 @@
-"""`tensor.pin_memory()` where there is nothing to pin: bytes that go over a network gain nothing from staying in place.
+"""`tensor.pin_memory()` for the remote device: pins nothing, as bytes that go over a network gain nothing from it.
 
 A pinned tensor is a copy that says it is pinned. What programs rely on holds: it can be sent with `non_blocking=True`, and
 pinning it again returns itself.

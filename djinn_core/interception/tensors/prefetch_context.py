@@ -1,4 +1,4 @@
-"""Fetches that are known to follow each other: a place where `fetch` looks before it asks."""
+"""Prefetch context: values that are known to be fetched next, which `fetch` looks up before it sends a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Expected(Protocol):
 
 
 class _Here(threading.local):
-    """What this thread expects."""
+    """The expected fetches of each thread."""
 
     expected: Expected | None = None
 

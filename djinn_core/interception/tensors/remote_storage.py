@@ -1,4 +1,4 @@
-"""`tensor.untyped_storage()` of a remote tensor: which memory it looks into, without having the memory here.
+"""`tensor.untyped_storage()` of a remote tensor: a storage object whose bytes are on the executor.
 
 Libraries find tied weights by comparing storages, `torch.save` saves storages and tensors that look into them, and
 `torch.load(map_location="remote_accelerator:0")` makes storages first and tensors over them afterwards. There is one
@@ -56,7 +56,7 @@ addresses = _Addresses()
 
 
 class RemoteStorage(torch.UntypedStorage):
-    """A storage on a remote device. What reads its bytes fetches them; what would share them is refused.
+    """A storage on a remote device. Reading its bytes fetches them; sharing them is refused.
 
     Attributes:
         base: a tensor that looks into it; None until the first is made.
@@ -156,7 +156,7 @@ class RemoteStorage(torch.UntypedStorage):
 
     @property
     def key(self) -> int:
-        """What the storage goes by among values: a handle that none of its tensors has."""
+        """Key of the storage among values: a handle that none of its tensors has."""
         return int(self.base.remote.storage.id) << 32
 
     def tolist(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""`torch.save` of what is remote: all storages come back together."""
+"""`torch.save` of remote tensors: all storages are fetched together."""
 
 from __future__ import annotations
 

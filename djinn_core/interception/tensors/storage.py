@@ -1,4 +1,4 @@
-"""Remote storages and the values that look into them, as the client keeps track of them."""
+"""Client-side reference tracking of remote storages and the values over them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_core.ir.values import HANDLE_STEP, TensorMeta, make_handle, new_stora
 if TYPE_CHECKING:
     from djinn_core.interception.recording.recorder import Recorder
 
-# Values that nobody holds any more. Finalizers run at any moment, also while their own thread holds a lock, so they append
+# Values without references. Finalizers run at any moment, also while their own thread holds a lock, so they append
 # here and do nothing else; `Recorder` frees what has gathered. It is the value itself that is kept, because a collection
 # of cycles runs all finalizers before it takes anything apart: another one may use the value after its own has run, or
 # even bring it back to life.
@@ -50,7 +50,7 @@ class Storage:
         last: the handle that was given out last. nbytes: its size.
         user: the recorder that recorded an op on it last. readers: other recorders with unsent reads of it.
         written: the recorder with an unsent write to it, and `written_at` that recorder's epoch at the write.
-        addresses: what `data_ptr()` says; not there before somebody asks.
+        addresses: results of `data_ptr()`; absent before its first call.
     """
 
     __slots__ = ("addresses", "last", "nbytes", "readers", "user", "written", "written_at")
@@ -71,7 +71,7 @@ class Storage:
 
     @property
     def views(self) -> int:
-        """How many handles of values over it were given out."""
+        """Number of handles of values over it that were given out."""
         return self.last - make_handle(self.id, 0)
 
     @views.setter
@@ -110,7 +110,7 @@ class Value:
 
 
 class BorrowedValue(Value):
-    """A value that somebody else holds: its handle is not freed with this object."""
+    """A value owned elsewhere: its handle is not freed with this object."""
 
     __slots__ = ()
 

@@ -33,7 +33,7 @@ _wanted = _Wanted()
 
 
 class _OfUser(LazyTensor):
-    """Below the user's class: what PyTorch's own `__torch_function__` does, which a LazyTensor switches off."""
+    """Base below the user's class: PyTorch's own `__torch_function__`, which LazyTensor disables."""
 
     of_user: type[torch.Tensor]
 

@@ -1,4 +1,4 @@
-"""Classes that take the place of PyTorch's own, for objects that PyTorch makes of no device but those that it knows."""
+"""Substitutes for classes of PyTorch whose constructors accept only the devices that PyTorch knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor data on its way out: CPU tensors become remote values."""
+"""Upload of tensor data: CPU tensors become remote values."""
 
 from __future__ import annotations
 
