@@ -1,4 +1,4 @@
-"""What cost models are written with: what an op does, from its metadata alone."""
+"""Helpers for cost models: FLOPs and memory traffic of an op, from its metadata alone."""
 
 from __future__ import annotations
 

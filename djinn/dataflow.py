@@ -1,4 +1,4 @@
-"""What patterns and optimizations follow values with: past views and copies, back to where they came from."""
+"""Data-flow helpers for patterns and optimizations: trace values past views and copies to their producers."""
 
 from __future__ import annotations
 

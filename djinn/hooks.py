@@ -1,4 +1,4 @@
-"""What a plugin is written with: the marker for hooks, the Protocols, and the values that they take and return."""
+"""Plugin API: the hook marker, the Protocols, and the values that they take and return."""
 
 from __future__ import annotations
 

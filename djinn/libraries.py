@@ -1,4 +1,4 @@
-"""For plugins that tell a library of the device: changes to its modules when somebody imports them."""
+"""Import hooks for plugins that adapt a library to the device: patch its modules when they are imported."""
 
 from __future__ import annotations
 

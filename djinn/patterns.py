@@ -1,4 +1,4 @@
-"""What patterns are written with: a small language over ops, families of ops, and the data flow of a graph."""
+"""Pattern API: a small matching language over ops, families of ops, and the data flow of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What placement policies and schedulers are written with: what has to be in one place, sizes, orders, steps, and times."""
+"""Helpers for placement policies and schedulers: colocation constraints, sizes, orders, steps, and times."""
 
 from __future__ import annotations
 
