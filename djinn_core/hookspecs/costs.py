@@ -49,11 +49,11 @@ class CalibratedCostModel(CostModel, Protocol):
     """A cost model with parameters that are measured on each device, by `djinn calibrate`.
 
     What `fit` made is kept, and is in `device.calibration.models[name]` when `estimate` is called. `calibration` is None
-    where nobody has measured yet.
+    where nothing was measured yet.
     """
 
     def probes(self) -> Iterable[Probe]:
-        """What to time. Each is timed several times, in turns with all others; together they may take a few seconds."""
+        """Operations to time. Each is timed several times, in turns with all others; together they may take a few seconds."""
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
         """Parameters, as JSON holds them, from the time of each probe by its name. A probe that failed is not there."""

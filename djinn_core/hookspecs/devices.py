@@ -19,7 +19,7 @@ class DeviceRuntime(Protocol):
     device: torch.device
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """`data` (a CPU tensor of bytes that nobody else holds) on the device, ordered before the ops that follow."""
+        """`data` (a CPU tensor of bytes without other references) on the device, ordered before the ops that follow."""
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` in host memory, complete when this returns."""
@@ -42,7 +42,7 @@ class Timekeeper(Protocol):
         """The context in which programs run."""
 
     def take_seconds(self) -> float:
-        """What programs have taken since this was asked last; answers to clients name it in place of what the clock says."""
+        """Device time of programs since the last call; replies to clients report it in place of wall-clock time."""
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ class OptimizationContext(ShortRepr):
         costs: what it costs.
         topology: devices and links.
         plan: what the optimizations before this one left.
-        kept: values that somebody still needs when the program ends.
+        kept: values that are still needed when the program ends.
         placement: where nodes were placed, in the second pass after placement; None in the first.
         resident, copies: in the second pass, where inputs live already and which other devices have copies of them, as in
             `PlacementContext`.
@@ -70,7 +70,7 @@ class Optimization(Protocol):
 
 @attrs.frozen
 class Trial:
-    """What the executor took for programs of one structure, with an optimization and without it, in turns.
+    """Executor times for programs of one structure, with an optimization and without it, in turns.
 
     Attributes:
         optimization: its name.
@@ -87,7 +87,7 @@ class Judge(Protocol):
     """Says whether optimizations pay. An optimization that has this method as well is asked about the others."""
 
     def pays(self, trial: Trial) -> bool | None:
-        """Whether it pays; None while too little was measured. Called before a run, so it must be quick."""
+        """True where it pays; None while too little was measured. Called before a run, so it must be quick."""
 
 
 @hookspec

@@ -27,7 +27,7 @@ __all__ = [
 
 @attrs.frozen
 class TransportCapabilities:
-    """What a transport can do.
+    """Capabilities of a transport.
 
     Attributes:
         zero_copy: buffers are sent from and received into tensor memory.
@@ -84,14 +84,14 @@ class Connection(Protocol):
     def close(self) -> None:
         """Close both directions; a `receive` that waits raises `TransportError`. Closing twice is fine.
 
-        What was sent before still arrives, also where frames of the other end are under way that nobody reads any more.
+        What was sent before still arrives, also where frames of the other end are under way that are not read any more.
         A server's end may wait a second for the other one to close too, so that this holds on a lossy network.
         """
 
 
 @runtime_checkable
 class Holding(Protocol):
-    """What a connection may have besides: gateways that pass on more than they may hold end the connections that hold most."""
+    """Optional members of a connection: gateways that pass on more than they may hold end the connections that hold most."""
 
     @property
     def held(self) -> int:
@@ -126,7 +126,7 @@ class Transport(Protocol):
         """Connect to a server, within `timeout` seconds.
 
         Raises:
-            TransportError: nobody answers at `url`.
+            TransportError: no server answers at `url`.
         """
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
@@ -141,7 +141,7 @@ class Transport(Protocol):
 
 @attrs.frozen
 class TlsOptions:
-    """How one end of a connection identifies itself, and whom it takes the other end for.
+    """TLS identity of one end of a connection, and the peers that it accepts.
 
     Attributes:
         certificate, key: PEM files with this end's certificate (and those that lead to its authority) and its key; None
@@ -160,7 +160,7 @@ class TlsOptions:
 
 @runtime_checkable
 class SecurableTransport(Protocol):
-    """What a `Transport` may be besides: one that can move its frames under TLS."""
+    """Optional extension of `Transport`: one that can move its frames under TLS."""
 
     def secured(self, tls: TlsOptions) -> Transport:
         """The same transport under TLS, with a name and schemes of its own, such as `tcps`.
