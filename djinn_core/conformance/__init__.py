@@ -1,1 +1,1 @@
-"""What every plugin of a kind must do, as test suites that its author subclasses; see `djinn.testing`."""
+"""Conformance test suites for each kind of plugin, which the plugin's author subclasses; see `djinn.testing`."""

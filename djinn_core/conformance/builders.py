@@ -67,7 +67,7 @@ class ProgramBuilder:
         return target
 
     def drop(self, *values: int) -> None:
-        """Nobody holds these values when the program ends."""
+        """Mark values that are not held when the program ends."""
         self.dead.update(values)
 
     def program(self) -> Program:
@@ -122,7 +122,7 @@ class ProgramBuilder:
 
 @attrs.frozen
 class _Effect:
-    """What an op does beside computing: the value that it makes, or that it writes, and whether it is random."""
+    """Side effects of an op: the value that it makes, or that it writes, and whether it is random."""
 
     result: int
     alias: int = -1

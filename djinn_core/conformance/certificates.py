@@ -10,6 +10,6 @@ from djinn_core.launch.self_signed import self_signed
 
 
 def self_signed_tls(directory: Path) -> TlsOptions:
-    """What a server and its clients need to know of a certificate that is made in `directory`."""
+    """Paths and fingerprint of a certificate that is made in `directory`."""
     identity = self_signed(directory)
     return TlsOptions(identity.certificate, identity.key, fingerprints=(fingerprint_of_file(identity.certificate),))

@@ -98,7 +98,7 @@ def example_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor
 def _rewritten(
     context: OptimizationContext, graph: ProgramGraph, change: Rewrite, inputs: Tensors
 ) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
-    """What is left at the end with what the rewrite drops and replaces, and with what it substitutes."""
+    """Final values with the nodes that the rewrite drops and replaces, and with its substitutions."""
     if change.drop or change.replace:
         running = [node for node in context.plan.nodes if node not in change.drop]
         yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))

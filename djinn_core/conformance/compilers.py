@@ -29,7 +29,7 @@ class CompilerConformance(Ending):
 
     @pytest.fixture
     def torch_device(self) -> torch.device:
-        """Where the templates run."""
+        """Device on which the templates run."""
         return torch.device("cpu")
 
     def test_it_is_a_compiler(self, compiler: Compiler) -> None:

@@ -1,4 +1,4 @@
-"""What the stages before a plugin's own would have handed to it."""
+"""Contexts as the stages before a plugin's own would hand them to it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class OptimizationConformance(OnGraphs):
         assert optimization.name not in optimization.before | optimization.after, "it waits for itself"
 
     def test_it_changes_no_result(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
-        """Its rewrites are legal: nothing that anybody could observe differs."""
+        """Its rewrites are legal: nothing observable differs."""
         for name, graph in graphs.items():
             _judge(optimization, optimization_context(graph), name)
 
@@ -60,7 +60,7 @@ class OptimizationConformance(OnGraphs):
     def test_its_results_are_the_same_when_it_runs(
         self, optimization: Optimization, graphs: Mapping[str, ProgramGraph], programs: Mapping[str, Captured]
     ) -> None:
-        """What a program leaves behind, computed as it was recorded and as the optimization has it, with its substitutions."""
+        """Final values of a program, as recorded and as optimized, with substitutions."""
         runnable = {name: graph for name, graph in graphs.items() if _runs_here(graph)}
         applied = [
             name
@@ -95,7 +95,7 @@ def _judge(optimization: Optimization, context: OptimizationContext, graph: str)
 
 
 def _runs_here(graph: ProgramGraph) -> bool:
-    """Whether a graph is of ops that can be called; those that were written by hand may not be."""
+    """True where a graph is of ops that can be called; those that were written by hand may not be."""
     try:
         replay(graph, example_inputs(graph))
     except Exception:

@@ -70,7 +70,7 @@ class PatternConformance(OnGraphs):
 
 
 def _plain_nodes(facts: Any, nodes: set[int]) -> Iterator[Any]:
-    """What looks like ids of a match's nodes, several of them and in order, and is no `Nodes`."""
+    """Values that look like ordered ids of a match's nodes, and are no `Nodes`."""
     if isinstance(facts, Mapping):
         facts = list(facts.values())
     if not isinstance(facts, list | tuple) or isinstance(facts, Nodes):

@@ -78,7 +78,7 @@ def randomness() -> ProgramGraph:
 
 
 def repetition() -> ProgramGraph:
-    """The same work twice, scalars that only look equal, and a result that nobody uses."""
+    """The same work twice, scalars that only look equal, and an unused result."""
     builder = ProgramBuilder()
     x = builder.input(8, 8, dtype=torch.int64)
     first = builder.op("aten::mul.Scalar", x, shape=(8, 8), slots=(2,))

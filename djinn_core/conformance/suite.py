@@ -1,4 +1,4 @@
-"""What all suites share: each test ends, in whatever way a plugin fails."""
+"""Base of all suites: each test ends, in whatever way a plugin fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start(call: Callable[..., R], *arguments: object) -> Future[R]:
 
 
 def outcome(future: Future[R], mend: str) -> R:
-    """What a call gave that was started; a failure that says what to `mend` where it has not ended in time."""
+    """The result of a call that was started; a failure that says what to `mend` where it has not ended in time."""
     try:
         return future.result(SECONDS)
     except TimeoutError:

@@ -62,7 +62,7 @@ class Served:
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """Whether two frames hold the same bytes in the same buffers."""
+    """True where two frames hold the same bytes in the same buffers."""
     return left.head == right.head and [bytes(b) for b in left.body] == [bytes(b) for b in right.body]
 
 
@@ -78,7 +78,7 @@ def receive_many(receiver: Connection, count: int) -> list[Frame]:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether `condition` comes true within a few seconds."""
+    """True where `condition` comes true within a few seconds."""
     deadline = time.monotonic() + SECONDS / 3
     while not condition():
         if time.monotonic() > deadline:
@@ -100,17 +100,17 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def listen_url(self) -> str:
-        """Where to listen, such as `tcp://127.0.0.1:0`."""
+        """URL to listen at, such as `tcp://127.0.0.1:0`."""
         return missing(self, "listen_url", "a URL to listen at")  # type: ignore[return-value]
 
     @pytest.fixture
     def wire(self) -> bool:
-        """Whether a plain socket can connect to the address in a URL, so that a stranger and a relay can be played."""
+        """True where a plain socket can connect to the address in a URL, so that a stranger and a relay can be played."""
         return True
 
     @pytest.fixture
     def uncounted_bytes(self) -> int:
-        """How many bytes of a connection the counters may leave out, each way.
+        """Number of bytes of a connection that the counters may leave out, each way.
 
         None, where the transport makes every byte itself. A library that makes a handshake or frames of its own (WebSocket,
         HTTP) does not say how many bytes those are: override it with a bound.
@@ -317,7 +317,7 @@ class TransportConformance(Ending):
     def test_what_was_sent_before_close_arrives(self, way: tuple[Connection, Connection]) -> None:
         """Then the other end is told that there is no more, even while it has frames under way itself."""
         sender, receiver = way
-        receiver.send(Frame(b"nobody will read this"))
+        receiver.send(Frame(b"this stays unread"))
         for n in range(5):
             sender.send(Frame(b"%d" % n, [bytes(10_000)]))
         sender.close()
@@ -340,12 +340,12 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("size", [10, 64 << 20], ids=["small", "large"])
     def test_the_last_words_survive_a_failed_send(self, way: tuple[Connection, Connection], size: int) -> None:
-        """Who sends while the other end says why it closes gets `TransportError`, and the reason from `receive`."""
+        """A sender gets `TransportError` while the other end closes with a reason, and the reason from `receive`."""
         closer, sender = way
 
         def send_until_it_fails() -> None:
             for _ in range(1000):
-                sender.send(Frame(b"nobody will read this", [bytes(size)]))
+                sender.send(Frame(b"this stays unread", [bytes(size)]))
                 time.sleep(0.01)
 
         sending = start(send_until_it_fails)
@@ -355,14 +355,14 @@ class TransportConformance(Ending):
         with pytest.raises(TransportError):
             outcome(sending, "`send` must end where the other end has closed the connection and reads no more")
         with pytest.raises(TransportError):
-            sender.send(Frame(b"still nobody"))
+            sender.send(Frame(b"still unread"))
         assert sender.receive(SECONDS).head == b"the reason"
         with pytest.raises(TransportError):
             sender.receive(SECONDS)
 
     @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
     def test_a_connection_ends_with_accept(self, transport: Transport, listen_url: str, fails: bool) -> None:
-        """Whether `accept` returns or raises; what it sent still arrives, and the next client is served."""
+        """`accept` may return or raise; what it sent still arrives, and the next client is served."""
 
         def accept(connection: Connection) -> None:
             connection.send(Frame(b"refused"))
