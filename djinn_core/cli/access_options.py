@@ -21,7 +21,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @attrs.frozen
 class TlsChoice:
-    """What the operator said of TLS."""
+    """TLS options of the operator."""
 
     certificate: Path | None
     key: Path | None
@@ -49,7 +49,7 @@ class TlsChoice:
 
 
 def state_directory() -> Path:
-    """Where the person's servers keep what outlives them."""
+    """Directory in which the user's servers keep persistent state."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "djinn"
 
 

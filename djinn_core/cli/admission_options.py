@@ -14,7 +14,7 @@ from djinn_core.server.admission_limits import QUEUE_SECONDS, SESSIONS
 
 @attrs.frozen
 class RoomChoice:
-    """What the operator said of how much is enough."""
+    """Admission limits that the operator set."""
 
     sessions: int
     queue_seconds: float

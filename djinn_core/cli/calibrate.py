@@ -54,7 +54,7 @@ def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> d
 
 
 def tell(quiet: bool) -> Any:
-    """A function that shows what is under way, where somebody watches."""
+    """A function that shows progress, on a terminal."""
     if quiet or not sys.stderr.isatty():
         return lambda _: None
     return lambda name: click.echo(f"\r\x1b[K{name}", nl=False, err=True)

@@ -1,4 +1,4 @@
-"""What `djinn doctor` finds out: facts, and findings that say what is wrong and how to mend it."""
+"""Diagnosis of `djinn doctor`: facts, and findings that say what is wrong and how to mend it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Diagnosis:
 
     @property
     def well(self) -> bool:
-        """Whether nothing fatal was found."""
+        """True where nothing fatal was found."""
         return not any(finding.fatal for finding in self.findings)
 
 
@@ -93,7 +93,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
 
 
 def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:
-    """Where nobody named a placement policy, which ones are used, and why."""
+    """Default placement policies, where the user named none, and the reason for each."""
     if row.name != "placement_policy" or settings.placement_policy:
         return row
     one, several = (policy_for(settings, registry.placement_policies, devices) for devices in (1, 2))
@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
-    """Too old, missing, or somebody else's package under our name."""
+    """Check for a package that is too old, missing, or another project's under Djinn's name."""
     for name, version in found.items():
         if not version:
             yield Finding(f"{name} is not installed.", "Install Djinn from its checkout: `pip install -e .`.")
@@ -234,7 +234,7 @@ def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
 
 
 def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | None:
-    """What `ask` returns; an error of Djinn's becomes a finding."""
+    """The result of `ask`; an error of Djinn's becomes a finding."""
     try:
         return ask()
     except DjinnError as error:

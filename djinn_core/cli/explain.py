@@ -169,7 +169,7 @@ def _print_summary(results: Sequence[PipelineResult]) -> None:
 
 
 def _seconds(result: PipelineResult) -> float:
-    """What was predicted of all its ops; 0 where nothing was."""
+    """Sum of the predictions for all its ops; 0 where there are none."""
     return sum(result.costs.seconds(device) for device in result.costs.by_device) if result.costs else 0.0
 
 

@@ -20,14 +20,14 @@ _PLACE = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]*)=(?:(?P<host>\[[^\]]+\]|
 
 @attrs.frozen
 class ListenChoice:
-    """What the operator said of addresses and ports."""
+    """Addresses and ports that the operator set."""
 
     places: Places
     advertise: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call this server, besides this machine's own names."""
+        """Host names that clients may use for this server, besides this machine's own names."""
         return tuple(name for name in (*self.places.hosts, self.advertise) if name and not is_wildcard(name))
 
 

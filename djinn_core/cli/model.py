@@ -27,7 +27,7 @@ _IMAGE = 224
 
 @attrs.frozen
 class Step:
-    """What the model is asked to do, with how much."""
+    """Task of the model, with its input sizes."""
 
     kind: Literal["forward", "decode", "train"] = "forward"
     batch: int = 1
@@ -35,12 +35,12 @@ class Step:
 
 
 def step_of(step: str, batch: int, tokens: int) -> Step:
-    """What the options of the command ask for."""
+    """Build the task from the options of the command."""
     return Step(cast("Any", step), batch, tokens)
 
 
 def captured_model(target: str, step: Step, until: str) -> PipelineResult:
-    """What the stages say about the model that `target` names: a configuration, or `module:function`.
+    """Run the stages on the model that `target` names: a configuration, or `module:function`.
 
     Raises:
         ConfigurationError: it cannot be built, or it is not known what inputs it takes.
@@ -254,7 +254,7 @@ def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]
 
 
 def _sees_and_reads(config: Any) -> bool:
-    """Whether it is a model with two encoders; one that reads pictures as tokens is asked about text alone."""
+    """True where it is a model with two encoders; one that reads pictures as tokens is asked about text alone."""
     both = getattr(config, "text_config", None) is not None and getattr(config, "vision_config", None) is not None
     return both and not any(getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
 

@@ -41,7 +41,7 @@ def render(name: str, kind: str, directory: Path) -> Path:
 
 
 def template_folder() -> Path:
-    """Where the template lies.
+    """Path of the template.
 
     Raises:
         ConfigurationError: nowhere.

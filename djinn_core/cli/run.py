@@ -45,7 +45,7 @@ def command(
 
 
 def _connect(verbose: bool) -> None:
-    """Where servers are configured, connect now: a wrong address or token is an error before the script does anything."""
+    """Connect now where servers are configured: a wrong address or token is an error before the script does anything."""
     from djinn_core.runtime import client
 
     settings = client.settings()

@@ -174,7 +174,7 @@ def _cache(name: str) -> Path:
 
 
 def _private(directory: Path, what: str) -> Path | None:
-    """A directory that nobody else writes to; None where there cannot be one."""
+    """A directory that no other user writes to; None where there cannot be one."""
     try:
         return private_directory(directory, what)
     except OSError as error:
@@ -209,7 +209,7 @@ def _announce(serving: Serving) -> None:
 
 
 def _for_other_machines(serving: Serving) -> str:
-    """What to paste into a shell on another machine, the token apart; empty where none can reach this server."""
+    """Shell command for another machine, without the token; empty where none can reach this server."""
     urls = [url for url in serving.dialled if not is_loopback(urlsplit(url).hostname or "")]
     if not urls:
         return ""

@@ -69,14 +69,14 @@ def create_token(tenant: str, expires: float, monitor: bool, file: Path | None) 
     until = "for ever" if not row.expires else f"until {_date(row.expires)}"
     click.echo(f"Token {row.id} of {tenant} is good {until}. Serve with: djinn serve --token-file {path}", err=True)
     if tenant == OPERATOR:
-        click.echo(f"{tenant} is the operator: whoever has this token sees what all tenants do", err=True)
+        click.echo(f"{tenant} is the operator: any client with this token sees what all tenants do", err=True)
 
 
 @command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `tokens` and `quotas`.")
 @_file
 def list_tokens(as_json: bool, file: Path | None) -> None:
-    """Show the tokens, without what would let anybody in."""
+    """List the tokens, without their secrets."""
     found = read_table(_path(file))
     if as_json:
         rows = [
