@@ -35,7 +35,7 @@ _thread: threading.Thread | None = None
 
 
 def renew(context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
-    """Have `load` called for a context again when one of its files has changed, for as long as somebody holds it."""
+    """Have `load` called for a context again when one of its files has changed, for as long as it is referenced."""
     global _thread
     with _lock:
         _shown[context] = _Shown(files, load, _written(files))
@@ -64,7 +64,7 @@ def look() -> None:
 
 
 def _written(files: tuple[Path, ...]) -> tuple[tuple[int, int, int], ...]:
-    """What tells versions of the files apart; empty where one is not there, as while it is replaced."""
+    """Fingerprint of the files' versions; empty where a file is missing, as while it is replaced."""
     try:
         found = [file.stat() for file in files]
     except OSError:

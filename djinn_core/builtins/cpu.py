@@ -29,7 +29,7 @@ class CpuRuntime:
         self.device = torch.device("cpu")
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """`data` itself: it is where it must be, and nobody else holds it."""
+        """`data` itself: it is where it must be, and has no other references."""
         return data
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:

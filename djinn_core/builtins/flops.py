@@ -64,7 +64,7 @@ def _is_taken_apart(op: str) -> bool:
 
 
 def _watched(graph: Graph, node: Node) -> float:
-    """What the counter sees of the parts of a composite op."""
+    """FLOPs that the counter reports for the parts of a composite op."""
     args, kwargs = meta_call(graph, node)
     with torch.no_grad(), flop_counter.FlopCounterMode(display=False) as counter:
         resolve(node.op)(*args, **kwargs)

@@ -60,7 +60,7 @@ class LocalTransport:
             _prepare_directory(path.parent)
             _remove_stale(path)
             sock.bind(str(path))
-            # Nobody can connect in between: it does not listen yet.
+            # No client can connect in between: it does not listen yet.
             path.chmod(0o600)
             release = _Release(path, path.stat().st_ino, temporary)
             return SocketListener(sock, f"unix://{quote(str(path))}", limits, accept, release)

@@ -83,12 +83,12 @@ def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
 
 @attrs.define
 class _Untouched:
-    """What is short on devices on which nothing of the program is yet: the same on all that have as much room and the same dtypes."""
+    """Shortages on devices that hold nothing of the program yet: the same for equal room and dtypes."""
 
     _known: dict[DeviceCapabilities, str] = attrs.field(factory=dict)
 
     def obstacle(self, context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
-        """Why a program cannot run on a device, or an empty string."""
+        """Reason why a program cannot run on a device, or an empty string."""
         if device.id in context.memory_limits or context.resident or context.copies:
             return _obstacle(context, device, spill)
         make = attrs.evolve(device, id=str(spill), name="", group="")
@@ -103,7 +103,7 @@ def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool
 
 
 def _random_home(context: PlacementContext) -> str | None:
-    """Where random ops have to run, if there are any and that is known."""
+    """Device on which random ops have to run, if there are any and it is known."""
     home = context.resident.get(RANDOM_STATE)
     return home if home is not None and any(context.graph.nodes[n].random for n in context.plan.nodes) else None
 
@@ -163,7 +163,7 @@ class _Filling:
     current: str = ""
 
     def placement(self) -> Placement:
-        """Where everything goes."""
+        """Placement of all nodes."""
         context = self.context
         graph, nodes, replace = context.graph, context.plan.nodes, context.plan.replace
         blocks = together(graph, nodes, replace)
@@ -198,7 +198,7 @@ class _Filling:
                 self.needed.setdefault(block, set()).update(dtype_of(graph, v) for v in used_by(context, number))
 
     def _choose(self, number: int, block: int | None, fresh: list[int], used: list[int]) -> str:
-        """Where a node runs: with its block, or on the first device that has room for what comes with it."""
+        """Device of a node: that of its block, or the first device that has room for what comes with it."""
         if block is not None and block in self.homes:
             return self.homes[block]
         coming = list(dict.fromkeys((*fresh, *(() if block is None else (block,)))))

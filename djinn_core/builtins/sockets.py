@@ -138,7 +138,7 @@ class SocketConnection(StreamConnection):
         try:
             seconds = silence(tcp_info(self._socket))
         except OSError:
-            return  # somebody has just closed it
+            return  # another thread has just closed it
         if seconds > SILENT_SECONDS:
             log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
             self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""What connections over streams of bytes have in common: who may call when, and how they end."""
+"""Base of connections over byte streams: locking of callers, and shutdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamConnection(ABC):
     @property
     @abstractmethod
     def _torn(self) -> bool:
-        """Whether bytes were left half taken in, by an interrupt for instance."""
+        """True where bytes were left half taken in, by an interrupt for instance."""
 
     @abstractmethod
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -75,17 +75,17 @@ class StreamConnection(ABC):
 
     @abstractmethod
     def _shut_down(self) -> None:
-        """Wake whoever is inside a call; nothing goes either way any more. Called once, in the process of the owner."""
+        """Wake the threads inside a call; nothing goes either way any more. Called once, in the owner's process."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Give the sockets back. Nobody is inside a call."""
+        """Close the sockets. No thread is inside a call."""
 
     # --- Connection -----------------------------------------------------------------------------------------
 
     @property
     def limits(self) -> Limits:
-        """What a frame may weigh, in both directions."""
+        """Maximum size of a frame, in both directions."""
         return self._decoder.limits
 
     @limits.setter
@@ -182,7 +182,7 @@ class StreamConnection(ABC):
         return self._ended or self._mute
 
     def _end(self, reason: str) -> str:
-        """End both directions, waking whoever waits, and return why it ended."""
+        """End both directions, wake the threads that wait, and return the reason."""
         if not self._ended:
             self._ended = f"{self.peer}: {reason}"
             # Shutting down would end the connection for the parent of a forked child too.
@@ -193,7 +193,7 @@ class StreamConnection(ABC):
     def _release(self) -> None:
         """Give the sockets back once no thread is inside a call on them, for their numbers may be given out again at once.
 
-        Whoever was inside wakes and leaves, unless it is the interrupted caller itself, who releases them afterwards.
+        A thread inside a call wakes and leaves, unless it is the interrupted caller itself, which releases them afterwards.
         """
         if not self._sending.acquire(timeout=LEAVE_SECONDS):
             return

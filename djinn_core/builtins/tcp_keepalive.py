@@ -33,7 +33,7 @@ _thread: threading.Thread | None = None
 
 
 def watch(connection: Watched) -> None:
-    """Look after a connection for as long as somebody holds it."""
+    """Monitor a connection for as long as it is referenced."""
     global _thread
     with _lock:
         _connections.add(connection)
@@ -51,7 +51,7 @@ def silence(info: bytes) -> float:
 
 
 def tcp_info(sock: socket.socket) -> bytes:
-    """What the kernel says of a TCP socket; empty where it says nothing.
+    """TCP statistics of a socket from the kernel; empty where it has none.
 
     Raises:
         OSError: it is closed.

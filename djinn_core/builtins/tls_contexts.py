@@ -21,7 +21,7 @@ _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIF
 
 @functools.lru_cache(maxsize=64)
 def client_context(tls: TlsOptions) -> ssl.SSLContext:
-    """What a client needs: the server's certificate is verified, or compared with fingerprints where there are some.
+    """TLS context of a client: the server's certificate is verified, or compared with fingerprints where there are some.
 
     Raises:
         ConfigurationError: a file cannot be used; the message names it.
@@ -42,7 +42,7 @@ def client_context(tls: TlsOptions) -> ssl.SSLContext:
 
 
 def server_context(tls: TlsOptions) -> ssl.SSLContext:
-    """What a server needs; clients must show a certificate where there is an authority for them.
+    """TLS context of a server; clients must show a certificate where there is an authority for them.
 
     When the files of the certificate change, it shows the new one.
 
@@ -86,7 +86,7 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> None:
-    """Whether the certificate that was shown (DER) is one of those that are expected, where there are such.
+    """True where the certificate that was shown (DER) is one of those that are expected, where there are such.
 
     Raises:
         TransportError: it is not.
@@ -97,7 +97,7 @@ def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> 
     if not any(hmac.compare_digest(shown, expected) for expected in tls.fingerprints):
         raise TransportError(
             f"{peer} showed the certificate {shown}, which is not the one that was expected. If the server has a new one, "
-            "copy its connection file again or change the setting tls_fingerprints; otherwise somebody is in between"
+            "copy its connection file again or change the setting tls_fingerprints; otherwise another machine is in between"
         )
 
 
@@ -114,7 +114,7 @@ def _load_identity(context: ssl.SSLContext, tls: TlsOptions) -> None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is protected by a passphrase, which nobody is there to type")
+    raise ValueError("the key is protected by a passphrase, which cannot be typed here")
 
 
 def _load_authority(context: ssl.SSLContext, authority: Path) -> None:

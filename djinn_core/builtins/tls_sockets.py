@@ -31,7 +31,7 @@ class TlsSocket:
     Attributes:
         bytes_sent, bytes_received: what went over the network, the handshake included.
         family: the socket's.
-        torn: whether bytes were left half taken in by an interrupt; whoever takes in what `recv_into` gave resets it.
+        torn: whether bytes were left half taken in by an interrupt; the caller that takes in what `recv_into` gave resets it.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
@@ -69,12 +69,12 @@ class TlsSocket:
         self._socket.setblocking(True)
 
     def certificate(self) -> bytes | None:
-        """What the other end showed, in DER; None where it showed none."""
+        """Certificate that the other end showed, in DER; None where it showed none."""
         return self._tls.getpeercert(binary_form=True)
 
     @property
     def held(self) -> bool:
-        """Whether there are bytes to read that the kernel does not know of any more."""
+        """True where there are bytes to read that the kernel does not know of any more."""
         return bool(self._tls.pending() or self._incoming.pending)
 
     def send(self, data: Buffer) -> int:
@@ -198,7 +198,7 @@ class TlsConnection(SocketConnection):
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         del buffers
-        return False  # nobody knows how much of a record was sent
+        return False  # it is unknown how much of a record was sent
 
     def _wait_readable(self, poll: select.poll, deadline: float | None) -> bool:
         return self._socket.held or wait_readable(poll, deadline)

@@ -1,6 +1,6 @@
 """Connections that have shown nothing yet: few, and none for long.
 
-Where there are too many, the oldest has to go: whoever has a token shows it at once, so that it is hardly ever the oldest.
+Where there are too many, the oldest has to go: a client with a token shows it at once, so it is hardly ever the oldest.
 Nothing is counted by address: many clients may share one, a good one with a bad one.
 """
 

@@ -16,7 +16,7 @@ Part = tuple[str, Any, tuple[int, ...]]  # operation, kind and dimensions, as in
 
 
 def parts_of(graph: Graph, node: Node) -> tuple[Part, ...]:
-    """What a kernel does, step by step; empty for all those that do one thing."""
+    """Steps of a kernel; empty for all those that do one thing."""
     parts = _PARTS.get(node.operation)
     return parts(graph, node) if parts is not None else ()
 

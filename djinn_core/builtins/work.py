@@ -1,4 +1,4 @@
-"""What an op does, whatever it runs on: its kind, its size, its arithmetic and the memory that it moves.
+"""Device-independent work of an op: its kind, its size, its arithmetic and the memory that it moves.
 
 The answer is remembered by everything that it depends on (form of the call, metadata of operands and results, scalars), so a
 program of 1,000 ops is as quick as its few dozen different ones.
@@ -34,7 +34,7 @@ Layout = Literal["contiguous", "permuted", "transposed"]
 
 @attrs.frozen(eq=False)
 class Work:
-    """What one op does.
+    """Work of one op.
 
     Attributes:
         operation: the op without namespace and overload.
