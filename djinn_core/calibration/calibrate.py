@@ -49,7 +49,7 @@ def calibrate_session(
 
 @attrs.frozen
 class Calibrated:
-    """What was measured: the device, where the result is kept, for which models, by how many probes, in how many seconds."""
+    """Result of a calibration: the device, the result's path, the models, the number of probes, and seconds taken."""
 
     device: DeviceInfo
     file: Path

@@ -1,4 +1,4 @@
-"""How long an executor works at what a function records: its own time, without capture, transport and waiting."""
+"""Executor time of the program that a function records: its own time, without capture, transport and waiting."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def seconds_of(run: Callable[[], object], clock: Clock) -> float:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Python's collector waits: it frees tensors, which would be somebody else's work."""
+    """Pause Python's garbage collector: it frees tensors, which would add unrelated work."""
     gc.collect()
     gc.disable()
     try:

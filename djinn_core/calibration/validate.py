@@ -36,7 +36,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, as a fraction of what was measured."""
+        """Relative error of the prediction, as a fraction of the measured time."""
         return abs(self.predicted - self.measured) / self.measured
 
 
@@ -84,7 +84,7 @@ class _Running:
 
 
 def _unheard(_: str) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 def _nothing() -> None:
