@@ -1,4 +1,4 @@
-"""What each stage decided and why, as values that JSON can hold. Times in seconds, sizes in bytes."""
+"""Decisions of each stage with reasons, as values that JSON can hold. Times in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _profile(result: PipelineResult) -> dict[str, Any] | None:
 
 
 def profile_facts(profile: WorkloadProfile) -> dict[str, Any]:
-    """What a profile says of the program as a whole."""
+    """Summary of a profile for the whole program."""
     return {
         "workload": profile.workload.value,
         "reasons": list(profile.reasons),
@@ -213,5 +213,5 @@ def _step_name(step: Step) -> str:
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
-    """How often each name occurs, the most frequent first."""
+    """Number of occurrences of each name, the most frequent first."""
     return dict(Counter(names).most_common())

@@ -35,7 +35,7 @@ def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], 
 
 
 def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], at: int) -> tuple[int, int]:
-    """How long the round is that begins here, and how often it comes: whatever covers most, with the shortest round."""
+    """Length and count of the repetition that begins here: the one that covers most, with the shortest period."""
     best = (1, 1)
     for period in range(1, min(_LONGEST, (len(marks) - at) // 2) + 1):
         if not any(numbered[at : at + period]):

@@ -1,4 +1,4 @@
-"""How notebooks show profiles, plans, placements and schedules: small tables. Everything in them is escaped."""
+"""Notebook display of profiles, plans, placements and schedules: small HTML tables. Everything in them is escaped."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _(shown: Placement) -> str:
     rows = [(device, f"{count:,}", reason) for (device, reason), count in decided.most_common()]
     repeated = Counter((r.device, r.reason) for r in shown.replicas)
     rows += [(f"{device} as well", f"{count:,}", reason) for (device, reason), count in repeated.most_common()]
-    return table(f"placement by {shown.policy or 'nobody'}", ("device", "ops", "reason"), rows)
+    return table(f"placement by {shown.policy or 'no policy'}", ("device", "ops", "reason"), rows)
 
 
 @html_of.register
@@ -95,7 +95,7 @@ def _(shown: ExecutionSchedule) -> str:
     steps = [
         (device, listed(counted(type(step).__name__.lower() for step in made))) for device, made in shown.steps.items()
     ]
-    title = f"schedule by {shown.scheduler or 'nobody'}: {'; '.join(shown.reasons)}"
+    title = f"schedule by {shown.scheduler or 'no scheduler'}: {'; '.join(shown.reasons)}"
     return table(title, ("stage", "device", "ops", "strategy"), groups) + table("steps", ("device", "steps"), steps)
 
 

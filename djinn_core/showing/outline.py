@@ -52,7 +52,7 @@ class Part:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is ops that the module around it issued itself."""
+        """True where it is ops that the module around it issued itself."""
         return not self.name
 
 
@@ -138,7 +138,7 @@ class _Maker:
 
     @cached_property
     def _ops(self) -> list[Hashable]:
-        """What each node does: its op, the metadata of its results, and its phase."""
+        """Description of each node: its op, the metadata of its results, and its phase."""
         profile = self.profile
         phases = profile.phases if profile is not None else [None] * len(self.graph.nodes)
         metas = [tuple([id(self.graph.meta(v)) for v in node.outputs]) for node in self.graph.nodes]
@@ -249,7 +249,7 @@ def _spanned(names: Sequence[str]) -> str:
 
 
 def _common(one: str, other: str) -> tuple[str, str]:
-    """What two names begin and end with alike, without cutting a number in two."""
+    """Common prefix and suffix of two names, without cutting a number in two."""
     head = 0
     while head < min(len(one), len(other)) and one[head] == other[head]:
         head += 1

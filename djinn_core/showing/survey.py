@@ -1,4 +1,4 @@
-"""What is known of each part of an outline: cost, phases, what lives there, where it runs, which patterns it holds."""
+"""Facts about each part of an outline: cost, phases, resident values, devices, and patterns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Found:
 
 @attrs.frozen
 class Facts:
-    """What is known of one part; everything that is folded in it counts.
+    """Facts about one part; everything that is folded in it counts.
 
     Attributes:
         ops: how many. running: how many of them are left after the optimizations.
@@ -73,7 +73,7 @@ class Survey:
     whole: Part
 
     def facts(self, part: Part) -> Facts:
-        """What is known of `part`."""
+        """Facts about `part`."""
         estimates = [e for e in map(self._estimates.get, part.nodes) if e is not None]
         nodes = self.result.graph.nodes
         return Facts(
@@ -92,12 +92,12 @@ class Survey:
 
     @property
     def has_costs(self) -> bool:
-        """Whether costs were estimated."""
+        """True where costs were estimated."""
         return self.result.costs is not None
 
     @property
     def is_spread(self) -> bool:
-        """Whether the program was placed on more than one device."""
+        """True where the program was placed on more than one device."""
         return self.result.placement is not None and len(self.result.placement.devices) > 1
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What each stage decided and why, as text: a heading for each stage, a line for each decision, and the tree of modules."""
+"""Decisions of each stage with reasons, as text: a heading for each stage, a line for each decision, and the tree of modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each phase looks like."""
+"""Colours of the phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where everything in a picture goes, in pixels. `page.js` does the same for pages; keep them alike."""
+"""Layout of a picture, in pixels. `page.js` does the same for pages; keep them alike."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def place(box: Box, opened: frozenset[int]) -> Placed:
 
 
 def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[float, float]:
-    """How far a row reaches to the left and to the right of the middle of its boxes; arrows that pass do not count."""
+    """Extent of a row to the left and to the right of the middle of its boxes; arrows that pass do not count."""
     edges: list[tuple[float, float]] = []
     x = 0.0
     for cell in row:

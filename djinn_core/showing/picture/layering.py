@@ -1,4 +1,4 @@
-"""Which boxes of one container stand in which row, in which order, and how arrows pass the rows between.
+"""Layered graph layout of one container: rows of boxes, their order, and the arrows through rows between.
 
 Sugiyama's layered drawing in small: boxes go below whatever they depend on, an arrow that passes rows gets a bend in each of
 them, and rows are ordered so that few arrows cross. Arrows from one box share their bends.

@@ -1,4 +1,4 @@
-"""What a picture shows: a box for each part of a program, with the arrows between those in it."""
+"""Contents of a picture: a box for each part of a program, with the arrows between those in it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def scene(result: PipelineResult) -> Box:
 
 
 def shown_open(whole: Box, most: int = BOXES) -> frozenset[int]:
-    """Which boxes are open at first, by `id`.
+    """Boxes that are open at first, by `id`.
 
     Those that take most of the time, as long as `most` boxes are seen; of those that are made alike, the first.
     """
@@ -170,7 +170,7 @@ class _Maker:
         return users
 
     def _inside(self, part: Part) -> tuple[list[Part], list[tuple[int, int]], list[int], list[int]]:
-        """What a box shows inside: parts, arrows between them, and which have arrows from and to outside."""
+        """Contents of a box: parts, arrows between them, and which have arrows from and to outside."""
         place = {n: i for i, inner in enumerate(part.parts) for n in inner.nodes}
         sample = frozenset(part.sample)
         entry, leave = len(part.parts), len(part.parts) + 1
@@ -191,7 +191,7 @@ class _Maker:
         return [part.parts[i] for i in shown], sorted(edges), entering, leaving
 
     def _stays(self, source: int, user: int) -> bool:
-        """Whether data stays in one part of a training step. What is kept for the backward pass would hide all else."""
+        """True where data stays in one part of a training step. What is kept for the backward pass would hide all else."""
         phases = self.result.profile.phases if self.result.profile is not None else ()
         return not phases or phases[source] is phases[user] or not phases[user].is_training
 

@@ -29,7 +29,7 @@ def heading(result: PipelineResult) -> str:
 
 
 def bars(result: PipelineResult) -> str:
-    """What the bars say."""
+    """Text of the bars."""
     return "share of the predicted time" if result.costs is not None else "share of the ops"
 
 
