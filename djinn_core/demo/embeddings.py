@@ -23,7 +23,7 @@ QUESTIONS = (
 
 
 def weights_folder() -> Path:
-    """Where the weights, the tokenizer and the configuration of all-MiniLM-L6-v2 lie.
+    """Directory of the weights, the tokenizer and the configuration of all-MiniLM-L6-v2.
 
     Raises:
         StartupError: the package that carries them is not installed.

@@ -18,7 +18,7 @@ LONGEST = 300
 
 @attrs.frozen
 class Passage:
-    """What a function or class is for, by its full name."""
+    """Description of a function or class, by its full name."""
 
     name: str
     text: str

@@ -15,7 +15,7 @@ REMOTE = "remote_accelerator:0"
 
 @attrs.frozen
 class Recognised:
-    """What the semantic stages saw: kinds of workload, phases, and the most matches of each pattern in one program."""
+    """Findings of the semantic stages: kinds of workload, phases, and the most matches of each pattern in one program."""
 
     workloads: tuple[str, ...]
     phases: tuple[str, ...]
@@ -116,7 +116,7 @@ def _worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def summarise(profiles: Sequence[Any]) -> Recognised:
-    """What several profiles say together; unknown and generic count as nothing."""
+    """Summary of several profiles; unknown and generic count as nothing."""
     patterns: dict[str, int] = {}
     for profile in profiles:
         for name, count in profile.pattern_counts().items():

@@ -1,4 +1,4 @@
-"""What the demo prints: one column a program, one line a fact; it fits a terminal of 80 columns."""
+"""Output table of the demo: one column a program, one line a fact; it fits a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Line = tuple[str, Callable[[Measured], Text | str]]
 
 @attrs.frozen
 class Setting:
-    """What the programs ran on: the server's device, and how many torch threads each side had."""
+    """Hardware that the programs ran on: the server's device, and how many torch threads each side had."""
 
     device: str
     threads: int
@@ -48,7 +48,7 @@ def show(results: Sequence[Measured], setting: Setting, console: Console) -> Non
 
 
 def picture(results: Sequence[Measured], setting: Setting) -> str:
-    """What `show` prints, as SVG."""
+    """The output of `show`, as SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     show(results, setting, console)
     # Without the fonts that it would fetch from elsewhere.

@@ -1,4 +1,4 @@
-"""What a demonstration is: the same work on two devices, and how its results are compared."""
+"""Demonstration task: the same work on two devices, and how its results are compared."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Advance = Callable[[int, int], None]
 
 @attrs.frozen
 class Verdict:
-    """Whether two results agree, and by how much they differ, in words."""
+    """Comparison of two results in words: agreement, and the difference."""
 
     equal: bool
     detail: str
 
 
 def difference_text(difference: float) -> str:
-    """How far apart two results are."""
+    """Difference between two results."""
     return "bitwise" if difference == 0 else f"within {difference:.0e}"
 
 
@@ -42,7 +42,7 @@ class Task(Protocol):
         """Do the work on `device` and return its result on the CPU; the same each time."""
 
     def compare(self, local: Any, remote: Any) -> Verdict:
-        """Whether the results agree as they should."""
+        """True where the results agree as they should."""
 
     def highlights(self, remote: Any) -> list[str]:
         """Lines of at most 64 characters that show what the remote run found, for a person to judge."""
