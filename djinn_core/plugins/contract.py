@@ -1,4 +1,4 @@
-"""Whether an object that a hook returned satisfies its Protocol; if not, the message names the member at fault."""
+"""Check that an object returned by a hook satisfies its Protocol; if not, the message names the member at fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_core.plugins.kinds import Kind
 
 
 def complaint(candidate: object, kind: Kind) -> str:
-    """What keeps `candidate` from being an object of `kind`, as the end of a sentence, or an empty string."""
+    """Reason why `candidate` is no object of `kind`, as the end of a sentence, or an empty string."""
     wanted = kind.protocol.__name__
     name = getattr(candidate, "name", "")
     shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"

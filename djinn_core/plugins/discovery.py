@@ -1,4 +1,4 @@
-"""Where plugins come from: the ones built in, entry points, and what a person names. Nothing here imports a plugin."""
+"""Plugin discovery: built-in plugins, entry points, and plugins that the user names. Nothing here imports a plugin."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _registered(manager: pluggy.PluginManager, kind: Kind, settings: Any) -> tup
 
 def _listed(answer: object, kind: Kind) -> Iterable[Any]:
     if inspect.iscoroutine(answer):
-        answer.close()  # nobody will await it, which Python would warn of
+        answer.close()  # it will not be awaited, which Python would warn of
     if isinstance(answer, str) or not isinstance(answer, Iterable):
         raise HookError(
             f"its {kind.hook} returned {answer!r}, but must return a list of {kind.protocol.__name__} objects"

@@ -32,7 +32,7 @@ log = get_logger("djinn.plugins")
 
 @attrs.frozen
 class Selection:
-    """Which plugins to use.
+    """Selection of plugins.
 
     Attributes:
         plugins: names, importable module names, modules or objects, used beside the built-in plugins; None: everything
@@ -51,7 +51,7 @@ class Selection:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Selection:
-        """What the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings` say."""
+        """Selection by the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings`."""
         names = frozenset(settings.disable)
         return cls(settings.plugins, names, settings.strict, settings.trace_plugins, settings.plugin_settings)
 

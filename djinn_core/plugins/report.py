@@ -1,4 +1,4 @@
-"""What became of each plugin, as `djinn plugins` shows it."""
+"""Load status of each plugin, as `djinn plugins` shows it."""
 
 from __future__ import annotations
 

@@ -57,12 +57,12 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
 
 
 def variable(plugin: str, setting: str) -> str:
-    """What follows `DJINN_PLUGIN_` in the variable for a setting of a plugin."""
+    """Suffix after `DJINN_PLUGIN_` in the environment variable of a plugin's setting."""
     return re.sub(r"[^A-Z0-9]", "_", f"{plugin}_{setting}".upper())
 
 
 def strangers(given: Iterable[PluginSetting], known: Collection[str], plugins: Collection[str]) -> dict[str, str]:
-    """What was given to no setting of any plugin that is used, each with what was probably meant (or an empty string).
+    """Unknown settings of the plugins that are used, each with the name probably meant (or an empty string).
 
     Args:
         given: all that was given.
@@ -81,13 +81,13 @@ def strangers(given: Iterable[PluginSetting], known: Collection[str], plugins: C
 
 
 def _of_an_unused(name: str, known: Collection[str], plugins: Collection[str]) -> bool:
-    """Whether a variable begins as those of a plugin that is not in use, whose settings are not known."""
+    """True where a variable begins as those of a plugin that is not in use, whose settings are not known."""
     begins = (variable(plugin, "") for plugin in plugins)
     return any(name.startswith(begin) and not any(k.startswith(begin) for k in known) for begin in begins)
 
 
 def _fields(declared: Any) -> Mapping[str, Any]:
-    """How each setting is read, by its name; None where the class converts it."""
+    """Converter of each setting, by its name; None where the class converts it."""
     if not isinstance(declared, type) or not attrs.has(declared):
         raise PluginError(
             f"its `{ATTRIBUTE}` is {declared!r}, but must be an attrs class: decorate it with @attrs.frozen"
@@ -154,7 +154,7 @@ def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping
 
 
 def _said(error: Exception) -> str:
-    """What a converter or a validator said, as the second half of a sentence."""
+    """Message of a converter or a validator, as the second half of a sentence."""
     text = str(error.args[0] if error.args else error)
     return text if text.startswith("must") else f"is refused: {text}"
 
