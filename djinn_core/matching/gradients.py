@@ -1,4 +1,4 @@
-"""Which ops belong to a backward pass: much of what a matcher looks for comes again there, differentiated."""
+"""Detection of backward passes: much of what a matcher looks for recurs there, differentiated."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class Gradients:
         return derived
 
     def _is_one(self, outputs: tuple[int, ...]) -> bool:
-        """Whether it is as large as a loss."""
+        """True where it is as large as a loss."""
         return bool(outputs) and self._graph.meta(outputs[0]).shape in {(), (1,)}

@@ -20,7 +20,7 @@ _FILLS = 8
 
 
 def is_given(flow: Flow, source: int) -> bool:
-    """Whether `source` is from outside, or was filled with numbers here: a weight, not the result of a computation."""
+    """True where `source` is from outside, or was filled with numbers here: a weight, not the result of a computation."""
     for _ in range(_FILLS):
         source = flow.beyond(source)
         if source < 0:

@@ -1,4 +1,4 @@
-"""What a search has found so far, and places in a graph that conditions look at."""
+"""Partial match of a search, and places in a graph that conditions look at."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Place:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """What the op was called with, by the names of its schema; tensors as value ids."""
+        """Arguments of the op, by the names of its schema; tensors as value ids."""
         return arguments(self.node)
 
     @property

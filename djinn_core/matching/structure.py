@@ -48,7 +48,7 @@ class Structure:
 
     @property
     def tolerates_growth(self) -> bool:
-        """Whether it looks at no sizes; see `Pattern`."""
+        """True where it looks at no sizes; see `Pattern`."""
         return self.check is None and self.details is None
 
     @cached_property
@@ -62,7 +62,7 @@ class Structure:
 
     @cached_property
     def _reach(self) -> int:
-        """How many steps any part is from the anchor."""
+        """Maximum number of steps from the anchor to any part."""
         import networkx as nx
 
         steps = nx.single_source_shortest_path_length(self.shape.to_undirected(as_view=True), self.anchor)
@@ -94,7 +94,7 @@ class Structure:
         return shape
 
     def _neighbourhood(self, graph: Graph, node: Node) -> nx.DiGraph:
-        """What lies within reach of `node` and may take part."""
+        """Candidate nodes within reach of `node`."""
         import networkx as nx
 
         flow, wanted = graph.flow, frozenset().union(*self._operations.values())

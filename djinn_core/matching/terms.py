@@ -229,7 +229,7 @@ def names_of(operations: Iterable[str]) -> frozenset[str]:
 
 
 def has_conditions(part: object) -> bool:
-    """Whether a condition stands anywhere in a term."""
+    """True where a condition stands anywhere in a term."""
     if isinstance(part, tuple):
         return any(has_conditions(p) for p in part)
     if not isinstance(part, Term):
