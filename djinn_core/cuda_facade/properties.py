@@ -11,7 +11,7 @@ from djinn_core.interception.device import properties
 
 @attrs.frozen
 class CudaProperties:
-    """What programs ask of a GPU; sizes in bytes. Numbers that an executor does not tell are those of an A100.
+    """GPU properties that programs ask for; sizes in bytes. Numbers that an executor does not tell are those of an A100.
 
     A CPU has no compute capability; programs get the first that has bfloat16 and TF32, since they ask in order to know
     whether they may use the two.

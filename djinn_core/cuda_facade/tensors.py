@@ -1,4 +1,4 @@
-"""What remote tensors, generators, streams and events say of their device, and where they may be moved: `cuda`."""
+"""The device `cuda`, as remote tensors, generators, streams and events report it and accept it."""
 
 from __future__ import annotations
 

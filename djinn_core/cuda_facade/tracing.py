@@ -1,4 +1,4 @@
-"""What `torch.compile` asks of devices while it traces, where tensors say `cuda`.
+"""Device interface of `torch.compile` while it traces, where tensors report `cuda`.
 
 PyTorch's C++ knows one accelerator, which has the remote device's own name. Autograd asks that for streams, also for the tensors
 that are made up while a backward pass is traced: those have the own name, or no stream would be found for them.
