@@ -235,7 +235,7 @@ class Settings:
         token: what the servers ask for; never in a repr, a log or an error.
         connection_file: a file with `urls` and `token`, as `djinn serve` writes it.
         tls_authority: PEM file with the authorities that servers' certificates must come from; None: the machine's.
-        tls_fingerprints: certificates that servers may show, whoever signed them, as `sha256:...`.
+        tls_fingerprints: certificates that servers may show, regardless of the signer, as `sha256:...`.
         tls_certificate, tls_key: PEM files to show to servers that ask clients for a certificate.
         standby: servers that go on with the session where the one that has it is lost, as URLs or connection files; used from
             the beginning where no other answers.
@@ -355,7 +355,7 @@ class Resolved:
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
-    """Where the TOML file is looked for: `DJINN_CONFIG`, or `djinn/config.toml` in the XDG configuration directory."""
+    """Path of the TOML file: `DJINN_CONFIG`, or `djinn/config.toml` in the XDG configuration directory."""
     chosen = environ.get(FILE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -396,7 +396,7 @@ def resolve(
 
 
 def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
-    """What a file says in `[plugins.NAME]`, taken out of what was found; `names` in `[plugins]` is the setting `plugins`."""
+    """Settings of a file in `[plugins.NAME]`, taken out of what was found; `names` in `[plugins]` is the setting `plugins`."""
     table = found.get("plugins", (None, ""))[0]
     if not isinstance(table, dict):
         return []
@@ -451,7 +451,7 @@ def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]]
 
 
 def _check_writers(path: Path, status: os.stat_result) -> None:
-    """It says which plugins are imported and where programs go: not for anybody on the machine to write."""
+    """Refuse a file that other users can write: it says which plugins are imported and where programs go."""
     theirs = status.st_uid not in {os.getuid(), 0} or status.st_mode & stat.S_IWOTH
     if stat.S_ISREG(status.st_mode) and theirs:
         raise ConfigurationError(

@@ -102,7 +102,7 @@ class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
 
 @public
 class DeadlineExceeded(DjinnError, TimeoutError):  # noqa: N818 - says what happened
-    """What was waited for did not come in time. The session lives on; work that nobody wants any more is stopped."""
+    """A wait timed out. The session lives on; work that is not needed any more is stopped."""
 
 
 @public

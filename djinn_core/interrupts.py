@@ -67,7 +67,7 @@ class HeldInterrupts:
 
     @property
     def pending(self) -> bool:
-        """Whether this thread was interrupted, and does not know it yet."""
+        """True where this thread was interrupted, and does not know it yet."""
         return self._caught is not None and _is_main()
 
     def check(self) -> None:
@@ -150,7 +150,7 @@ def handle_interrupts() -> None:
 
 
 def _is_handling(frame: FrameType | None) -> bool:
-    """Whether a signal came in the middle of this handler."""
+    """True where a signal came in the middle of this handler."""
     while frame is not None and frame.f_code.co_filename == __file__:
         if frame.f_code is raise_outside_torch.__code__:
             return True
@@ -165,7 +165,7 @@ def _press_again() -> None:
 
 
 class _Symbol(ctypes.Structure):
-    """What the dynamic linker knows of an address: `Dl_info`."""
+    """The dynamic linker's information on an address: `Dl_info`."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -176,7 +176,7 @@ class _Symbol(ctypes.Structure):
 
 
 def _inside_torch() -> bool:
-    """Whether the handler that calls this runs in the middle of PyTorch's C++, which no step of Python's lies before."""
+    """True where the handler that calls this runs in the middle of PyTorch's C++, which no step of Python's lies before."""
     if _backtrace is None or _dladdr is None:  # a C library without them
         return False
     stack = (ctypes.c_void_p * _FRAMES)()

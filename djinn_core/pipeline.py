@@ -211,7 +211,7 @@ def _unsubstituted(plan: OptimizationPlan, why: str) -> OptimizationPlan:
 
 
 def _without(result: OptimizationResult, why: str) -> OptimizationResult:
-    """What is left of a result when its substitutions could not be recorded."""
+    """Remainder of a result whose substitutions could not be recorded."""
     rewrite = attrs.evolve(result.rewrite, substitutions=())
     if rewrite == result.rewrite:
         return result
@@ -290,7 +290,7 @@ def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request,
 
 
 def _still_fits(result: PipelineResult, request: Request) -> bool:
-    """Whether a plan fits that was made when devices had more room, or for smaller values."""
+    """True where a plan fits that was made when devices had more room, or for smaller values."""
     if result.placement is None or result.plan is None or result.profile is None:
         return True
     known = (result.graph, result.profile, result.plan, result.costs or Costs({}), request.topology)
@@ -300,7 +300,7 @@ def _still_fits(result: PipelineResult, request: Request) -> bool:
 
 
 def tolerate_growth(plugins: Plugins, exact: bool = True) -> bool:
-    """Whether all that are asked say the same for sizes and numbers of the same class; `exact` as in `Request`."""
+    """True where all that are asked say the same for sizes and numbers of the same class; `exact` as in `Request`."""
     choosing: list[Any] = [*plugins.placement_policies, *plugins.schedulers]
     return tolerates_growth([*plugins.patterns, *plugins.cost_models, *_wanted(plugins, exact), *choosing])
 
@@ -329,7 +329,7 @@ _identities: dict[int, tuple[Plugins, Hashable]] = {}
 
 
 def _identity(plugins: Plugins) -> Hashable:
-    """Which plugins take part, in which versions. Registries never change."""
+    """Plugins that take part, and their versions. Registries never change."""
     found = _identities.get(id(plugins))
     if found is None or found[0] is not plugins:
         rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
@@ -414,5 +414,5 @@ def _chosen(kind: str, name: str, offered: Sequence[N], built_in: N) -> N:
 
 
 def _kept(graph: Graph) -> frozenset[int]:
-    """Values that somebody may still hold at the end: what is made and not dead, and every input."""
+    """Values that may still be held at the end: what is made and not dead, and every input."""
     return frozenset((*graph.outputs, *graph.inputs))

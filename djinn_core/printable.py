@@ -1,11 +1,11 @@
-"""What others say, as it can be shown: a terminal obeys what is not text, and a line of a log is one line."""
+"""Sanitize untrusted text for output: a terminal obeys what is not text, and a line of a log is one line."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-LONGEST: Final = 32 << 10  # characters of one text that anybody reads
+LONGEST: Final = 32 << 10  # characters of one text
 # Control characters but for tab and newline, and what turns the direction of writing around.
 _OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

@@ -1,4 +1,4 @@
-"""What this process is. Servers must not register `remote_accelerator`, although their plugins import `djinn`.
+"""Role of this process: client, gateway or executor. Servers never register `remote_accelerator`, although plugins import `djinn`.
 
 Once the device is registered, `pin_memory()` and `torch.accelerator` mean ours, and executors hold the real ones.
 """
@@ -18,5 +18,5 @@ def become_server(role: Literal["gateway", "executor"]) -> None:
 
 
 def is_client() -> bool:
-    """Whether importing `djinn` registers the device in this process."""
+    """True where importing `djinn` registers the device in this process."""
     return _role == "client"

@@ -26,7 +26,7 @@ SetDefault = Callable[..., None]
 
 
 def rebuild_tensor(tensor: torch.Tensor, requires_grad: bool) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
-    """How PyTorch pickles a tensor: a function that `torch.load(weights_only=True)` accepts, and its arguments."""
+    """Pickle reduction of a tensor: a function that `torch.load(weights_only=True)` accepts, and its arguments."""
     if tensor.dtype in torch.storage._new_dtypes():  # saved as untyped storages, of PyTorch's own classes only
         arguments = (tensor.cpu(), tensor.dtype, str(tensor.device), requires_grad)
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
@@ -99,7 +99,7 @@ def wrap_swap_tensors(wrap: Callable[[SwapTensors], SwapTensors]) -> None:
 
 
 def convert_results(func: Any, out: Any, cls: type[torch.Tensor]) -> Any:
-    """What PyTorch returns from `func` called with tensors of class `cls`, where `out` is what it did return."""
+    """Result of `func` for tensors of class `cls`, as PyTorch wraps it, from its plain result `out`."""
     plain: Any = torch.overrides.get_default_nowrap_functions
     convert: Any = torch._tensor._convert
     return out if func in plain() else convert(out, cls)
@@ -141,7 +141,7 @@ def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
 
 
 def writes_to(tensor: torch.Tensor) -> int:
-    """How often PyTorch has written to the tensor's memory; 0 where it does not count that."""
+    """Version counter of the tensor: PyTorch's writes to its memory; 0 where it does not count that."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -152,6 +152,6 @@ def unseen_by_function_modes() -> AbstractContextManager[None]:
 
 
 def number_of_storage(storage: torch.UntypedStorage) -> int:
-    """What `torch_private.storage_key` gives for the tensors that look into it."""
+    """Result of `torch_private.storage_key` for the tensors that look into it."""
     number: int = storage._cdata
     return number

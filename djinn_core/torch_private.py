@@ -257,7 +257,7 @@ def without_modes(function: F) -> F:
 
 @contextmanager
 def modes_as_before() -> Iterator[None]:
-    """Where an interrupt leaves the block, perhaps in the middle of entering or leaving a mode, modes are what they were."""
+    """Restore the modes where an interrupt leaves the block, perhaps while a mode is entered or left."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     dispatching, calling = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
     try:
@@ -274,7 +274,7 @@ def modes_as_before() -> Iterator[None]:
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a run of the autograd engine."""
+    """True where this thread is inside a run of the autograd engine."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -329,7 +329,7 @@ def schema_of(func: Any) -> Any:
 
 
 def kernel_of(func: Any) -> Callable[..., Any]:
-    """What calling an `OpOverload` calls, without the Python frame in between."""
+    """The callable behind an `OpOverload`, without the Python frame in between."""
     return func._op  # type: ignore[no-any-return]
 
 
@@ -360,7 +360,7 @@ def take_creation_from(view: torch.Tensor, other: torch.Tensor) -> None:
 
 @functools.cache
 def composite_kernel(func: Any) -> Callable[..., Any] | None:
-    """What `func` is made of, where it is registered as made of other ops."""
+    """Composite kernel of `func`, where one is registered."""
     keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd)
     for key in keys:
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
@@ -370,13 +370,13 @@ def composite_kernel(func: Any) -> Callable[..., Any] | None:
 
 @functools.cache
 def is_composite(func: Any) -> bool:
-    """Whether PyTorch takes `func` apart before a backend sees it, unless the backend asks for it."""
+    """True where PyTorch takes `func` apart before a backend sees it, unless the backend asks for it."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is under way."""
+    """True where forward-mode differentiation is under way."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
@@ -439,7 +439,7 @@ def own_stream(cls: type, number: int, index: int) -> Any:
 
 
 def is_own_type(kind: int) -> bool:
-    """Whether a device type's number is that of the device of Python kernels."""
+    """True where a device type's number is that of the device of Python kernels."""
     return kind == int(_DEVICE_KINDS.PrivateUse1)
 
 
@@ -480,7 +480,7 @@ _GENERATOR_HEAD: Final = 128  # bytes in which the device lies: a generator has 
 
 @functools.cache
 def _place_of_device() -> int | None:
-    """Where in a generator its device lies: two bytes, the type and the index, which are 0 and -1 for the CPU."""
+    """Offset of the device in a generator's memory: two bytes, the type and the index, which are 0 and -1 for the CPU."""
     probe = CGenerator()
     content, elsewhere = _bytes_of(probe), int(_DEVICE_KINDS.PrivateUse1)
     for place in range(16, _GENERATOR_HEAD - 1, 2):
@@ -525,12 +525,12 @@ def without_autocast() -> AbstractContextManager[Any]:
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows `tensor` as a view of another tensor."""
+    """True where autograd knows `tensor` as a view of another tensor."""
     return tensor._is_view()
 
 
 def in_transform() -> bool:
-    """Whether a transform of `torch.func` is under way."""
+    """True where a transform of `torch.func` is under way."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -550,7 +550,7 @@ ModuleCallImpl = Callable[..., Any]
 
 
 def is_usual_module_call(call: ModuleCallImpl) -> bool:
-    """Whether `call` is PyTorch's own `Module.__call__`, which goes to `_compiled_call_impl` or else to `_call_impl`."""
+    """True where `call` is PyTorch's own `Module.__call__`, which goes to `_compiled_call_impl` or else to `_call_impl`."""
     return call is torch.nn.Module._wrapped_call_impl
 
 
