@@ -1,4 +1,4 @@
-"""What inductor needs besides PyTorch."""
+"""Toolchain that inductor needs besides PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COMPILERS: Final = ("g++", "clang++", "c++")
 
 
 def missing_toolchain() -> str:
-    """What is missing, and what to do about it; empty where inductor can work."""
+    """Missing prerequisites, and what to do about them; empty where inductor can work."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else _COMPILERS:
         if shutil.which(name):

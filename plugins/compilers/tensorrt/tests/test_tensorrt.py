@@ -1,4 +1,4 @@
-"""What can be tried without a GPU; the suite for all compilers where there is one, and torch-tensorrt."""
+"""Tests without a GPU; the suite for all compilers where there is one, and torch-tensorrt."""
 
 from __future__ import annotations
 

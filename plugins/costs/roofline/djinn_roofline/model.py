@@ -107,7 +107,7 @@ class MeasuredRoofline:
 
 
 def _variant(graph: Graph, node: Node, work: Work) -> str:
-    """Which of the ways that an op has of doing its work it takes here, where there are several of different speed."""
+    """Variant of the op's implementation that is taken here, where there are several of different speed."""
     if work.kind == "copy" and work.layout != "contiguous":
         return "clone heads" if work.layout == "permuted" else "clone transposed"
     if work.kind == "reduction" and node.inputs:
@@ -192,7 +192,7 @@ def _shaped_coefficients(probes: Sequence[Shaped], took: Mapping[str, float]) ->
 
 
 def _alone(parameters: Mapping[str, Any], mixed: Mixed) -> float:
-    """What an op of the probe takes in the middle where each runs again and again."""
+    """Median time of an op of the probe over repeated runs."""
     works = [Work(name, kind, 0.0, 0.0, 0, 0, dims, torch.float32) for name, kind, dims in mixed.ops]
     return sum(_warm_seconds(parameters, work) for work in works) / len(works)
 

@@ -1,4 +1,4 @@
-"""What the time of an op grows with, by the family of the op."""
+"""Terms that the time of an op grows with, by the family of the op."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from djinn_cuda.runtime import CudaRuntime
 
 
 class Driver(Protocol):
-    """What is asked of CUDA before a device is opened."""
+    """CUDA queries before a device is opened."""
 
     def count(self) -> int:
-        """How many GPUs this process may use; 0 with a CPU build of torch."""
+        """Number of GPUs that this process may use; 0 with a CPU build of torch."""
 
     def describe(self, index: int) -> tuple[str, int, int]:
-        """What GPU `index` calls itself, and its memory in bytes: total and free."""
+        """Name of GPU `index`, and its memory in bytes: total and free."""
 
 
 class TorchDriver:

@@ -1,4 +1,4 @@
-"""How much memory a GPU has, without taking any of it."""
+"""Memory size of a GPU, queried without allocating on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be shown without a GPU, with a stated fake of the driver, and what needs one."""
+"""Tests without a GPU, with a fake of the driver, and tests that need one."""
 
 from __future__ import annotations
 

@@ -32,5 +32,5 @@ def djinn_register_devices(settings: Settings) -> Iterable[Device]:
 
 @hookimpl
 def djinn_register_observers() -> Iterable[Observer]:
-    """Who says, at the end of a session, what it would have taken."""
+    """Reporter of the simulated time at the end of a session."""
     return [Teller()]

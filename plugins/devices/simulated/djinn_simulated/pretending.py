@@ -1,4 +1,4 @@
-"""What stands for running an op: its results by shape, and the time that it would take."""
+"""Simulated execution of an op: its results by shape, and the time that it would take."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layout:
 
 @attrs.frozen
 class Pretended:
-    """What is known of a call: for each result its layout, the argument that it is, or None; and the seconds that it takes."""
+    """Cached facts about a call: for each result its layout, the argument that it is, or None; and the seconds that it takes."""
 
     results: tuple[Layout | int | None, ...]
     several: bool
@@ -94,7 +94,7 @@ class Pretending(DispatchMode):
         return None if result is None else _argument(result, args, kwargs, func)
 
     def _looked_at(self, func: Any, args: Any, kwargs: Any) -> Pretended | None:
-        """What is known of a call; None where it has to be made."""
+        """Cached facts about a call; None where it has to be made."""
         if _is_view(func):
             return None
         schema = schema_of(func)

@@ -1,6 +1,6 @@
 """A device whose ops take the time that they would take, and do nothing.
 
-Its tensors are in this machine's memory and full of zeros. Pages that nobody has written to take no room, so a model of many
+Its tensors are in this machine's memory and full of zeros. Pages that were never written take no room, so a model of many
 gigabytes fits. Views are real, and what an op returns has the shape that it would have.
 """
 
@@ -84,7 +84,7 @@ class SimulatedRuntime:
                     f"{size:,} were asked for"
                 )
             self._allocated += size
-        octets = np.zeros(size, np.uint8)  # by calloc: pages come when somebody writes to them
+        octets = np.zeros(size, np.uint8)  # by calloc: pages are allocated when they are first written
         weakref.finalize(octets, self._free, size).atexit = False
         return torch.from_numpy(octets)
 

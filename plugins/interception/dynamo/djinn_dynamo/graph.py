@@ -21,7 +21,7 @@ class RecordedGraph:
         self._calls: OrderedDict[object, RecordedCall | None] = OrderedDict()
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the graph returns."""
+        """Outputs of the graph."""
         tensors = [i for i in inputs if type(i) is LazyTensor]
         others = [(place, i) for place, i in enumerate(inputs) if type(i) is not LazyTensor]
         if not installed.now or is_watched() or any(isinstance(i, torch.Tensor) for _, i in others):

@@ -1,4 +1,4 @@
-"""Whether graphs are recorded at a stroke: while the plugin is installed in this process."""
+"""Switch for recording whole graphs at once: on while the plugin is installed in this process."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def compiled(function, **options):
 
 
 def recorded(run):
-    """How many instructions `run` records."""
+    """Number of instructions that `run` records."""
     before = djinn.stats()["ops_captured"]
     run()
     return djinn.stats()["ops_captured"] - before

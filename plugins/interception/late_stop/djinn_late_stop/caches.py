@@ -124,7 +124,7 @@ _CACHES: Final = ("Cache", "DynamicCache", "StaticCache")
 
 
 def can_be_cut(cache: Any) -> bool:
-    """Whether what steps have written to `cache` can be taken out again, and leave no trace."""
+    """True where what steps have written to `cache` can be taken out again, and leave no trace."""
     decoder = _decoder(cache)
     return (
         _name(decoder) in _CACHES
@@ -156,7 +156,7 @@ class Cut:
 
 
 def _decoder(cache: Any) -> Any:
-    """What grows with each token: of an encoder-decoder's caches the first."""
+    """Caches that grow with each token: of an encoder-decoder's caches the first."""
     return cache.self_attention_cache if _name(cache) == "EncoderDecoderCache" else cache
 
 

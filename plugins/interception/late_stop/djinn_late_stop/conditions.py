@@ -1,4 +1,4 @@
-"""Where nobody can tell a late stop check from one that was waited for; everywhere else `generate()` waits."""
+"""Conditions under which a late stop check is not observable; everywhere else `generate()` waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OWN_HOOKS: Final = ("accelerate", "djinn_core", "transformers")
 
 
 def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:
-    """Why the checks of this call of `generate()` cannot be late; empty where they can."""
+    """Reason why the checks of this call of `generate()` cannot be late; empty where they can."""
     if synced or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
     if djinn.is_capturing() or is_watched():
@@ -66,7 +66,7 @@ def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: boo
 
 
 def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
-    """Why they cannot with this cache, which may outlive the call; empty where they can."""
+    """Reason why they cannot with this cache, which may outlive the call; empty where they can."""
     if cache is None or not outlives:
         return ""
     if not can_be_cut(cache):
@@ -94,7 +94,7 @@ def _reasons_in(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _pads_are_tokens(model: Any, config: Any) -> bool:
-    """Whether finished rows can be continued with the token for padding."""
+    """True where finished rows can be continued with the token for padding."""
     if config.eos_token_id is None:
         return True
     ends = config.eos_token_id

@@ -1,4 +1,4 @@
-"""Whether stop checks may be late: while the plugin is installed in this process."""
+"""Switch for late stop checks: on while the plugin is installed in this process."""
 
 from __future__ import annotations
 

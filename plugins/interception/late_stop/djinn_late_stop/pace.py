@@ -1,4 +1,4 @@
-"""How many steps late an answer may be: as many as keep both ends busy over the link, and no more."""
+"""Number of steps that an answer may be late: as many as keep both ends busy over the link, and no more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _JITTER_SECONDS: Final = 0.001
 class Pace:
     """Measures what a step takes on either side.
 
-    An answer takes a round trip. Whoever is slower, the program that issues steps or the executor that runs them, decides how
+    An answer takes a round trip. The slower one, the program that issues steps or the executor that runs them, decides how
     many steps go by meanwhile.
     """
 

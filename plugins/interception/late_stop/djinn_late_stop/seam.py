@@ -1,4 +1,4 @@
-"""Where transformers lets a stop check be late, and what it is given there.
+"""Hook into transformers' `generate()` for late stop checks, and the values passed there.
 
 `GenerationMixin._sample` makes a `DeferredStopCheck` where `is_supported` says so, asks it after each step, and has
 `_undo_generation_steps` take off what it says is surplus. It runs its steps inside `_optimize_model_for_decode`, past whose
@@ -71,7 +71,7 @@ _running = _Running()
 
 
 class _Sampling:
-    """How many calls draw from the device's random state. Two at a time would each undo what the other has drawn."""
+    """Number of calls that draw from the device's random state. Two at a time would each undo what the other has drawn."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

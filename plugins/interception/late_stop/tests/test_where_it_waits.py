@@ -1,4 +1,4 @@
-"""Where a late stop check could be told from one that was waited for, `generate()` waits; elsewhere it seldom does."""
+"""`generate()` waits where a late stop check could be observed; elsewhere it seldom does."""
 
 from __future__ import annotations
 

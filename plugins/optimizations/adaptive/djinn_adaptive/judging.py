@@ -1,4 +1,4 @@
-"""When runs with an optimization and without it, in turns, say that it pays, or does not."""
+"""Decision whether an optimization pays, from runs with it and without it, in turns."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ class Adaptive:
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether every run of the one took much less than any of the other: the other is not to be run any more."""
+    """True where every run of the one took much less than any of the other: the other is not to be run any more."""
     return CLEARLY * max(ours) < min(other)

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 
 def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float:
-    """How likely `ours` would be as small as it is, compared with `other`, if both came of the same (one-sided p).
+    """One-sided p-value: the probability that `ours` is as small against `other` if both are of one distribution.
 
     By the normal approximation with corrections for ties and continuity, which is good from eight of each.
     """

@@ -1,4 +1,4 @@
-"""What is decided from measured runs; that it is done, in a real session, is tested in `tests/runtime/test_ab_tests.py`."""
+"""Decisions from measured runs; that it is done, in a real session, is tested in `tests/runtime/test_ab_tests.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measured(seed, count, factor=1.0):
 
 
 def decided(seed, factor):
-    """What is said at the first moment at which something is, for an optimization that makes runs take `factor` of what they took."""
+    """First decision on an optimization that makes runs take `factor` of their time."""
     ours, other = measured(seed, 64, factor), measured(seed + 1000, 64)
     for count in range(1, 65):
         verdict = Adaptive().pays(Trial("x", ours[:count], other[:count]))

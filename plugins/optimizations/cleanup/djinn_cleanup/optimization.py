@@ -36,7 +36,7 @@ class CommonSubexpressions:
 
 
 class DeadCode:
-    """Drops what nobody can see."""
+    """Drops work without observable results."""
 
     name = "dead_code"
     tolerates_growth = True

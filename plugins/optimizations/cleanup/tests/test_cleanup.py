@@ -1,4 +1,4 @@
-"""What is dropped, what is not, and that no value that anybody can see changes."""
+"""Nodes that are dropped and nodes that are kept; no observable value changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every optimization; whole models are in Djinn's own tests."""
+"""Conformance suite for optimizations; whole models are in Djinn's own tests."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Region:
         return Substitution(frozenset(taken), self.inputs, self.outputs, compute)
 
     def _part(self, graph: Graph, whole: dict[int, torch.Tensor], begin: int, end: int) -> dict[int, torch.Tensor]:
-        """What comes of the inputs from `begin` to `end`."""
+        """Results for the inputs from `begin` to `end`."""
         part: dict[int, torch.Tensor] = {}
         for node, rows in self.nodes:
             for value in rows - part.keys():
@@ -118,7 +118,7 @@ class _Search:
             self.batch.update(seen)
 
     def _divides(self, node: Node, rows: frozenset[int]) -> bool:
-        """Whether all that comes of the batch has rows, as many for each input of it, and so has what is made."""
+        """True where all that comes of the batch has rows, as many for each input of it, and so has what is made."""
         counts = {self.graph.meta(v).shape[0] for v in rows}
         made = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
         shapes = [self.graph.meta(v).shape for v in made]
@@ -130,11 +130,11 @@ class _Search:
         )
 
     def _writes_its_own(self, node: Node) -> bool:
-        """Whether it writes nothing, or what nothing else looks into and was made here."""
+        """True where it writes nothing, or what nothing else looks into and was made here."""
         return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
 
     def _has_the_rest(self, node: Node) -> bool:
-        """Whether what it uses beside the batch is there before, or can be made once for all parts."""
+        """True where what it uses beside the batch is there before, or can be made once for all parts."""
         return all(v in self.made or self._is_there(v) for v in node.inputs)
 
     def _is_there(self, value: int) -> bool:
@@ -171,7 +171,7 @@ class _Search:
         return value in self.context.kept or any(u.id not in own and u.id in self.running for u in users)
 
     def _is_legal(self, inputs: Sequence[int], outputs: Sequence[int], own: Collection[int]) -> bool:
-        """Whether outputs have rows and memory of their own, and nobody else writes it, or inputs, or sees it before its end."""
+        """True where outputs have rows and memory of their own, and no other node writes it or inputs, or reads it early."""
         memory = {storage_of(v) for v in outputs}
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
             return False

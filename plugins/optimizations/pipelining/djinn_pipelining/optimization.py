@@ -8,7 +8,7 @@ from typing import Final
 from djinn.hooks import OptimizationContext, OptimizationResult, Rewrite
 from djinn_pipelining.state import what_is_carried
 
-# What a program takes of the client, which records it and sends it: what nobody has measured at run time, but at leisure.
+# What a program takes of the client, which records it and sends it: measured offline, not at run time.
 CLIENT_EACH: Final = 12e-6  # seconds an op
 CLIENT_ALL: Final = 5e-4  # seconds
 
@@ -51,7 +51,7 @@ def _why_not(context: OptimizationContext) -> str:
 
 
 def _seconds(context: OptimizationContext) -> float:
-    """What the program takes on the quickest device."""
+    """Time of the program on the quickest device."""
     rows = context.costs.by_device.values()
     return min((math.fsum([row[node].seconds for node in context.plan.nodes]) for row in rows), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Which ops work on each row of a batch by itself, so that they do the same for a part of it.
+"""Ops that work on each row of a batch by itself, so that they do the same for a part of it.
 
 A batch of n is the first dimension of a value, or the first factor of it: where inputs of a batch were laid one after the other
 there are n times as many rows.
@@ -49,7 +49,7 @@ def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
 
 
 def is_pointwise(op: str) -> bool:
-    """Whether PyTorch says so of an op."""
+    """True where PyTorch says so of an op."""
     namespace, _, name = op.partition("::")
     packet, _, overload = name.partition(".")
     found = getattr(getattr(torch.ops, namespace), packet, None) if namespace == "aten" else None
@@ -58,7 +58,7 @@ def is_pointwise(op: str) -> bool:
 
 
 def _broadcast(at: At) -> tuple[int, ...]:
-    """What has as many dimensions and rows as the result has."""
+    """Operands with as many dimensions and rows as the result."""
     result = at.result
     return tuple(v for v in at.node.inputs if len(at.shape(v)) == len(result) and at.shape(v)[:1] == result[:1])
 

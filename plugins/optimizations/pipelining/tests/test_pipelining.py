@@ -1,4 +1,4 @@
-"""What holds for every optimization, and when successive inputs may be spread; pools are in Djinn's own tests."""
+"""Conformance suite for optimizations, and cases in which successive inputs may be spread; pools are in Djinn's own tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestConforms(OptimizationConformance):
 
 
 def judged(builder, seconds=5e-3, devices=4, stream=None, **residency):
-    """What the optimization says of a program whose ops take `seconds` each, with one of its kind under way."""
+    """Result of the optimization for a program whose ops take `seconds` each, with one of its kind under way."""
     graph = builder.graph()
     given = optimization_context(graph, devices)
     row = tuple(CostEstimate(0, 0, 0, seconds) for _ in graph.nodes)

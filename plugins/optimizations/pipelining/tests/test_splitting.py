@@ -75,7 +75,7 @@ MODELS = {"pictures": pictures, "patches": lambda: (Patches(), 3, 20, 20)}
 
 
 def captured(model, data, **evolved):
-    """What an optimization may look at, and by value the tensors that a program starts from."""
+    """Context of an optimization, and by value the tensors that a program starts from."""
     ours = copy.deepcopy(model)
     with torch.no_grad(), djinn.capture() as found:
         ours, given = ours.to(REMOTE), data.to(REMOTE)

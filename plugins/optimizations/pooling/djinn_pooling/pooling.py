@@ -1,4 +1,4 @@
-"""What a pooling does, from the arguments of its op."""
+"""Geometry of a pooling, from the arguments of its op."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TestConforms(OptimizationConformance):
 
 
 class Twice(nn.Module):
-    """What is pooled is used by somebody else as well."""
+    """A pooled value that another op uses as well."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Twice(nn.Module):
 
 
 def tried(model):
-    """What the optimization says of a model, and what each substitution makes beside what it stands for."""
+    """Result of the optimization for a model, and each substitution's values beside the originals."""
     ours, data = copy.deepcopy(model).eval(), torch.randn(2, 4, 13, 13)
     with torch.no_grad(), djinn.capture() as found:
         ours, given = ours.to(REMOTE), data.to(REMOTE)

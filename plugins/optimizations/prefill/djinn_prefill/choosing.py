@@ -1,4 +1,4 @@
-"""How many chunks, and how long: by predicted times."""
+"""Number and length of chunks, by predicted times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL: Final = 0.9  # of a device's free memory that weights may fill
 
 @attrs.frozen
 class Choice:
-    """Where chunks end, and why."""
+    """Ends of the chunks, and the reason."""
 
     ends: tuple[int, ...]
     reason: str
@@ -113,7 +113,7 @@ def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
 
 
 def _reached(times: _Times, count: int, seconds: float) -> list[float]:
-    """How far chunks come that take so many seconds each."""
+    """Rows that chunks cover when each takes so many seconds."""
     ends, start = [], 0.0
     for _ in range(count):
         low, high = start, 1.0
@@ -141,7 +141,7 @@ def _slowest(context: OptimizationContext) -> tuple[float, float]:
 
 
 def _weights_fit(context: OptimizationContext, count: int) -> bool:
-    """Whether so many devices can each hold all weights."""
+    """True where so many devices can each hold all weights."""
     weights: dict[int, int] = {}
     for value in context.graph.inputs:
         if context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT:

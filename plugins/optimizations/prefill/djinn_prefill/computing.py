@@ -16,7 +16,7 @@ from djinn_prefill.rules import aligned_dim
 
 @attrs.frozen
 class Chunks:
-    """Where chunks of rows begin, and where the last one ends."""
+    """Begin of each chunk of rows, and end of the last one."""
 
     ends: tuple[int, ...]
 
@@ -102,7 +102,7 @@ class Computing:
             self.parts[value] = [results[index] for results in made]
 
     def _operand(self, node: Node, value: int, dim: int, chunk: int) -> torch.Tensor:
-        """What an op is given for a chunk: rows of what has rows, and of what is broadcast against them."""
+        """Operands of an op for a chunk: rows of what has rows, and of what is broadcast against them."""
         if value in self.rows.dims:
             return self.part(value, chunk)
         graph, tensor = self.rows.graph, self.all_of(value)
@@ -131,7 +131,7 @@ class Computing:
         return torch.cat(before, self.rows.dims[value]) if chunk else before[0]
 
     def _mask(self, chunk: int, query: torch.Tensor) -> torch.Tensor:
-        """What is added to the weights of a chunk's attention: rows do not look at those after them."""
+        """Mask added to the scores of a chunk's attention: rows do not look at those after them."""
         key = (chunk, query.dtype)
         if key not in self.masks:
             size = (self.chunks.length(chunk), self.chunks.ends[chunk])

@@ -80,7 +80,7 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: Choice) -> S
 
 
 def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
-    """Whether a node takes rows of the last chunk alone, such as the last token's, and nobody keeps a view of the others."""
+    """True where a node takes rows of the last chunk alone, such as the last token's, and no view of the others is kept."""
     if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
         return False
     value, given = node.inputs[0], arguments(node)
@@ -89,7 +89,7 @@ def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node:
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
-    """Somebody might write later into what he keeps: what shares its memory would have to show that."""
+    """Check kept values: the program might write into them later, which has to show in what shares their memory."""
     before = {storage_of(v) for v in context.graph.inputs}
     several = Counter(map(storage_of, outputs))
     for value in outputs:
@@ -126,7 +126,7 @@ def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
 
 
 def _not_wanted_elsewhere(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
-    """The divided nodes, and those of which nobody else needs anything."""
+    """The divided nodes, and those whose results no other node needs."""
     gone = set(divided)
     for node in reversed(run):
         if node.id not in gone and not any(_is_wanted(context, v, gone) for v in node.outputs):

@@ -1,4 +1,4 @@
-"""Which part of a program can be divided by rows of a sequence: what leads from token embeddings through causal attention."""
+"""Part of a program that can be divided by rows of a sequence: what leads from token embeddings through causal attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ATTENTION: Final = "scaled_dot_product_attention"
 
 
 class Refused(Exception):  # noqa: N818 - a reason, not a failure
-    """Why a program is left as it is, in words."""
+    """Reason why a program is left as it is, in words."""
 
 
 @attrs.frozen
@@ -73,7 +73,7 @@ class Rows:
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """What is divided, in order."""
+        """Divided nodes, in order."""
         return tuple(sorted((*self.splits, *self.attention)))
 
 
@@ -102,7 +102,7 @@ def rows_of(context: OptimizationContext) -> Rows:
 
 
 def _check(context: OptimizationContext, found: Rows) -> None:
-    """What is left out must not be seen by others, nor change meanwhile."""
+    """Check that omitted nodes are not used by others and do not change meanwhile."""
     graph = found.graph
     looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
     for node in graph.nodes[found.nodes[0] :]:
@@ -120,7 +120,7 @@ def _has_effects(node: Node) -> bool:
 
 
 def inside(node: Node) -> str:
-    """Where in a model a node is, for reasons."""
+    """Location of a node in the model, for reasons."""
     return f" in {node.module}" if node.module else ""
 
 

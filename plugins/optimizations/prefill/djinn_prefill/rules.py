@@ -1,4 +1,4 @@
-"""How a dimension goes through ops: which dimension of a result has the rows of the sequence, given where its operands have them.
+"""Propagation rules of the sequence dimension: from the operands of an op to its result.
 
 A rule is told a node, its arguments by name, and by value the dimension of the rows. It answers with the dimension for each
 result, and the arguments that are other ones for a part of the rows; or with None where parts of the rows do not give the
@@ -38,7 +38,7 @@ class Split:
 
 @attrs.frozen
 class Case:
-    """What a rule looks at."""
+    """Input of a rule."""
 
     graph: Graph
     node: Node
@@ -60,7 +60,7 @@ class Case:
         return self.shape(self.node.outputs[0])
 
     def others_are_whole(self, *names: str) -> bool:
-        """Whether none of these arguments has rows."""
+        """True where none of these arguments has rows."""
         return all(self.dim(self.given.get(name)) is None for name in names)
 
 
@@ -68,7 +68,7 @@ Rule = Callable[[Case], Split | None]
 
 
 def split_of(case: Case) -> Split | None:
-    """How a node runs for some of the rows; None where there is no rule for it, or the rule says that it cannot."""
+    """Way to run a node for some of the rows; None where there is no rule for it, or the rule says that it cannot."""
     rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
     return rule(case) if rule is not None and case.node.outputs else None
 

@@ -1,4 +1,4 @@
-"""How many chunks, how long, and when none: by predicted times."""
+"""Number and length of chunks, or none, by predicted times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every optimization; what it does over executors is in Djinn's own tests."""
+"""Conformance suite for optimizations; what it does over executors is in Djinn's own tests."""
 
 from __future__ import annotations
 

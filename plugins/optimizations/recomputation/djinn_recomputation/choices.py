@@ -1,4 +1,4 @@
-"""What could be done with what devices send to each other: some of it computed again, thought through to the predicted end."""
+"""Options for values that devices send to each other: recompute some, evaluated by predicted end times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Choice:
 
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[Choice]:
-    """What can be done, without replicas first."""
+    """Options, the one without replicas first."""
     made, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
         runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
@@ -104,7 +104,7 @@ def _simulated(context: OptimizationContext, placement: Placement, replicas: tup
 
 
 def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:
-    """Whether devices have room for the inputs that replicas read there, beside what lives there."""
+    """True where devices have room for the inputs that replicas read there, beside what lives there."""
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
     placed = with_replicas(graph, placement, plan, context.profile)

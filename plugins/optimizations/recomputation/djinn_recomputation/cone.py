@@ -1,4 +1,4 @@
-"""What one device would have to run itself, to have the values that it uses without waiting for them."""
+"""Nodes that one device would have to run itself, to have its inputs without waiting for them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _make(device: DeviceCapabilities) -> tuple[str, str]:
 
 @attrs.frozen(eq=False)
 class _Fixed:
-    """What is decided already."""
+    """Decisions made already."""
 
     context: OptimizationContext
     placement: Placement

@@ -1,4 +1,4 @@
-"""Which of the nodes of a cone are worth running: the least sum of seconds of computing and of sending."""
+"""Minimum cut that selects the nodes of a cone worth running: the least sum of seconds of computing and of sending."""
 
 from __future__ import annotations
 

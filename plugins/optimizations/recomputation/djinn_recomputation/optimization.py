@@ -82,7 +82,7 @@ def _least(context: OptimizationContext) -> float:
 
 
 def _sent(thought: Sequence[Choice], sending: float) -> str:
-    """Why everything is sent."""
+    """Reason why everything is sent."""
     if len(thought) == 1:
         return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
     other = min(thought[1:], key=lambda choice: choice.seconds)

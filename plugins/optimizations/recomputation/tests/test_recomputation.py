@@ -1,4 +1,4 @@
-"""What is computed again and what is sent, by the links between devices, and that nothing changes."""
+"""Choice between recomputing and sending, by the links between devices; no result changes."""
 
 from __future__ import annotations
 

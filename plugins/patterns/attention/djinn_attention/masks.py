@@ -101,7 +101,7 @@ def _read(graph: Graph, source: int, surplus: int) -> Reach:
 
 
 def _apart(graph: Graph, source: int, depth: int = _STEPS) -> bool:
-    """Whether queries and keys are hidden each for themselves, as padding is, and never by how they lie to each other."""
+    """True where queries and keys are hidden each for themselves, as padding is, and never by how they lie to each other."""
     node = graph.flow.node(source)
     if node is None or depth == 0 or node.operation.removesuffix("_") not in _JOINS:
         return False
@@ -112,7 +112,7 @@ def _apart(graph: Graph, source: int, depth: int = _STEPS) -> bool:
 
 
 def _by_both(graph: Graph, value: int) -> bool:
-    """Whether a mask differs by query and by key."""
+    """True where a mask differs by query and by key."""
     meta = graph.meta(value)
     return all(len(meta.shape) >= k and meta.shape[-k] > 1 and meta.stride[-k] != 0 for k in (1, 2))
 
@@ -187,7 +187,7 @@ def _of_distance(graph: Graph, node: Node) -> list[_Bound]:
 
 
 def _by_key(graph: Graph, value: int) -> bool | None:
-    """Whether positions differ from key to key and not from query to query; the other way round; or neither."""
+    """True where positions differ from key to key and not from query to query; the other way round; or neither."""
     meta = graph.meta(value)
     along = [len(meta.shape) >= k and meta.shape[-k] > 1 and meta.stride[-k] != 0 for k in (1, 2)]
     return along[0] if along[0] != along[1] else None

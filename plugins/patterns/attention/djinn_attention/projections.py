@@ -157,19 +157,19 @@ def _reduced(graph: Graph, source: int) -> Iterable[int]:
 
 
 def _is_weight(graph: Graph, source: int) -> bool:
-    """Whether a source from outside has the shape of a norm's weight rather than of data."""
+    """True where a source from outside has the shape of a norm's weight rather than of data."""
     return source < 0 and len(graph.meta(graph.flow.value(source)).shape) < 2
 
 
 def latent(graph: Graph, feeds: Feeding) -> bool:
-    """Whether keys and values are made by one layer out of something narrow that was made by another."""
+    """True where keys and values are made by one layer out of something narrow that was made by another."""
     values, queries = {p.node for p in feeds.value}, {p.node for p in feeds.query}
     both = [p for p in feeds.key if p.node in values and p.node not in queries]
     return any(_is_narrow(graph, p.data) for p in both)
 
 
 def _is_narrow(graph: Graph, source: int) -> bool:
-    """Whether a norm is between a source and a layer that narrows."""
+    """True where a norm is between a source and a layer that narrows."""
     for _ in range(_AFTER):
         if source < 0:
             return False

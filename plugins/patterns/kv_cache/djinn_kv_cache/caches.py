@@ -47,12 +47,12 @@ class Cache:
 
     @property
     def from_before(self) -> bool:
-        """Whether the program found it rather than made it."""
+        """True where the program found it rather than made it."""
         return self.kind in {"appended", "written", "read"}
 
     @property
     def grows(self) -> bool:
-        """Whether it is certain that something is put into it."""
+        """True where it is certain that something is put into it."""
         return self.kind in {"appended", "written", "created"}
 
 
@@ -177,7 +177,7 @@ class Caches:
         return value
 
     def _turns(self, node: Node) -> bool:
-        """Whether a write moves everything on by some places, or begins anew at the front once it is at the end."""
+        """True where a write moves everything on by some places, or begins anew at the front once it is at the end."""
         flow = self.graph.flow
         for source in flow.sources[node.id][1:]:
             for at in flow.ancestors(source, limit=6):
@@ -213,12 +213,12 @@ class Caches:
         return None
 
     def is_low(self, value: int) -> bool:
-        """Whether a value is kept in numbers of few bits."""
+        """True where a value is kept in numbers of few bits."""
         dtype = self.graph.meta(value).dtype
         return dtype.itemsize == 1 and dtype is not torch.bool
 
     def _shorter(self, value: int, whole: int) -> bool:
-        """Whether a value has fewer rows than another, and is like it otherwise."""
+        """True where a value has fewer rows than another, and is like it otherwise."""
         pair = self.graph.meta(value).shape, self.graph.meta(whole).shape
         if len(pair[0]) != len(pair[1]):
             return False

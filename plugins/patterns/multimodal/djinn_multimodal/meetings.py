@@ -63,7 +63,7 @@ def meetings(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iter
 
 
 def _computes(graph: Graph, node: Node) -> bool:
-    """Whether numbers come out, not a mask or positions."""
+    """True where numbers come out, not a mask or positions."""
     made = (*node.outputs, *node.writes)
     return bool(made) and graph.meta(made[0]).dtype.is_floating_point
 
@@ -74,7 +74,7 @@ def _way(graph: Graph, node: Node) -> How:
 
 
 def _weighs(graph: Graph, product: Node) -> bool:
-    """Whether a product's scores become weights of another product: attention that is written out."""
+    """True where a product's scores become weights of another product: attention that is written out."""
     after = graph.flow.descendants(product.id, SOFTMAX | _PRODUCTS, limit=_STEPS)
     softmaxes = [n for n in after if graph.nodes[n].operation in SOFTMAX]
     return any(
@@ -85,6 +85,6 @@ def _weighs(graph: Graph, product: Node) -> bool:
 
 
 def mirrored(found: Iterable[Meeting]) -> bool:
-    """Whether each of two kinds looks at the other in turn: co-attention."""
+    """True where each of two kinds looks at the other in turn: co-attention."""
     ways = {m.names[:2] for m in found if m.how == "cross_attention"}
     return any(way[::-1] in ways for way in ways)

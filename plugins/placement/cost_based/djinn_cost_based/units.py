@@ -168,7 +168,7 @@ class _Gathering:
                 units[index].bound |= bound
 
     def _only_looks(self, node: Node) -> bool:
-        """Whether a node makes nothing but views of inputs."""
+        """True where a node makes nothing but views of inputs."""
         return bool(node.outputs) and not node.writes and all(v >> 32 in self.work.sizes for v in node.outputs)
 
     def _joined(self, node: Node, used: tuple[int, ...], makers: set[int], home: str | None) -> int | None:

@@ -113,7 +113,7 @@ class HttpConnection(StreamConnection):
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
-        """Whether it was sent: not while an earlier one is unanswered and an interrupt is held back."""
+        """True where it was sent: not while an earlier one is unanswered and an interrupt is held back."""
         exchange = self._sends[self._sent_pieces % len(self._sends)]
         if not self._settle(exchange):
             return False

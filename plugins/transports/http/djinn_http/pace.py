@@ -20,7 +20,7 @@ class Trusting(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether it has shown a token."""
+        """True where it has shown a token."""
 
 
 class Pace:
@@ -39,7 +39,7 @@ class Pace:
 
     @property
     def trusted(self) -> bool:
-        """Whether it carries a channel of somebody who has shown a token."""
+        """True where it carries a channel of somebody who has shown a token."""
         return self.owner is not None and self.owner.trusted
 
     def came(self, count: int) -> None:
@@ -68,7 +68,7 @@ class Pace:
 
     @property
     def too_slow(self) -> bool:
-        """Whether it has been waited for too long."""
+        """True where it has been waited for too long."""
         if self._since is None:
             return False
         waited = self._waited + time.monotonic() - self._since
