@@ -58,7 +58,7 @@ class _Search:
             self.versions[storage_of(value)] += 1
 
     def _key(self, node: Node) -> Hashable:
-        """Key of all that the results depend on: the form, the scalars with their types, the operands and how often they were written."""
+        """Key of the results: the form, the scalars with their types, the operands and their numbers of writes."""
         inputs = tuple(self.replace.get(v, v) for v in node.inputs)
         versions = tuple(self.versions[storage_of(v)] for v in inputs)
         return (node.form, tuple((type(s), repr(s)) for s in node.slots), inputs, versions)
@@ -67,7 +67,7 @@ class _Search:
         return all(self._indistinguishable(a, b) for a, b in zip(first.outputs, second.outputs, strict=True))
 
     def _indistinguishable(self, first: int, second: int) -> bool:
-        """True where it is not observable that `second` has become `first`: neither is held, or written, apart from the other."""
+        """True where replacing `second` by `first` is not observable: neither is held, or written, apart from the other."""
         if second in self.kept or self.graph.meta(first) is not self.graph.meta(second):
             return False
         own, other = storage_of(second), storage_of(first)

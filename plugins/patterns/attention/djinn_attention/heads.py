@@ -1,4 +1,4 @@
-"""How many heads there are, how many of them share keys, and how wide they are."""
+"""Number of heads, heads per key, and head width."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Heads:
     keys: int
 
     def sharing(self, latent: bool) -> str | None:
-        """What the field calls it when several query heads look at the same keys."""
+        """Usual name of the sharing of keys between query heads."""
         if latent:
             return "latent"
         if self.heads is None:
@@ -65,7 +65,7 @@ def _kv_heads(graph: Graph, site: Site, query_heads: int | None) -> int | None:
 
 
 def _distinct(graph: Graph, value: int, query_heads: int) -> int:
-    """How many heads of keys or values there are, before all that repeats them."""
+    """Number of heads of keys or values, before all that repeats them."""
     shape = graph.meta(value).shape
     ends = sorted(shape[-2:])
     heads = shape[1] if len(shape) == 4 else query_heads
@@ -89,7 +89,7 @@ def _distinct(graph: Graph, value: int, query_heads: int) -> int:
 
 
 def _times(graph: Graph, node: Node) -> int:
-    """How often an op repeats what belongs to one sample."""
+    """Number of times that an op repeats the data of one sample."""
     before, after = graph.meta(node.inputs[0]), graph.meta(node.outputs[0])
     if not before.numel:
         return 1

@@ -1,4 +1,4 @@
-"""What masks hide: later keys, keys that are far away, keys of other chunks. Read from how a mask was computed."""
+"""Attention masks by what they hide: later keys, keys that are far away, keys of other chunks. Read from how a mask was computed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEPS = 16  # ops between counting and comparing
 
 @attrs.frozen
 class Reach:
-    """What queries see by position.
+    """Visible positions of queries.
 
     Attributes:
         causal: whether later keys are hidden; None where it cannot be told.
@@ -51,7 +51,7 @@ class Masks:
     _known: dict[int, Reach] = attrs.field(init=False, factory=dict)
 
     def reach(self, masks: tuple[int, ...], flagged: bool, queries: int, keys: int) -> Reach:
-        """What is seen under all these masks together."""
+        """Intersection of all these masks."""
         if queries == 1:
             return Reach(None, None)
         read = [self._read(mask, queries, keys) for mask in masks if _differs_by_query(self.graph, mask)]
@@ -77,7 +77,7 @@ def _differs_by_query(graph: Graph, mask: int) -> bool:
 
 
 def _read(graph: Graph, source: int, surplus: int) -> Reach:
-    """What the ops say that a mask was made with; `surplus` is how many more keys than queries there are."""
+    """Mask kind from the ops that made it; `surplus` is the number of keys beyond that of queries."""
     bounds, corners, unread = [], [], 0
     for at in graph.flow.ancestors(source, _TRIANGLES | _COMPARISONS, _LIMIT):
         node = graph.flow.node(at)
@@ -148,7 +148,7 @@ def _of_bounds(bounds: list[_Bound], surplus: int) -> Reach:
 
 
 def _bounds(graph: Graph, node: Node) -> list[_Bound] | None:
-    """What a comparison of positions says; nothing where it compares something else, None where its sides are not told."""
+    """Meaning of a comparison of positions; nothing where it compares something else, None where its sides are not told."""
     if len(node.inputs) == 1:
         return _of_distance(graph, node)
     first, second = (_counted(graph, v) for v in node.inputs[:2])
@@ -194,7 +194,7 @@ def _by_key(graph: Graph, value: int) -> bool | None:
 
 
 def _counted(graph: Graph, value: int) -> tuple[int, frozenset[int]] | None:
-    """How far from zero positions are counted, and what else was added; None where nothing was counted."""
+    """Offset of positions from zero, and what else was added; None where nothing was counted."""
     flow, offset = graph.flow, 0
     beside: set[int] = set()
     source = flow.source(value)

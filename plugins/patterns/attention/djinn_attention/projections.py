@@ -1,4 +1,4 @@
-"""Which layers feed attention and which takes its result, and what they project: the same thing, or two."""
+"""Projection layers of attention: inputs and output, and whether they project one source (self) or two (cross)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _projection(graph: Graph, at: int) -> Projection | None:
 
 
 def _width(graph: Graph, node: Node, weight: int) -> int:
-    """How wide the data of a layer is."""
+    """Width of the data of a layer."""
     position = 1 - graph.flow.sources[node.id][-2:].index(weight) if node.operation != "linear" else 0
     operands = node.inputs[-2:] if node.operation != "linear" else node.inputs
     return graph.meta(operands[position]).shape[-1]
@@ -126,7 +126,7 @@ def kind(graph: Graph, site: Site, feeds: Feeding) -> str | None:
 
 
 def _roots(graph: Graph, sources: Iterable[int]) -> set[int]:
-    """What was made shorter, normal or narrow before it was projected: everything on the way back."""
+    """Source that was shortened, normalised or narrowed before its projection: everything on the way back."""
     limit, queue = _BACK, deque(sources)
     seen = set(queue)
     while queue and limit:

@@ -1,4 +1,4 @@
-"""Where attention happens: the ops that take part, and which values are query, key and value."""
+"""Attention sites in a graph: the ops that take part, and which values are query, key and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a convolution: the bias, norm and activation that only its result goes through."""
+"""Convolution block: the bias, norm and activation that only its result goes through."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _is_fixed(norm: Node) -> bool:
 
 
 def _only_user(graph: Graph, node: Node) -> Node | None:
-    """Who alone computes with the result; a backward pass, which needs it once more, does not count."""
+    """The only user of the result; a backward pass, which needs it once more, does not count."""
     users = graph.flow.users(node.id)
     if len(users) > 1:
         users = [i for i in users if not is_backward(graph.nodes[i])]

@@ -1,4 +1,4 @@
-"""What a convolution is: its geometry, from the arguments of the op and the shape of its weight."""
+"""Geometry of a convolution, from the arguments of the op and the shape of its weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["standard", "pointwise", "depthwise", "grouped", "transposed"]
 
 @attrs.frozen
 class Geometry:
-    """How a convolution moves over its input.
+    """Stride, padding and dilation of a convolution.
 
     Attributes:
         kind: `depthwise` has one filter a channel, `pointwise` mixes channels only, `transposed` enlarges.

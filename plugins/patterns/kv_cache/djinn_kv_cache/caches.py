@@ -1,4 +1,4 @@
-"""What a program keeps of keys and values: buffers that it writes, and what it puts behind what was there before."""
+"""KV caches of a program: buffers that it writes, and tensors that it appends to earlier ones."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Caches:
             yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
     def _grown(self) -> Iterator[Cache]:
-        """What is put together and kept, as a whole or its end."""
+        """Concatenations that are kept, as a whole or their end."""
         for node in self._nodes(frozenset({"cat"})):
             left = self.kept.get(storage_of(node.outputs[0]))
             parts = self.parts(node) if left else []
@@ -105,7 +105,7 @@ class Caches:
                 yield Cache("created", _once(*values), nodes, "growing", sliding, low)
 
     def _begun(self, node: Node) -> tuple[int, list[Node]]:
-        """What the cache was that `node` appends to, and the ops that earlier steps in this program appended with."""
+        """Earlier cache that `node` appends to, and the ops that earlier steps in this program appended with."""
         earlier: list[Node] = []
         axis = self._axis(node)
         value = next(v for v in node.inputs if self.graph.meta(v).numel)
@@ -119,7 +119,7 @@ class Caches:
         return dim % len(self.graph.meta(cat.outputs[0]).shape) if isinstance(dim, int) else 0
 
     def _appending(self, value: int) -> Node | None:
-        """The `cat` whose result `value` is, as it is or in part, where nobody keeps that."""
+        """The `cat` whose result `value` is, as it is or in part, where that is not kept."""
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not (is_view(node) or node.operation in COPIES | {"cat"}):
@@ -130,7 +130,7 @@ class Caches:
         return None
 
     def parts(self, node: Node) -> list[int]:
-        """What a `cat` puts together; an empty tensor is how many programs spell "nothing yet"."""
+        """Operands of a `cat`; an empty tensor is how many programs spell "nothing yet"."""
         parts = [v for v in node.inputs if self.graph.meta(v).numel]
         if len(parts) > 1:
             maker = self.graph.producer(parts[0])
@@ -168,7 +168,7 @@ class Caches:
                 self.filled[storage] = [node.inputs[-1] for node in nodes]
 
     def _whole(self, value: int) -> int:
-        """What a view is a view of."""
+        """Base of a view."""
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not is_view(node):

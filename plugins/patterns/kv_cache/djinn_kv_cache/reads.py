@@ -1,4 +1,4 @@
-"""What attention reads: queries, keys and values of every attention in a graph."""
+"""Reads of attention: queries, keys and values of every attention in a graph."""
 
 from __future__ import annotations
 

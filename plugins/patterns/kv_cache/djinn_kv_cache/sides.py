@@ -1,4 +1,4 @@
-"""Whether the keys of a cache are of the sequence that asks, or of another one."""
+"""Distinguish caches of self-attention and of cross-attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def attends(graph: Graph, read: Read, kind: Kind) -> Literal["self", "cross"]:
 
 
 def _projected(graph: Graph, value: int) -> set[int]:
-    """What the layers project that lead to `value`."""
+    """Inputs of the projections that lead to `value`."""
     flow = graph.flow
     found = set()
     for at in flow.ancestors(flow.source(value), _ATTENDING, _REACH):

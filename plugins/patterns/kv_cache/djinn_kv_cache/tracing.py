@@ -46,7 +46,7 @@ class Tracing:
         return found
 
     def _far(self, value: int) -> Cache | None:
-        """What `value` is made of, where that is kept: the nearest cache, with what else was kept in few bits."""
+        """Kept origin of `value`: the nearest cache, with what else was kept in few bits."""
         queue, seen, limit = deque([(value, _AFTER_LAYER)]), {value}, _FAR
         nearest: Cache | None = None
         few: list[int] = []
@@ -72,7 +72,7 @@ class Tracing:
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*few, *nearest.values, *scales))))
 
     def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
-        """What numbers of few bits are multiplied with, where that was there before."""
+        """Scales of quantized numbers, where they existed before."""
         if node.operation not in {"add", "div", "mul", "sub"}:
             return []
         return [v for v in node.inputs if v not in followed and self.graph.producer(v) is None]
@@ -81,7 +81,7 @@ class Tracing:
         return self.caches.is_low(value) and len(self.graph.meta(value).shape) > 2
 
     def _made_of(self, value: int, node: Node, allowed: frozenset[str]) -> Sequence[int]:
-        """What a result is made of: of a layer its data, of sums and scalings what is largest and first."""
+        """Main operand of a result: of a layer its data, of sums and scalings what is largest and first."""
         if node.operation in _BLANK:
             return self.caches.filled.get(storage_of(value), ())
         if not node.inputs:

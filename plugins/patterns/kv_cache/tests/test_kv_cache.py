@@ -1,4 +1,4 @@
-"""Caches as people write them, growing and static, and values that attention reads but nobody keeps."""
+"""Caches as people write them, growing and static, and values that attention reads and the program does not keep."""
 
 from __future__ import annotations
 

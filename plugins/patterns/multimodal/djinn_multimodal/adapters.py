@@ -1,4 +1,4 @@
-"""What fits the result of one branch to another: a projection, or questions that were learnt and look at it."""
+"""Adapters from one branch to another: a projection, or questions that were learnt and look at it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def adapters(graph: Graph, kinds: DataKinds) -> dict[Modality, Adapter]:
 
 
 def _asked(graph: Graph, kinds: DataKinds, attention: int) -> int:
-    """How many queries an attention has, where no data leads to them but some to what they look at; else none."""
+    """Number of queries of an attention, where no data leads to them but some to what they look at; else none."""
     flow, node = graph.flow, graph.nodes[attention]
     if node.operation in SOFTMAX:
         before = flow.ancestors(attention, _SCORES, limit=16)

@@ -14,7 +14,7 @@ _BRANCHES = (Modality.TEXT, Modality.VISION, Modality.AUDIO)
 
 @attrs.frozen
 class Branch:
-    """What works on one kind of data alone.
+    """Branch that works on one kind of data alone.
 
     Attributes:
         nodes: its ops, in order. None of them needs anything of another branch.

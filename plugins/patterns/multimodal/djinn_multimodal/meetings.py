@@ -1,4 +1,4 @@
-"""Where data of several kinds meets for the first time, and in which of the ways that models have for it."""
+"""Fusion points of modalities: where their data meets first, and the kind of fusion."""
 
 from __future__ import annotations
 

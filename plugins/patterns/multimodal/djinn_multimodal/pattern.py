@@ -25,7 +25,7 @@ _SURE = frozenset({"scatter", "concatenation", "cross_attention", "similarity", 
 
 
 class FusionPoint:
-    """Where data of several kinds meets for the first time."""
+    """Pattern of the first fusion of several modalities."""
 
     name = "fusion_point"
     tolerates_growth = True
@@ -45,7 +45,7 @@ class FusionPoint:
 
 
 class _Facts:
-    """What can be said of a meeting."""
+    """Facts about a fusion point."""
 
     def __init__(self, graph: Graph, kinds: DataKinds, seen: bool, mirrored: bool) -> None:
         self._graph, self._kinds, self._seen, self._mirrored = graph, kinds, seen, mirrored

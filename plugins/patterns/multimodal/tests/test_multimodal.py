@@ -1,4 +1,4 @@
-"""Where kinds of data meet, as people write it, and the branches that lead there."""
+"""Fusion of modalities in common models, and the branches that lead there."""
 
 from __future__ import annotations
 

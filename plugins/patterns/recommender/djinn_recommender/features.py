@@ -1,4 +1,4 @@
-"""What is made of ids in tables alone: features, and which look-ups lead to them.
+"""Features made of embedding look-ups alone, and which look-ups lead to them.
 
 The walk goes forward from the look-ups and takes an op only where all that it reads is a feature, given, or made of dense
 inputs, so it ends at the first attention, convolution or recurrence.
@@ -64,7 +64,7 @@ NOTHING = Features((), {})
 
 
 def features(graph: Graph, candidates: Iterable[Node]) -> Features:
-    """What is made of the ids that `candidates` look up."""
+    """Features made of the ids that `candidates` look up."""
     look_ups = tuple(n for n in candidates if n.operation in LOOK_UPS and _is_of_ids(graph, n))
     if not look_ups:
         return NOTHING

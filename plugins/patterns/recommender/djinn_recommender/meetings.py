@@ -1,4 +1,4 @@
-"""Where features meet: products of what different look-ups lead to, and of features with each other."""
+"""Feature interactions: products of what different look-ups lead to, and of features with each other."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _factorised(graph: Graph, found: Features, node: Node, left: int, right: int
 
 
 def _before_sums(graph: Graph, source: int) -> tuple[int, list[int]]:
-    """What is summed up, and by which ops; the same where nothing is."""
+    """Summands, and the ops that sum them; the same where nothing is."""
     passed: list[int] = []
     while graph.nodes[source].operation in _SUMS:
         inner = graph.flow.operands(graph.nodes[source])
@@ -181,7 +181,7 @@ def _masked(graph: Graph, found: Features, node: Node, left: int, right: int) ->
 
 
 def _before_norms(graph: Graph, source: int) -> tuple[int, list[int]]:
-    """What was normalised, and by which ops; the same where nothing was."""
+    """Operand of a normalisation, and its ops; the same where nothing was."""
     passed: list[int] = []
     while source >= 0 and graph.nodes[source].operation in NORMALISATION:
         passed.append(source)

@@ -14,7 +14,7 @@ _WALK = 12
 
 
 def picked(graph: Graph, node: Node, left: int, right: int) -> tuple[int, tuple[int, ...]] | None:
-    """What both operands are different parts of, past a layer over one of them; and the ops that pick them or are the layer."""
+    """Common source that both operands are different parts of, past a layer over one of them; and the ops that pick them or are the layer."""
     if left == right:
         parts = len(set(node.inputs)) > 1 and graph.nodes[left].operation in PUT_TOGETHER
         return (left, ()) if parts else None
@@ -24,7 +24,7 @@ def picked(graph: Graph, node: Node, left: int, right: int) -> tuple[int, tuple[
 
 
 def _part(graph: Graph, value: int, source: int) -> tuple[int, object, tuple[int, ...]]:
-    """What `value` is a part of, which part, and the ops in between."""
+    """Source that `value` is a part of, the part, and the ops in between."""
     node = graph.nodes[source]
     layer = layer_at(graph, node)
     if layer is not None and layer.data >= 0:
@@ -39,7 +39,7 @@ def _part(graph: Graph, value: int, source: int) -> tuple[int, object, tuple[int
 
 
 def _view(graph: Graph, value: int) -> tuple[object, ...]:
-    """How a view was taken: which ops, with which numbers, and which of their results."""
+    """Key of a view: its ops, their numbers, and the results taken."""
     taken: list[object] = []
     maker = graph.producer(value)
     while maker is not None and graph.flow.looks[maker.id] and value in maker.outputs:
@@ -51,7 +51,7 @@ def _view(graph: Graph, value: int) -> tuple[object, ...]:
 
 
 def layers_behind(graph: Graph, found: Features, source: int) -> tuple[set[int], list[int]]:
-    """What the layers read that lead to `source`, and the ops on the way."""
+    """Inputs of the layers that lead to `source`, and the ops on the way."""
     read: set[int] = set()
     passed: list[int] = []
     queue = deque([source])

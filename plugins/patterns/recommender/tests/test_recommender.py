@@ -254,7 +254,7 @@ def test_features_of_one_table_meet_after_they_were_added_up():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_a_row_beside_what_a_recurrence_makes_of_others(train):
-    """Scores of a candidate with all that somebody did before, as in DIEN."""
+    """Scores of a candidate with a user's whole history, as in DIEN."""
 
     class Evolving(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""What was found, before it is told: a recurrence with the ops that take part."""
+"""Intermediate finding: a recurrence with the ops that take part."""
 
 from __future__ import annotations
 

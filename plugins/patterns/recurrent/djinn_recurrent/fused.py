@@ -38,7 +38,7 @@ def fused(graph: Graph, node: Node) -> Recurrence:
 
 
 def _length(graph: Graph, node: Node, batch_first: bool) -> int | None:
-    """How many positions the op goes through; packed sequences do not say so in their shape."""
+    """Number of positions that the op goes through; packed sequences do not say so in their shape."""
     shape = graph.meta(node.inputs[0]).shape
     if len(shape) == 3:
         return shape[1 if batch_first else 0]

@@ -60,7 +60,7 @@ def _joined(graph: Graph, joins: Iterable[Node]) -> Iterator[tuple[list[int], fr
 
 
 def _written(graph: Graph, writes: Iterable[Node]) -> Iterator[tuple[list[int], frozenset[int]]]:
-    """What is written side by side, and the ops that write it."""
+    """Values that are written side by side, and the ops that write it."""
     by_storage: dict[int, list[Node]] = defaultdict(list)
     for node in writes:
         if len(node.inputs) > 1 and not graph.flow.looks[node.id]:
@@ -113,7 +113,7 @@ def _is_soft(graph: Graph, source: int) -> bool:
 
 
 def _step(graph: Graph, result: int, floor: int, before: int) -> _Step | None:
-    """What is computed for `result` after `floor`, the result of the step before, which begins after `before`."""
+    """Nodes computed for `result` after `floor`, the result of the step before, which begins after `before`."""
     flow, nodes = graph.flow, graph.nodes
     inside: set[int] = set()
     carried: set[int] = set()
@@ -142,7 +142,7 @@ def _step(graph: Graph, result: int, floor: int, before: int) -> _Step | None:
 
 
 def _taken(graph: Graph, value: int) -> set[tuple[object, ...]]:
-    """How a view was taken: which ops, with which numbers, and which of their results."""
+    """Key of a view: its ops, their numbers, and the results taken."""
     taken: set[tuple[object, ...]] = set()
     node = graph.producer(value)
     while node is not None and graph.flow.looks[node.id] and value in node.outputs:

@@ -48,7 +48,7 @@ def _of(by: dict[str, list[Node]], operations: frozenset[str]) -> list[Node]:
 
 
 def _joined(found: Sequence[Recurrence]) -> list[Recurrence]:
-    """What shares ops is one; a loop adds nothing where it is known what happens in it."""
+    """Merge findings that share ops; a loop adds nothing where it is known what happens in it."""
     known = frozenset().union(*(r.nodes for r in found if r.kind != "loop"))
     groups: dict[int, list[Recurrence]] = {}
     of: dict[int, int] = {}  # by node: its group

@@ -28,7 +28,7 @@ class Steps:
         self._leaves: dict[int, set[int]] = {}
 
     def recurrences(self) -> Iterator[Recurrence]:
-        """What the chains are, and the single steps that nobody follows."""
+        """Chains of steps, and the single steps without a successor."""
         links = [(u, p) for u in self._all() if (p := self._before(u)) is not None]
         before = {u.node: p for u, p in links}
         chained = {*before, *before.values()}
@@ -70,7 +70,7 @@ class Steps:
         return one.bent == other.bent and (one.by == other.by or bool(self._behind(one) & self._behind(other)))
 
     def _behind(self, update: Update) -> set[int]:
-        """What decides over what is kept, without the state."""
+        """Operands, without the state, that decide what is kept."""
         if update.by not in self._leaves:
             _, self._leaves[update.by] = behind(self._graph, update.by, state=update.state)
         return self._leaves[update.by] - {update.state}

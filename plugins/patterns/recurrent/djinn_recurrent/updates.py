@@ -58,7 +58,7 @@ def kept(graph: Graph, gates: Iterable[Node]) -> Iterator[Update]:
 
 
 def _factors(graph: Graph, gate: Node) -> dict[int, tuple[int, ...]]:
-    """What the gate says, itself or scaled, masked or taken from one; and the ops up to there."""
+    """Value of the gate, itself or scaled, masked or taken from one; and the ops up to there."""
     found: dict[int, tuple[int, ...]] = {gate.id: (gate.id,)}
     front = [gate.id]
     for _ in range(_SCALED):
@@ -138,7 +138,7 @@ def bent(graph: Graph, bends: Sequence[Node]) -> Iterator[Update]:
 
 
 def _layers_behind(graph: Graph, bend: Node) -> list[tuple[int, tuple[int, ...]]]:
-    """What the layers read whose sum is bent, and the ops from there to the bend."""
+    """Inputs of the layers whose sum goes through an activation, and the ops from there to the bend."""
     flow = graph.flow
     found: list[tuple[int, tuple[int, ...]]] = []
     queue: list[tuple[int, tuple[int, ...]]] = [(s, ()) for s in flow.operands(bend)[:1]]
@@ -162,6 +162,6 @@ def _is_joined(graph: Graph, source: int) -> bool:
 
 
 def _joined(graph: Graph, source: int) -> list[int]:
-    """What is put side by side in `source`, if it is."""
+    """Operands concatenated in `source`, if any."""
     maker = graph.flow.node(source)
     return list(graph.flow.operands(maker)) if maker is not None and plain(maker.operation) == "cat" else []

@@ -17,7 +17,7 @@ _SUMS = frozenset({"add", "add_"})
 
 @attrs.frozen
 class Layers:
-    """Where linear layers are.
+    """Linear layers of a graph.
 
     Attributes:
         products: by the id of the product; without a bias that is added afterwards.

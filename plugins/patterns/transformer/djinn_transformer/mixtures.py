@@ -24,7 +24,7 @@ _LIMIT = 10  # ops between the router and the choice
 
 @attrs.frozen
 class Router:
-    """Where experts are chosen.
+    """Places at which experts are chosen.
 
     Attributes:
         layer: the linear layer that scores them. between: ids of the ops from there to the choices.
@@ -135,7 +135,7 @@ def _router(graph: Graph, layers: Layers, choice: Node) -> Router | None:
 
 
 def _says_which(graph: Graph, choice: Node) -> bool:
-    """True where somebody asks which were chosen, and not only how well they did."""
+    """True where the program uses which were chosen, and not only how well they did."""
     return choice.operation != "max" or any(graph.consumers(value) for value in choice.outputs[1:])
 
 

@@ -1,4 +1,4 @@
-"""Where feed-forward networks are: linear layers with nothing but element-wise ops between, one of them an activation."""
+"""Feed-forward networks: linear layers with nothing but element-wise ops between, one of them an activation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _known: WeakKeyDictionary[Flow, tuple[Network, ...]] = WeakKeyDictionary()
 
 
 class _Way(NamedTuple):
-    """How a result comes from linear layers through element-wise ops only: from which, past how many ops, which kinds."""
+    """Path from linear layers to a result through element-wise ops only: the layers, the number and kinds of ops."""
 
     layers: frozenset[int]
     length: int = 0

@@ -95,7 +95,7 @@ def _written_out(graph: Graph, root: Node) -> _Written | None:
 
 
 def _measured(graph: Graph, root: Node) -> tuple[int, tuple[int, ...], bool] | None:
-    """What the root measures the spread of, the ops that lead there, and whether a mean is taken away on the way."""
+    """Data whose spread the root measures, the ops that lead there, and whether a mean is taken away on the way."""
     flow = graph.flow
     if root.operation in _LENGTHS | _DEVIATIONS:
         return flow.operands(root)[0], (), root.operation in _DEVIATIONS
@@ -124,7 +124,7 @@ def _is_square(graph: Graph, node: Node) -> bool:
 
 
 def _bounded(graph: Graph, root: Node) -> tuple[Node, tuple[int, ...]]:
-    """What is divided by: the root, or what it is after a small number was added, or after it was turned over."""
+    """Divisors: the root, or what it is after a small number was added, or after it was turned over."""
     after: list[int] = []
     node = root
     for operations in (_BOUNDS, {"reciprocal"}):
@@ -154,7 +154,7 @@ def _scaled(graph: Graph, divisor: Node, source: int) -> tuple[Node, list[Node],
 
 
 def _unweighted(graph: Graph, source: int) -> tuple[int, list[Node]]:
-    """What a weight was multiplied with to give `source`, and that op; `source` itself where none was."""
+    """Operand that a weight was multiplied with to give `source`, and that op; `source` itself where none was."""
     node = graph.flow.node(source)
     if node is None or node.operation not in _SCALES:
         return source, []
@@ -170,7 +170,7 @@ def _is_same(graph: Graph, one: int, other: int) -> bool:
 
 
 def _less(graph: Graph, source: int) -> int | None:
-    """What something was taken away from to give `source`; None where nothing was."""
+    """Minuend of the subtraction that gives `source`; None where nothing was."""
     node = graph.flow.node(source)
     return graph.flow.operands(node)[0] if node is not None and node.operation == "sub" else None
 

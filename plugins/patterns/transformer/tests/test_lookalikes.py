@@ -1,4 +1,4 @@
-"""What only looks like a part of a transformer."""
+"""Graphs that only look like a part of a transformer."""
 
 from __future__ import annotations
 

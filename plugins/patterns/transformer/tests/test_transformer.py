@@ -1,4 +1,4 @@
-"""What transformers are made of is found as PyTorch, its autograd and its exporters write it, and nothing that only looks like it."""
+"""Parts of transformers are found as PyTorch, its autograd and its exporters write them; look-alikes are not."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_a_search_is_made_once_for_all_patterns(monkeypatch):
 
 def test_the_best_score_without_whose_it_is_chooses_nothing():
     class Detecting(nn.Module):
-        """Where things are, for the places that are surest to show one."""
+        """Locations of findings, for the places that are surest to show one."""
 
         def __init__(self):
             super().__init__()

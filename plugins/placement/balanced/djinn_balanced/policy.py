@@ -47,7 +47,7 @@ class Balanced:
 
 @attrs.define
 class _Shares:
-    """Which device's turn it is: that whose share of the bytes is not yet used up."""
+    """Next device: the one whose share of the bytes is not yet used up."""
 
     ends: list[tuple[str, float]]
     sizes: dict[int, int]
@@ -80,7 +80,7 @@ class _Shares:
         return self.current
 
     def reason(self, device: str, stayed: bool) -> str:
-        """Why a node is on `device`."""
+        """Reason why a node is on `device`."""
         if stayed:
             return "what it writes is there"
         return f"the share of {device} in {self.total:,} bytes of inputs, in the order of use"

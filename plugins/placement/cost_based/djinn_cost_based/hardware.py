@@ -15,7 +15,7 @@ HOP = 5e-5  # seconds
 
 @attrs.define(eq=False)
 class Hardware:
-    """What placing needs of the devices.
+    """Device facts that placement needs.
 
     Attributes:
         devices: in the order of the topology.

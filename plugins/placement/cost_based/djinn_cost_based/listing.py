@@ -149,7 +149,7 @@ class Listing:
         return [*busy, *found]
 
     def _done(self, unit: Unit, device: str, bound: bool) -> float:
-        """When `device` would be through with `unit`; infinite where its memory does not suffice, unless it is bound to it."""
+        """Finish time of `unit` on `device`; infinite where its memory does not suffice, unless it is bound to it."""
         result, hardware = self.result, self.hardware
         ready, moved = self.free.get(device, 0.0), 0.0
         for maker, size in unit.needs.items():

@@ -1,4 +1,4 @@
-"""What a program needs of the memory of devices, and what they have."""
+"""Memory that a program needs on devices, and memory that they have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def room(
 
 
 def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
-    """What results take at most beside inputs and what is kept; not looked at closely where all together is `enough`."""
+    """Peak bytes of results beside inputs and kept values; an estimate where all together is `enough`."""
     nodes = context.graph.nodes
     whole = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
     return whole if 2 * whole <= enough else _most_at_once(context, kept)  # what is kept counts once more, by unit

@@ -38,7 +38,7 @@ class Option:
     instead: Option | None = None
 
     def reason(self, index: int) -> str:
-        """Why unit `index` is where it is, and what the other option would have taken."""
+        """Reason for the device of unit `index`, and what the other option would have taken."""
         other = self.instead
         if other is None:
             return self.why(index)
@@ -48,7 +48,7 @@ class Option:
 
 
 class Options:
-    """What can be done with one program."""
+    """Placement options of one program."""
 
     def __init__(self, context: PlacementContext) -> None:
         self.context = context
@@ -96,7 +96,7 @@ class Options:
         return Listing(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
 
     def in_place(self) -> Option | None:
-        """Where the inputs live; where they live nowhere, on the quickest device that holds everything."""
+        """Device of the inputs; where they live nowhere, the quickest device that holds everything."""
         if self._held:
             main = self._held.most_common(1)[0][0]
             listed = self.listed(lambda _, unit, listing: [followed(unit, listing) or main])
@@ -153,7 +153,7 @@ class Options:
         return Option(listed, lambda index: reasons.get(listed.where[index], "what it writes lives there"))
 
     def why_nothing_fits(self) -> str:
-        """What is missing, for the error."""
+        """Missing resources, for the error."""
         total = sum(self.work.sizes.values())
         rooms = ", ".join(f"{d.id} {self.room.get(d.id, math.inf):,.0f}" for d in self.devices[:8])
         return (
@@ -194,7 +194,7 @@ def followed(unit: Unit, listing: Listing) -> str | None:
 
 
 def _settled(unit: Unit, listing: Listing, fresh: int = 0) -> str | None:
-    """Where most of the inputs live that a unit reads, if these are more than `fresh` bytes."""
+    """Device of most of the inputs that a unit reads, if these are more than `fresh` bytes."""
     work, homes = listing.work, listing.result.homes
     there: dict[str, int] = {}
     for storage in unit.reads:
@@ -206,7 +206,7 @@ def _settled(unit: Unit, listing: Listing, fresh: int = 0) -> str | None:
 
 
 def _made(unit: Unit, listing: Listing) -> str | None:
-    """Where most of what a unit needs was made; of equally much, what was made last."""
+    """Device that made most of what a unit needs; of equally much, what was made last."""
     result = listing.result
     makers = [(size, result.done[m], result.where[m]) for m, size in unit.needs.items() if result.where[m]]
     return max(makers)[2] if makers else None
@@ -233,7 +233,7 @@ def _soonest(index: int, unit: Unit, listing: Listing) -> Sequence[str]:
 
 
 def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> None:
-    """What patterns and optimizations want in one place is one block, unless it lives apart already."""
+    """Blocks of what patterns and optimizations want in one place: each is one, unless it lives apart already."""
     graph, resident = context.graph, context.resident
     inputs = frozenset(graph.inputs)
     for group in context.plan.hints.get("colocate", ()):

@@ -15,7 +15,7 @@ from djinn_cost_based.successive import for_successive
 
 
 class CostBased:
-    """Where work is done soonest: on one device, unless several pay or one does not hold it."""
+    """Policy of the earliest predicted end: on one device, unless several pay or one does not hold it."""
 
     name = "cost_based"
     tolerates_growth = True

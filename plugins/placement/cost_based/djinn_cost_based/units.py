@@ -1,6 +1,6 @@
 """Units: stretches of a program that no placement would divide, because moving data costs more than doing the work.
 
-A node joins the unit of what it is computed from where all of that is in one unit, and either nobody else computes with it or
+A node joins the unit of what it is computed from where all of that is in one unit, and either no other node computes with it or
 the work is lighter than a message. So edges lead into a unit at its first node only, and units never wait for each other
 in a circle.
 """
@@ -119,7 +119,7 @@ class _Gathering:
         self.groups = {node: number for number, nodes in enumerate(groups) for node in nodes}
 
     def _branches(self) -> dict[int, float]:
-        """By node: seconds of the chain that begins there, in which each computes with the one before and nobody else.
+        """By node: seconds of the chain that begins there, in which each computes with the one before and no other node does.
 
         Counts uses of values on the way.
         """
@@ -213,7 +213,7 @@ class _Gathering:
         return fresh
 
     def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
-        """Where what a node writes or reads lives already, and whether it is written."""
+        """Device that already holds what a node writes or reads, and whether it is written."""
         homes, sizes = self.work.homes, self.work.sizes
         for value in node.writes:
             home = homes.get(self.replace.get(value, value) >> 32)

@@ -72,7 +72,7 @@ def _settle(
 
 @attrs.define
 class _Pins:
-    """Which device a module is pinned to, looked up once a module."""
+    """Device that a module is pinned to, looked up once a module."""
 
     pins: Sequence[tuple[str, str]]
     known: dict[str, tuple[str, str] | None] = attrs.field(factory=dict)

@@ -1,4 +1,4 @@
-"""The scheduler `priority`: what somebody waits for comes first."""
+"""The scheduler `priority`: fetched values come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each device takes, of what is ready, what somebody waits for."""
+"""Priority scheduling: each device takes, of the ready steps, those that lead to fetched values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from djinn.scheduling import Dependences, made_in_order, ready_order
 
 
 class Priority:
-    """What leads to fetched values first, then what hints name, then what most depends on.
+    """Order that puts ops for fetched values first, then what hints name, then what most depends on.
 
     A hint `priority` is a pair of node ids and a number; the larger goes first among what is equally wanted.
     """

@@ -57,7 +57,7 @@ class Channel:
 
     @property
     def limits(self) -> Limits:
-        """What a frame may weigh, in both directions."""
+        """Maximum size of a frame, in both directions."""
         return self._inbox.decoder.limits
 
     @limits.setter
@@ -71,7 +71,7 @@ class Channel:
 
     @property
     def trusted(self) -> bool:
-        """True where its owner has widened the limits, as servers do for whoever has shown a token or a ticket."""
+        """True where its owner has widened the limits, as servers do for a client that has shown a token or a ticket."""
         return self.limits.body > self._first_limits.body
 
     def send(self, frame: Frame) -> None:
@@ -131,7 +131,7 @@ class Channel:
 
     @property
     def is_over(self) -> bool:
-        """True where it has ended and nothing is left to fetch, or nobody has come to fetch it."""
+        """True where it has ended and nothing is left to fetch, or no request has come to fetch it."""
         return self._closed and (self._outbox.over or self.idle_seconds() > dialect.LINGER_SECONDS)
 
     def end_if_expired(self) -> None:

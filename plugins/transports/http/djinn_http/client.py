@@ -37,13 +37,13 @@ _ATTEMPTS: Final = 3
 
 
 class HttpConnection(StreamConnection):
-    """A `Connection` made of HTTP requests. It has no thread of its own: whoever calls does the work."""
+    """A `Connection` made of HTTP requests. It has no thread of its own: the caller does the work."""
 
     def __init__(self, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
         """Open a channel.
 
         Raises:
-            TransportError: nobody answers, or not a Djinn server.
+            TransportError: no server answers, or not a Djinn server.
         """
         super().__init__(limits, peer)
         self._sends = [Exchange(endpoint, FrameDecoder(limits), timeout) for _ in range(dialect.PARALLEL_SENDS)]
@@ -64,7 +64,7 @@ class HttpConnection(StreamConnection):
 
     @property
     def bytes_received(self) -> int:
-        """Bytes taken off the wire, HTTP's own included, and with them answers to sends that nobody has looked at yet."""
+        """Bytes taken off the wire, HTTP's own included, and with them answers to sends that were not read yet."""
         self._collect_answers()
         return self._receive.bytes_received + sum(exchange.bytes_received for exchange in self._sends)
 
@@ -74,7 +74,7 @@ class HttpConnection(StreamConnection):
         super().close()
 
     def pulse(self) -> None:
-        """Read what has come if nobody else does, so that one `receive` always waits at the server. Never blocks."""
+        """Read what has come if no other thread does, so that one `receive` always waits at the server. Never blocks."""
         if self._process != os.getpid() or not self._receiving.acquire(blocking=False):
             return
         try:
@@ -260,7 +260,7 @@ def _describe(exchange: Exchange) -> str:
 
 
 def _last_words(exchange: Exchange) -> str:
-    """What the server said before it hung up on a request."""
+    """Response of the server before it closed the connection during a request."""
     try:
         return _describe(exchange) if exchange.read(time.monotonic() + _LEAVE_SECONDS) else ""
     except (OSError, ProtocolError):

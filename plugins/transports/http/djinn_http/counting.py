@@ -16,7 +16,7 @@ class CountingTransport:
     """An asyncio transport that counts what is written to it; everything else is the wrapped one's.
 
     Attributes:
-        sent, received: bytes that nobody has asked for yet, see `take`.
+        sent, received: bytes that were not reported yet, see `take`.
         pace: how long the other end was waited for.
     """
 

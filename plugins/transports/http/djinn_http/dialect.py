@@ -1,4 +1,4 @@
-"""What both ends agree on: how a two-way stream of frames is spelled in HTTP requests.
+"""Wire protocol of both ends: a two-way stream of frames in HTTP requests.
 
 A client opens a channel and gets its unguessable id, which travels in a header, never in a URL that would be logged.
 It sends the bytes of its frames as the bodies of numbered `send` requests, and fetches those of the server with

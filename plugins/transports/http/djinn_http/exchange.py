@@ -26,7 +26,7 @@ from djinn_http.responses import ResponseReader
 
 @attrs.frozen
 class Endpoint:
-    """Where a server is. `prefix` comes before the paths of the dialect; `tls` is None where there is none."""
+    """Address of a server. `prefix` comes before the paths of the dialect; `tls` is None where there is none."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """What clients connect to."""
+        """URL that clients connect to."""
         return f"{'http' if self.tls is None else 'https'}://{self.authority}"
 
 
@@ -127,7 +127,7 @@ class Exchange:
             self._counted = [0, 0]
 
     def shut_down(self) -> None:
-        """Wake whoever waits on the connection, which raises, and let no other be opened."""
+        """Wake the threads that wait on the connection, which raises, and let no other be opened."""
         self._ended = True
         sock = self._socket
         if sock is not None:

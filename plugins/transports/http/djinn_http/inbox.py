@@ -82,18 +82,18 @@ class Inbox:
 
     @property
     def held(self) -> int:
-        """Bytes of frames that are not whole yet, or that nobody has fetched."""
+        """Bytes of frames that are not whole yet, or not fetched."""
         return self._bytes + self.decoder.held
 
     def end(self, error: TransportError | ProtocolError) -> None:
-        """No more frames come; say so to whoever waits. The first call counts."""
+        """No more frames come; say so to the waiting threads. The first call counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
         call_in(self._loop, self._room)
 
     def clear(self) -> None:
-        """Drop what nobody has fetched."""
+        """Drop frames that were not fetched."""
         with self._changed:
             self._frames.clear()
             self._bytes = 0

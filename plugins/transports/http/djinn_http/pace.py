@@ -1,4 +1,4 @@
-"""How long a client may take over a request: who sends a byte a second holds a connection that others could use."""
+"""Time limits for a client's request: one that sends a byte a second holds a connection that others could use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-# For whoever has not shown a token; below the ten seconds that a server has for its first message.
+# For clients that have not shown a token; below the ten seconds that a server has for its first message.
 STRANGER_SECONDS: Final = 6.0
-# For whoever has: a network may be away for a while.
+# For clients that have: a network may be away for a while.
 TRUSTED_SECONDS: Final = 120.0
 # What a request gains by sending on.
 _BYTES_A_SECOND: Final = 1000.0
 
 
 class Trusting(Protocol):
-    """Who a connection carries requests of."""
+    """Client whose requests a connection carries."""
 
     @property
     def trusted(self) -> bool:
@@ -39,7 +39,7 @@ class Pace:
 
     @property
     def trusted(self) -> bool:
-        """True where it carries a channel of somebody who has shown a token."""
+        """True where it carries a channel of a client that has shown a token."""
         return self.owner is not None and self.owner.trusted
 
     def came(self, count: int) -> None:

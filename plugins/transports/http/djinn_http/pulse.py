@@ -23,7 +23,7 @@ _thread: threading.Thread | None = None
 
 
 def keep_alive(connection: Pulsed) -> None:
-    """Call `connection.pulse()` every few seconds for as long as somebody holds the connection."""
+    """Call `connection.pulse()` every few seconds for as long as the connection is referenced."""
     global _thread
     with _lock:
         _connections.add(connection)

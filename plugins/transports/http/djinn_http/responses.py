@@ -49,7 +49,7 @@ class ResponseReader:
         return printable(self._text.decode("utf-8", "replace").strip())
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong."""
+        """Destination of the next bytes."""
         return self._decoder.buffer()[: self._direct] if self._direct else self._scratch
 
     def received(self, count: int) -> None:

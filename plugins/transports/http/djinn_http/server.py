@@ -71,7 +71,7 @@ _requests.addFilter(_Malformed())
 
 
 class _Frugal(SSLProtocol):
-    """Has a small buffer as long as nobody has agreed on keys; it grows when `max_size` does."""
+    """Has a small buffer until keys are agreed on; it grows when `max_size` does."""
 
     max_size = 16 << 10
 
@@ -176,7 +176,7 @@ class HttpListener:
             task.add_done_callback(self._tasks.discard)
 
     def _entered(self, connection: CountingTransport) -> None:
-        """Where there are too many that have shown nothing, the oldest has to go."""
+        """Close the oldest of the connections without a token where there are too many."""
         self._connections[connection] = None
         strangers = [connection for connection in self._connections if not connection.pace.trusted]
         if len(strangers) > _MOST_STRANGERS:
@@ -293,7 +293,7 @@ class HttpListener:
         return channel
 
     def _give_up_stranger(self) -> bool:
-        """End the oldest channel whose owner has shown nothing: strangers must not keep out whoever has a token."""
+        """End the oldest channel whose owner has shown nothing: strangers must not keep out clients with a token."""
         for channel in self._channels.values():
             if not channel.trusted:
                 channel.end("too many others want to be heard")

@@ -5,5 +5,5 @@ from djinn.testing import self_signed_tls
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory):
-    """What a server and its clients know of a certificate."""
+    """TLS options of a server and its clients."""
     return self_signed_tls(tmp_path_factory.mktemp("tls"))

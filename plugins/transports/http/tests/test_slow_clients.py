@@ -28,7 +28,7 @@ def listening(monkeypatch):
 
 
 def closed_after(url, data, pause):
-    """Seconds until the server hangs up on somebody who sends `data` a byte at a time."""
+    """Seconds until the server hangs up on a client that sends `data` a byte at a time."""
     host, port = url.removeprefix("http://").split(":")
     over = threading.Event()
     with socket.create_connection((host, int(port)), 10) as slow:

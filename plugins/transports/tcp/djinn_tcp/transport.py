@@ -102,7 +102,7 @@ def _bind(url: str, scheme: str) -> tuple[socket.socket, str]:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _keep_alive(sock)
         sock.bind(address)
-        # Listened at here, so that a port that somebody else listens at is found out before anything is started.
+        # Listened at here, so that a port that another process listens at is found out before anything is started.
         sock.listen()
     except OSError as error:
         if sock is not None:

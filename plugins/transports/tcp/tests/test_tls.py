@@ -1,4 +1,4 @@
-"""Who is let in under TLS, and who is taken for the server."""
+"""Authentication under TLS: clients that are let in, and servers that are accepted."""
 
 import datetime as dt
 import socket
@@ -93,7 +93,7 @@ def test_clients_show_a_certificate_where_one_is_asked_for(authority, listen, tl
     url = listen(attrs.evolve(authority.issue("localhost"), authority=authority.file))
     client = authority.issue("client.example")
     assert greeting(url, attrs.evolve(client, authority=authority.file)) == b"let in"
-    for other in (TlsOptions(), TlsOptions(tls.certificate, tls.key)):  # none, and one that nobody vouches for
+    for other in (TlsOptions(), TlsOptions(tls.certificate, tls.key)):  # none, and one that no authority vouches for
         with pytest.raises(TransportError):
             greeting(url, attrs.evolve(other, authority=authority.file))
 
