@@ -51,4 +51,4 @@ class DeadCode:
         dead = dead_nodes(context.graph, context.plan, context.kept)
         if not dead:
             return OptimizationResult(self.name, applied=False, reason="every op leads to something that is kept")
-        return OptimizationResult(self.name, True, f"nobody uses the results of {len(dead)} ops", Rewrite(dead))
+        return OptimizationResult(self.name, True, f"the results of {len(dead)} ops are not used", Rewrite(dead))

@@ -1,4 +1,4 @@
-"""Attention masks by what they hide: later keys, keys that are far away, keys of other chunks. Read from how a mask was computed."""
+"""Attention masks by what they hide (later, distant, or other chunks' keys), read from how a mask was computed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _WALK = 12
 
 
 def picked(graph: Graph, node: Node, left: int, right: int) -> tuple[int, tuple[int, ...]] | None:
-    """Common source that both operands are different parts of, past a layer over one of them; and the ops that pick them or are the layer."""
+    """Common source of both operands, past a layer over one of them; and the ops that pick them or are the layer."""
     if left == right:
         parts = len(set(node.inputs)) > 1 and graph.nodes[left].operation in PUT_TOGETHER
         return (left, ()) if parts else None

@@ -198,7 +198,7 @@ class _Gathering:
         return index
 
     def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
-        """Whether a node, and all that it needs, takes less than a message, reads less than one carries, and fits anywhere."""
+        """True where a node and all that it needs take less than a message, read less than one carries, and fit anywhere."""
         before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
         size = sum(self.work.sizes.get(v >> 32, 0) for v in used)
         if before + self.branch[node.id] + size / self.rate > self.hop:
