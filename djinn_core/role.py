@@ -1,4 +1,4 @@
-"""Role of this process: client, gateway or executor. Servers never register `remote_accelerator`, although plugins import `djinn`.
+"""Process role: client, gateway or executor. Servers never register `remote_accelerator`, though plugins import `djinn`.
 
 Once the device is registered, `pin_memory()` and `torch.accelerator` mean ours, and executors hold the real ones.
 """

@@ -34,7 +34,7 @@ class ExampleTransport:
         try:
             sock = socket.create_connection(_address(url), timeout)
         except OSError as error:
-            raise TransportError(f"nobody answers at {url}: {error}") from error
+            raise TransportError(f"no server answers at {url}: {error}") from error
         return SocketConnection(sock, limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], None]) -> Listener:
