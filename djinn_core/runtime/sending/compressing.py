@@ -13,7 +13,9 @@ SAMPLE: Final = 256 << 10  # bytes that are compressed to see what it brings
 SEEN: Final = (
     16 << 20
 )  # bytes that must have been sent before the link's rate counts: the first fill buffers on the way
-FASTEST: Final = 2e8  # bytes a second, and less than executors expand: on faster links, such as this machine's own, nothing is tried
+FASTEST: Final = (
+    2e8  # bytes a second, and less than executors expand: on faster links, such as this machine's own, nothing is tried
+)
 _GAIN: Final = 0.9  # compressing must take less than this part of the time
 _RENEWED: Final = 256 << 20  # compressed bytes after which some are sent as they are, to see the link's rate again
 
