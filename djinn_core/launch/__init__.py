@@ -1,4 +1,4 @@
-"""Starting executor processes, and what their parent and they say to each other.
+"""Executor processes: starting them, and the pipe protocol between an executor and its parent.
 
 The client starts one for the embedded default, the gateway one for each device.
 """

@@ -55,18 +55,18 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
 
 
 def called(urls: Sequence[str]) -> str:
-    """What messages call the server that listens at `urls`: by the first that names a machine, not a socket of this one."""
+    """Name of the server at `urls` in messages: the first URL that names a machine rather than a local socket."""
     return next((url for url in urls if parse_url(url).hostname), urls[0])
 
 
 def has_transport(url: str, transports: Iterable[Transport]) -> bool:
-    """Whether a transport serves the scheme of `url`."""
+    """True where a transport serves the scheme of `url`."""
     scheme = urlsplit(url).scheme
     return any(scheme in transport.schemes for transport in transports)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on `host`."""
+    """True where only this machine can reach a listener on `host`."""
     if host == "localhost":
         return True
     try:
@@ -76,7 +76,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a listener on `host` listens at every interface, so that no client can dial it."""
+    """True where a listener on `host` listens at every interface, so that clients cannot dial `host` itself."""
     return host in _WILDCARDS
 
 
@@ -89,13 +89,13 @@ def with_host(url: str, host: str) -> str:
 
 
 def at_host(url: str, host: str) -> str:
-    """`url` with `host` in place of its own: where somebody else says that something listens, it is on their machine."""
+    """`url` with `host` in place of its own host, for an address that another machine has told of itself."""
     parts = parse_url(url)
     return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
 
 
 def is_own_socket(url: str) -> bool:
-    """Whether a `unix://` URL leads to a socket where executors of this user's have theirs, and to nobody else's."""
+    """Check whether a `unix://` URL leads to a socket in a directory of this user's executors, and to no other user's."""
     parts = urlsplit(url)
     path = Path(unquote(parts.path))
     if parts.scheme != "unix" or path.name != SOCKET_NAME or not path.parent.name.startswith(DIRECTORY_PREFIX):

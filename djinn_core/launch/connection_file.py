@@ -19,7 +19,7 @@ _log = get_logger("djinn.launch")
 
 
 class ConnectionFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the file holds, as JSON. `fingerprint`: the certificate that the server shows, where no authority signed it."""
+    """Content of the file, as JSON. `fingerprint`: the server's certificate, where no authority signed it."""
 
     urls: tuple[str, ...]
     token: str
@@ -64,7 +64,7 @@ def remove_connection_file(path: Path, content: ConnectionFile) -> None:
 
 
 def read_connection_file(path: Path) -> ConnectionFile:
-    """What the file says.
+    """Read the connection file.
 
     Raises:
         ConfigurationError: it is missing, unreadable or malformed; the message says what to do.
@@ -88,7 +88,7 @@ def read_connection_file(path: Path) -> ConnectionFile:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Where a program and its data go is not for others to say; that they can read it is warned of."""
+    """Refuse a file that other users can write, as it says where programs and data go; warn of one that they can read."""
     if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in {os.getuid(), 0}:
         raise ConfigurationError(
             f"others on this machine can write the connection file {path}, and have programs and data sent elsewhere: "

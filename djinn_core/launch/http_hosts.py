@@ -1,4 +1,4 @@
-"""By which names an HTTP server of Djinn's may be called, so that a web page cannot have its own name lead to it."""
+"""Allowed `Host` headers of Djinn's HTTP servers: protection against DNS rebinding by web pages."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def own_names(url: str) -> frozenset[str]:
 
 
 def allow_host(name: str) -> None:
-    """This server may be called `name`, too; to be said before it listens."""
+    """Allow `name` as a further name of this server; to be called before it listens."""
     if name:
         os.environ[VARIABLE] = ",".join(filter(None, (os.environ.get(VARIABLE, ""), name)))
 
 
 def is_well_formed(host: str) -> bool:
-    """Whether it can be the value of a `Host` header."""
+    """True where the text can be the value of a `Host` header."""
     return _HOST.fullmatch(host) is not None
 
 
 def is_called(host: str, names: frozenset[str]) -> bool:
-    """Whether a `Host` header calls a server of these names: by one of them, or by an address, which no page can forge."""
+    """True where a `Host` header has one of these names, or an IP address, which no web page can forge."""
     found = _HOST.fullmatch(host)
     if found is None:
         return False

@@ -1,4 +1,4 @@
-"""Where a server listens: an address and a port for each transport, and what clients on other machines are told."""
+"""Listen addresses of a server: host and port for each transport, and the addresses advertised to clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place:
 
 @attrs.frozen
 class Places:
-    """Where the operator wants which transport to listen.
+    """Listen addresses by transport, as the operator configured them.
 
     Attributes:
         host: address for transports of which nothing else is said.
@@ -47,7 +47,7 @@ class Places:
         return (self.host, *others)
 
     def of(self, transport: Transport, others: Iterable[str] = ()) -> Place | None:
-        """Where a transport listens; None where it does not. `others`: further names of it."""
+        """Listen address of a transport; None where it does not listen. `others`: further names of the transport."""
         names = {transport.name, *transport.schemes, *others}
         if names & self.without:
             return None
@@ -88,13 +88,13 @@ def _check_port(what: str, host: str, port: int) -> None:
 
 @attrs.frozen
 class Listening:
-    """A transport as it listens, and where."""
+    """A transport that listens, and its listen address."""
 
     transport: Transport
     place: Place
 
     def at(self, port: int) -> str:
-        """The URL at which it listens with that port."""
+        """URL of the listener at that port."""
         return f"{self.transport.schemes[0]}://{network_location(self.place.host, port)}"
 
 
@@ -110,7 +110,7 @@ def in_places(transports: Iterable[Transport], tls: TlsOptions | None, places: P
 
 
 def chosen_by(transports: Sequence[Transport], tls: TlsOptions | None, places: Places) -> tuple[Listening, ...]:
-    """The same, after looking at what the operator wrote.
+    """The transports of `in_places`, after checking the operator's configuration.
 
     Raises:
         ConfigurationError: `places` names a transport that there is not.

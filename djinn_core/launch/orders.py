@@ -1,4 +1,4 @@
-"""What an executor process and its parent say to each other: JSON lines over two pipes.
+"""Messages between an executor process and its parent: JSON lines over two pipes.
 
 Orders go down the executor's standard input, reports come back on a pipe of their own. Secrets travel this way, never in
 arguments or the environment, which other users of the machine can read. The end of the orders means that the parent is
@@ -21,7 +21,7 @@ from djinn_core.wire.messages import DeviceInfo, SessionStatus
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """First order: what to be.
+    """First order: the executor's configuration.
 
     Attributes:
         directory: private directory for the local socket; the executor removes it when it ends.
@@ -89,20 +89,20 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class Evict(msgspec.Struct, frozen=True, tag="evict"):
-    """End the sessions of whoever came with one of these tokens (their ids): they are not good any more."""
+    """End the sessions that were opened with one of these tokens (their ids), which are no longer valid."""
 
     tokens: tuple[str, ...]
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """End a session: what it computes is stopped, its client is told the reason."""
+    """End a session: stop its computation and tell its client the reason."""
 
     session: Name
     reason: str
 
 
 class Belong(msgspec.Struct, frozen=True, tag="belong"):
-    """Work for that tenant. Nobody else's sessions are recovered here, whoever has their secrets."""
+    """Assign the executor to a tenant. It recovers no other tenant's sessions, even for a client that has their secrets."""
 
     tenant: str
 
@@ -126,7 +126,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """How often something took at most so many seconds (`bounds`, and longer than the last), and all of it together."""
+    """Histogram: counts of durations by upper bound in seconds (`bounds`, and one bucket above the last), and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -134,7 +134,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """What an executor has done (`counters`), what is so now (`gauges`), messages by type, and distributions."""
+    """Metrics of an executor: totals (`counters`), present values (`gauges`), messages by type, and histograms."""
 
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}
@@ -143,7 +143,7 @@ class Metered(msgspec.Struct, frozen=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """What runs: answer to `Report`. `tokens` are the ids of those that somebody came with whose session still is."""
+    """Answer to `Report`: the sessions that run. `tokens` are the ids of the tokens with which they were opened."""
 
     number: Count
     device: DeviceInfo
@@ -156,7 +156,7 @@ FULL_SECONDS: Final = 5.0  # for which it holds that there is no room, unless a 
 
 
 class Full(msgspec.Struct, frozen=True, tag="full"):
-    """Said without being asked: somebody was refused because there is no room for now; without a reason: there is some again."""
+    """Unsolicited report: a client was refused for lack of room, for `reason`; an empty `reason`: there is room again."""
 
     reason: str
 

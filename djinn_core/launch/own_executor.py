@@ -42,22 +42,22 @@ class OwnExecutor:
 
     @property
     def recovers(self) -> bool:
-        """Whether another process can go on with the sessions of one that died."""
+        """True where a new process can recover the sessions of one that died."""
         return self._journals is not None and not self._journals.empty
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process that runs."""
+        """True while a process runs."""
         return self._process.alive
 
     @property
     def process_id(self) -> int:
-        """Of the process that there is now."""
+        """Process id of the present process."""
         return self._process.process_id
 
     @property
     def ending(self) -> str:
-        """How the process that there is now has ended."""
+        """Description of how the present process has ended."""
         return self._process.ending()
 
     def wait_ready(self, timeout: float) -> Ready:

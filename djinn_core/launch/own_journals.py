@@ -1,4 +1,4 @@
-"""Where the executors that a program starts for itself write what their sessions take: a directory that goes with the program."""
+"""Session journals of a program's own executors: a private directory, removed with the program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OwnJournals:
         """
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if base.lstat().st_uid != os.geteuid() or base.is_symlink():
-            raise PermissionError(f"{base} is somebody else's")
+            raise PermissionError(f"{base} belongs to another user")
         _remove_abandoned(base)
         self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
         lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -44,11 +44,11 @@ class OwnJournals:
 
     @property
     def empty(self) -> bool:
-        """Whether no session has left a journal."""
+        """True where no session has left a journal."""
         return not any(self.path.glob("*.journal"))
 
     def room(self) -> int:
-        """How many bytes journals may have together."""
+        """Number of bytes that all journals together may have."""
         return shutil.disk_usage(self.path).free // SHARE
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ def _bases() -> tuple[Path, Path]:
 def _remove_abandoned(base: Path) -> None:
     """Remove the directories of programs that were killed."""
     for path in base.iterdir():
-        with contextlib.suppress(OSError):  # it is somebody's, or it has just been removed
+        with contextlib.suppress(OSError):  # a process holds it, or it has just been removed
             if time.time() - path.stat().st_mtime >= JUST_MADE_SECONDS:
                 remove_unless_held(path)
 

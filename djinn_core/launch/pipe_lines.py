@@ -54,7 +54,7 @@ def write_line(descriptor: int, line: bytes) -> None:
     """Write all of a line.
 
     Raises:
-        OSError: nobody reads any more.
+        OSError: the other end of the pipe is closed.
     """
     view = memoryview(line)
     while view:

@@ -1,4 +1,8 @@
-"""Directories for the sockets of executors: each goes with its executor, and those of executors that were killed with their parents go later."""
+"""Private directories for the sockets of executors.
+
+Each is removed with its executor. The directories of executors that were killed together with their parents are removed
+later.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ JUST_MADE_SECONDS: Final = 60.0  # a directory may have no owner for a moment
 def make_private_directory() -> tuple[str, int]:
     """A directory that only this user can enter, with a path short enough for the address of a socket in it.
 
-    It is somebody's as long as a process has the descriptor that comes with it.
+    It is in use as long as a process has the descriptor that comes with it.
 
     Raises:
         OSError: there cannot be one.
@@ -36,9 +40,9 @@ def make_private_directory() -> tuple[str, int]:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove the directories in `base` that are nobody's any more."""
+    """Remove the directories in `base` that no process uses any more."""
     for path in base.glob(f"{DIRECTORY_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is somebody's, or another user's, or has just been removed
+        with contextlib.suppress(OSError):  # in use, or another user's, or has just been removed
             status = path.lstat()
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < JUST_MADE_SECONDS:
                 continue

@@ -1,4 +1,4 @@
-"""Directories that only their owner may look into and write to: who else could is told before anything lies there."""
+"""Private directories: only their owner may write to them; permissions are checked before anything is stored there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def private_directory(path: Path, what: str) -> Path:
         what: what lies in it, for the message.
 
     Raises:
-        ConfigurationError: others may write to it, or it is somebody else's.
+        ConfigurationError: others may write to it, or it belongs to another user.
         OSError: it cannot be made.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -26,9 +26,9 @@ def private_directory(path: Path, what: str) -> Path:
 
 
 def check_private_directory(path: Path, what: str) -> None:
-    """Raise `ConfigurationError` where others may write to an existing directory, or it is somebody else's.
+    """Raise `ConfigurationError` where other users may write to an existing directory, or own it.
 
-    Whoever writes there decides what a server believes: a certificate, a journal, weights.
+    A user who can write there can replace what the server trusts: a certificate, a journal, weights.
     """
     status = path.stat()
     if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in {os.getuid(), 0}:

@@ -1,4 +1,4 @@
-"""An executor process, as its parent sees it."""
+"""Handle of an executor process in its parent: start, status, tickets, drain and termination."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _TERMINATE_SECONDS = 2.0
 
 @attrs.frozen
 class ExecutorOptions:
-    """How to start an executor.
+    """Options for starting an executor.
 
     Attributes:
         device: `cpu`, `cuda:0` and so on; empty lets the executor choose the best that the machine has.
@@ -169,7 +169,7 @@ class ExecutorProcess:
 
     @property
     def ready(self) -> Ready:
-        """What the executor said when it was ready.
+        """The executor's `Ready` report.
 
         Raises:
             StartupError: `wait_ready` has not succeeded.
@@ -180,7 +180,7 @@ class ExecutorProcess:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where it listens; the first is a private socket on this machine."""
+        """URLs at which it listens; the first is a private socket on this machine."""
         return self.ready.urls
 
     @property
@@ -195,7 +195,7 @@ class ExecutorProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     def wait(self) -> int:
@@ -203,7 +203,7 @@ class ExecutorProcess:
         return self._process.wait()
 
     def ending(self) -> str:
-        """How the process ended, or that it only stopped talking: the end of a sentence about it."""
+        """Predicate of a sentence about the process: how it ended, or that it has closed its pipe but still runs."""
         return _ending(self._process)
 
     def issue_ticket(self, client: str = "", lifetime: float = LIFETIME, badge: Badge = NOBODY) -> str:
@@ -232,7 +232,7 @@ class ExecutorProcess:
             return answer
 
     def full(self) -> str:
-        """Why it refuses everybody for now, as far as it has said so a moment ago; empty: it does not. Waits for nothing."""
+        """Reason why it refuses all clients for now, by its latest report; empty: it accepts them. Does not block."""
         if self._reading.acquire(blocking=False):
             try:
                 with contextlib.suppress(TimeoutError):  # nothing more was said
@@ -336,7 +336,7 @@ class ExecutorProcess:
             answer = read_answer(line)
             self._note(answer)
             if isinstance(answer, Sessions) and answer.number == number:
-                return answer  # others answer questions that nobody waits for any more
+                return answer  # others answer requests that have timed out
         return None
 
 

@@ -1,4 +1,4 @@
-"""A certificate that a server makes for itself: nobody vouches for it, so clients are told its fingerprint."""
+"""Self-signed TLS certificate of a server: no authority vouches for it, so clients check its fingerprint."""
 
 from __future__ import annotations
 

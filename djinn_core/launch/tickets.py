@@ -1,4 +1,4 @@
-"""One-time tickets: how whoever started an executor lets a client in.
+"""One-time tickets, with which the parent of an executor lets a client in.
 
 A ticket is a signed statement (who, until when, a number used once) under a key that only the executor and its parent
 know. Issuing one needs no word with the executor, which may be busy computing.
@@ -25,18 +25,18 @@ CLIENT_LENGTH = 128
 
 
 class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Who somebody is that a gateway lets in: a tenant, by the token of that id, with what the tenant may use."""
+    """Identity of a client that a gateway lets in: its tenant, the id of its token, and the tenant's quota."""
 
     tenant: str = ""
     token: str = ""
     quota: Quota = Quota()
 
 
-NOBODY = Badge()  # in particular: whoever started the executor
+NOBODY = Badge()  # in particular: the process that started the executor
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What a ticket says. `expires` is in seconds of the machine's monotonic clock, which its processes share."""
+    """Content of a ticket. `expires` is in seconds of the machine's monotonic clock, which its processes share."""
 
     client: str
     expires: float
@@ -65,7 +65,7 @@ class TicketChecker:
     _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     def redeem(self, ticket: str) -> Grant | None:
-        """What the ticket grants, or None where it is forged, expired or used. Takes the same time for every forgery."""
+        """The ticket's grant, or None where it is forged, expired or used. Takes the same time for every forgery."""
         grant = _verify(self._key, ticket)
         now = time.monotonic()
         if grant is None or grant.expires < now:
@@ -79,7 +79,7 @@ class TicketChecker:
 
 
 def _plain(client: str) -> str:
-    """What can be shown on any terminal, and leaves the ticket short enough for a message."""
+    """The name with characters unfit for a terminal replaced, cut so that the ticket fits into a message."""
     text = client[:CLIENT_LENGTH].encode("ascii", "replace").decode("ascii")
     return "".join(character if character.isprintable() else "?" for character in text)
 

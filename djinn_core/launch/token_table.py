@@ -1,6 +1,6 @@
-"""The file with a server's tokens: whose they are, until when they are good, and what their tenants may use.
+"""Token table: the file with a server's access tokens, by tenant, with expiry times and quotas.
 
-Tokens are kept as digests: who reads the file cannot show one. They are random and long, so that a plain digest is as good as
+Tokens are kept as digests, so that reading the file gives no access. They are random and long, so a plain digest is as good as
 a slow one.
 """
 
@@ -24,14 +24,14 @@ import msgspec
 from djinn_core.errors import ConfigurationError
 from djinn_core.wire.message import Count
 
-OPERATOR: Final = "default"  # the tenant of whoever runs the server, and of everybody where there are no others
+OPERATOR: Final = "default"  # the tenant of the server's operator, and of all clients where there are no others
 PREFIX: Final = "djinn_"  # tells people, and scanners for leaked secrets, what it is
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a tenant may use on each executor; 0: as much as there is.
+    """Quota of a tenant on each executor; 0: no limit.
 
     Attributes:
         sessions: how many at a time.
@@ -39,7 +39,7 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
         memory: their bytes.
         seconds_an_hour: time on the device within an hour.
         disk: bytes of weights that are kept for it.
-        connections_a_minute: how often it may connect; 0: as often as the server lets anybody.
+        connections_a_minute: how often it may connect; 0: the server's own limit alone.
         requests_a_second: messages to each executor; more than that wait.
     """
 
@@ -66,19 +66,19 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     monitor: bool = False
 
     def expired(self, now: float) -> bool:
-        """Whether its time is over."""
+        """True where the token has expired."""
         return bool(self.expires) and now >= self.expires
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """What the file holds, as JSON."""
+    """Content of the file, as JSON."""
 
     tokens: tuple[TokenRow, ...] = ()
     quotas: dict[str, Quota] = {}
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token."""
+    """Digest of a token, as the file keeps it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -116,20 +116,20 @@ def check_mode(path: Path, descriptor: int) -> None:
     """Refuse a file with secrets that others may read.
 
     Raises:
-        ConfigurationError: others may, or it belongs to somebody else; the message says what to do.
+        ConfigurationError: other users can, or it belongs to another user; the message says what to do.
     """
     status = os.fstat(descriptor)
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigurationError(
             f"others on this machine can read the token file {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
-            f"chmod 600 {path}, and make new tokens if somebody may have"
+            f"chmod 600 {path}, and make new tokens if another user may have"
         )
     if status.st_uid not in {os.getuid(), 0}:
         raise ConfigurationError(f"the token file {path} belongs to another user (id {status.st_uid}): chown it")
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file that nobody else may read.
+    """The content of a file that no other user may read.
 
     Raises:
         OSError: it cannot be read.
@@ -141,7 +141,7 @@ def read_private(path: Path) -> bytes:
 
 
 def is_table(content: bytes) -> bool:
-    """Whether a file has a table, and not a token as text."""
+    """True where a file has a table rather than a token as text."""
     return content.lstrip().startswith(b"{")
 
 
