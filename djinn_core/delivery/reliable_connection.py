@@ -1,4 +1,4 @@
-"""A connection that outlasts the one that it runs over: what was not taken is sent again over the next one."""
+"""Reliable connection: frames that were not acknowledged are sent again over the next connection after a break."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once
 _MUCH_BYTES: Final = 128 << 10  # less fits into the buffers of a socket
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
-_AHEAD_FRAMES: Final = 64  # that somebody who looks for notes takes in
+_AHEAD_FRAMES: Final = 64  # that a thread looking for notes takes in
 _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
 _LONGEST_PROBE_SECONDS: Final = 2.0
@@ -30,7 +30,7 @@ _log = get_logger("djinn.delivery")
 
 
 class NotYet(TimeoutError):  # noqa: N818 - a signal within this file and those above it
-    """There is no other connection yet, and an interrupt is held back: it is looked for when there is something to do again."""
+    """Raised while there is no new connection yet and an interrupt is held back; the next operation tries again."""
 
 
 def nothing(_: int) -> None:
@@ -38,7 +38,7 @@ def nothing(_: int) -> None:
 
 
 class ReliableConnection(abc.ABC):
-    """Connections, one after the other, counted as one; the memory of what is sent is borrowed."""
+    """Protocol of a connection that survives its transport connections; buffers that are sent are borrowed."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
@@ -65,7 +65,7 @@ class ReliableConnection(abc.ABC):
         return self._past_received + self._inner.bytes_received
 
     def _follow(self, inner: Connection) -> None:
-        """From now on `inner` is the connection."""
+        """Switch to the connection `inner`."""
         before, self._inner = self._inner, inner
         inner.limits = self._limits
         self._past_sent += before.bytes_sent
@@ -143,7 +143,7 @@ class LastingConnection(ReliableConnection):
             self._copy_borrowed()
 
     def _copy_borrowed(self) -> None:
-        with self._sending, self._keeping:  # nobody sends it again from there now
+        with self._sending, self._keeping:  # no other thread sends it again from there now
             self._outbox.own()
 
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
@@ -152,13 +152,13 @@ class LastingConnection(ReliableConnection):
         inner.send(Frame(numbered(number, self._inbox.taken, frame.head), frame.body))
 
     def _note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
-        """Say how far this end is, unless somebody is just sending, which says so, too."""
+        """Send an acknowledgement, unless another thread is just sending: its frame carries one."""
         if self._sending.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
                 self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.taken, wish, asked).encode()))
             except TransportError as error:
-                _log.debug("a note was not sent", reason=str(error))  # whoever reads next finds out
+                _log.debug("a note was not sent", reason=str(error))  # the next reader finds out
             finally:
                 self._sending.release()
 
@@ -168,7 +168,7 @@ class LastingConnection(ReliableConnection):
             self._unrepeated = None
             with self._keeping:
                 kept = self._outbox.kept()
-            with contextlib.suppress(TransportError):  # whoever reads or sends next finds out
+            with contextlib.suppress(TransportError):  # the next reader or sender finds out
                 for number, frame in kept:
                     if inner is not self._inner:
                         return
@@ -205,7 +205,7 @@ class LastingConnection(ReliableConnection):
             self._reading.release()
 
     def _turn(self, deadline: float | None) -> float | None:
-        """How long to wait at a time."""
+        """Seconds to wait at a time."""
         now = time.monotonic()
         until = deadline
         if self._probes:
@@ -246,7 +246,7 @@ class LastingConnection(ReliableConnection):
     @property
     @abc.abstractmethod
     def _probes(self) -> bool:
-        """Whether this end asks how far the other one is, while it waits."""
+        """True where this end probes for the other end's acknowledgement while it waits."""
 
     def _take(self, timeout: float | None) -> Frame | None:
         """One frame off the wire; None where it is not for the reader, or there is a new connection to read."""
@@ -294,7 +294,7 @@ class LastingConnection(ReliableConnection):
             self._note()
 
     def _heed(self, note: Prefix, inner: Connection) -> None:
-        """Do what a note wishes for, and see from it whether something was lost."""
+        """Handle a note: do what it asks, and detect lost frames from it."""
         answer = AckFlags.ANSWERED if note.wish & AckFlags.ANSWER else AckFlags.NOTHING
         if self._inbox.misses(note.number):
             answer |= AckFlags.AGAIN  # also where it was asked for before: that may have been lost as well
@@ -311,7 +311,7 @@ class LastingConnection(ReliableConnection):
             self._note(AckFlags.AGAIN)
 
     def _look(self) -> None:
-        """Take in what was acknowledged, if nobody else reads."""
+        """Take in acknowledgements, unless another thread reads."""
         if self._reading.acquire(blocking=False):
             try:
                 while len(self._early) < _AHEAD_FRAMES:
@@ -329,7 +329,7 @@ class LastingConnection(ReliableConnection):
         """Wait while more is under way than may be lost at once, unless an interrupt is held back."""
         while self._outbox.nbytes > self._window and not self._closed and not held.pending:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
-                continue  # whoever reads takes in what was acknowledged
+                continue  # the thread that reads takes in acknowledgements
             try:
                 frame = self._take(_TURN_SECONDS)
                 if frame is not None:
@@ -341,7 +341,7 @@ class LastingConnection(ReliableConnection):
                 self._reading.release()
 
     def _check_ahead(self) -> None:
-        """Whether more came than may wait while this end sends. Here, whatever comes was asked for.
+        """Check that no more frames came than may wait while this end sends. Here, all that come were asked for.
 
         Raises:
             ProtocolError: more came.
@@ -373,7 +373,7 @@ class LastingConnection(ReliableConnection):
             ProtocolError: the other end cannot have taken that many.
             TransportError: `greet` could not say so.
         """
-        self._inner.close()  # whoever is inside a `send` gets out of it
+        self._inner.close()  # a thread inside `send` gets out of it
         with self._sending:
             with self._taking:
                 self._follow(inner)
