@@ -1,4 +1,4 @@
-"""What a run of a template binds: handles and slots, written so that the usual ones take a byte or two.
+"""Delta encoding of a template's bindings (handles and slots), so that the usual ones take a byte or two.
 
 A handle is a storage and a view of it. Handles of one message are near each other, and a step of a loop binds mostly what
 the step before it bound, so what travels are differences.
@@ -40,7 +40,7 @@ def pack_handles(handles: Iterable[int]) -> Handles:
 
 
 def unpack_handles(packed: Handles) -> list[int]:
-    """What `pack_handles` packed.
+    """Decode the handles that `pack_handles` encoded.
 
     Raises:
         ProtocolError: it did not.
@@ -63,7 +63,7 @@ def _handle(storage: int, view: int) -> int:
 
 
 def rebind(before: Sequence[int], handles: Sequence[int]) -> Rebound:
-    """What turns the handles `before` into `handles`, which are as many."""
+    """Difference that turns the handles `before` into `handles`, which are as many."""
     rebound: list[int] = []
     position = storage = 0
     for index, (old, new) in enumerate(zip(before, handles, strict=True)):

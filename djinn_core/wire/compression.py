@@ -1,4 +1,4 @@
-"""Bytes that take less room on the wire: the planes of their bytes one after the other, then zstd.
+"""Compression of tensor data: byte planes one after the other (byte shuffle), then zstd.
 
 The bytes of floating-point numbers hardly repeat, but their exponents do, once they lie side by side. Needs the package
 `zstandard` at both ends.

@@ -1,4 +1,4 @@
-"""What bytes go by: a digest of their content, which both ends compute alike."""
+"""Content digests: both ends identify bytes by the same hash of them."""
 
 from __future__ import annotations
 

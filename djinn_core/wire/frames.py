@@ -46,7 +46,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 @attrs.frozen
 class Limits:
-    """What one frame may weigh, in bytes, and how many buffers it may carry."""
+    """Limits on the size of one frame, in bytes, and on its number of buffers."""
 
     head: int = HEAD_BYTES
     body: int = BODY_BYTES
@@ -134,17 +134,17 @@ class FrameDecoder:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has begun and is not complete."""
+        """True where a frame has begun and is not complete."""
         return self._filled > 0 or self._part is not self._prefix
 
     @property
     def held(self) -> int:
-        """Bytes of frames that are not whole yet, or that nobody has taken. May be asked in any thread."""
+        """Bytes of frames that are incomplete or were not taken yet. May be called from any thread."""
         begun = list(self._body)
         return sum(map(weight, list(self.frames))) + sum(map(len, begun[:-1])) + self._filled
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong. Never empty; valid until the next call of `received`.
+        """Buffer for the next bytes. Never empty; valid until the next call of `received`.
 
         Raises:
             ProtocolError: the stream broke the format earlier.
@@ -224,7 +224,7 @@ class FrameDecoder:
             self._finish_part(self)
 
     def _start_part(self, part: memoryview, finish: Callable[[FrameDecoder], None]) -> None:
-        # Not a bound method: in a cycle with itself its memory would stay until somebody looks for cycles.
+        # Not a bound method: in a cycle with itself its memory would stay until the garbage collector runs.
         self._part = part
         self._filled = 0
         self._finish_part = finish

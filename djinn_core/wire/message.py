@@ -1,4 +1,4 @@
-"""What all messages are made of: their base, the kinds of their fields, and failures, which several of them carry."""
+"""Building blocks of messages: their base class, the types of their fields, and failures, which several of them carry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Word = Annotated[
 ]  # looked up, never shown as it is: not worth a pattern in every answer
 Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z")]
 Secret = Annotated[str, msgspec.Meta(max_length=1024)]
-# Passed on from one to another, so that nobody can have somebody else say more than random letters to a stranger.
+# Passed on by clients and executors: the pattern keeps a sender from having them say more than random letters to a third party.
 Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
 _HIDDEN = frozenset({"token", "ticket", "secret"})
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -37,7 +37,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defau
 
 
 class Text:
-    """Mixed into what has texts for people: whatever another end says, they are fit to be shown (`printable`)."""
+    """Mixin for messages with text for people: it is made fit to be shown (`printable`), whatever the other end sent."""
 
     __slots__ = ()
     texts: ClassVar[tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""Every message that travels, and its codec.
+"""Messages of the wire protocol, and their MessagePack codec.
 
 Messages are msgspec structs, encoded as MessagePack with a type tag: decoding builds nothing but these types and checks
 every field. Tensor data travels beside the message, as the body of the frame.
@@ -113,7 +113,8 @@ class Welcome(Message, frozen=True):
 class Refused(Text, Message, frozen=True):
     """No, and why. The connection is closed after it.
 
-    `again`: not now, so that asking again makes sense, `after` so many seconds. `deadly`: the session in question kills every executor that goes on with it.
+    `again`: not now, so that asking again makes sense, `after` so many seconds. `deadly`: the session kills every executor that
+    resumes it.
     """
 
     texts = ("reason",)
@@ -157,7 +158,7 @@ class Attached(Message, frozen=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """What stays the same from one run of a program to the next.
+    """Template: the part of a program that stays the same from one run to the next.
 
     Values are numbered in order of first appearance. `references` lists for each instruction its operands, then its new
     values. `inputs` are the numbers bound to existing values, `outputs` those that survive; every other value is dropped
@@ -183,7 +184,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class First(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What later runs of a template change: all slots, and handles for all inputs.
+    """Bindings of a template's first run, which later runs change: all slots, and handles for all inputs.
 
     `written` are the values that the program writes into: they are poison where it is refused.
     """
@@ -253,7 +254,7 @@ class Relaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """Where the server's time went, in seconds.
+    """Breakdown of the server's time, in seconds.
 
     Attributes:
         queue: waiting for a turn on the device. decode: reading the submission. execute: running it; on a GPU, issuing it.
@@ -285,7 +286,7 @@ class Completed(Message, frozen=True):
 
 
 class ValueHints(Message, frozen=True):
-    """What the values of a template are, for an executor that has to choose what makes room; no result depends on it.
+    """Kinds of a template's values: hints for an executor that has to evict some. No result depends on them.
 
     `phase` is the program's. `inputs` and `outputs` have a letter a value: `w` weight, `k` KV cache, `g` gradient, `o` state of
     an optimizer, `i` input, `a` activation. Sent before the template's first run, to executors with a limit alone.

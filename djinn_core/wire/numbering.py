@@ -1,11 +1,11 @@
-"""Frames that are numbered, kept and acknowledged, without I/O: what makes delivery exactly once across connections.
+"""Sequence numbers, retransmission buffers and acknowledgements of frames, without I/O: exactly-once delivery.
 
 Every frame carries its number and how many frames of the other end were taken, as a prefix of its head. A frame is kept
-until the other end has said that it was taken. One without anything behind the prefix is a *note*: it has no number of its own and
-says how far its sender is. Both counts wrap at 2^32; fewer than 2^31 frames are under way at a time.
+until the other end has acknowledged it. A frame with nothing behind the prefix is a *note*: it has no number of its own and
+acknowledges frames. Both counts wrap at 2^32; fewer than 2^31 frames are under way at a time.
 
-The rules are those of go-back-n: frames are taken in order of their numbers, repeated ones are dropped, and where one is missing what follows
-is dropped and asked for again (Tanenbaum, Computer Networks, 3.4.2).
+The rules are those of go-back-n: frames are taken in order of their numbers, and repeated ones are dropped. Where one is
+missing, what follows is dropped and asked for again (Tanenbaum, Computer Networks, 3.4.2).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
 
 
 class AckFlags(enum.IntFlag):
-    """What a note asks of the other end."""
+    """Requests to the other end that a note carries."""
 
     NOTHING = 0
     ANSWER = 1
@@ -46,7 +46,7 @@ _WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # by their bits: lo
 
 
 class Numbered(enum.Enum):
-    """What a numbered frame is to the end that it came to."""
+    """Classification of a numbered frame by its receiver."""
 
     NEXT = enum.auto()
     REPEATED = enum.auto()
@@ -54,7 +54,7 @@ class Numbered(enum.Enum):
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """What stands before the head of a frame.
+    """Prefix of a frame's head.
 
     Attributes:
         number: of this frame; of a note, of the last frame that was sent before it.
@@ -116,7 +116,7 @@ def _size(frame: Frame) -> int:
 
 
 class Outbox:
-    """Frames that were given a number and not yet taken by the other end."""
+    """Sending side: frames that were numbered and not yet acknowledged by the other end."""
 
     def __init__(self) -> None:
         self._kept: deque[_Kept] = deque()
@@ -126,7 +126,7 @@ class Outbox:
 
     @property
     def sent(self) -> int:
-        """How many frames were given a number, modulo 2^32."""
+        """Number of frames that were numbered, modulo 2^32."""
         return self._sent & _MASK
 
     def put(self, frame: Frame) -> int:
@@ -155,7 +155,7 @@ class Outbox:
         self._kept = deque(_Kept(frame, _size(frame), borrowed=False) for frame in kept)
 
     def repeat(self, taken: int) -> None:
-        """What is put from now on was put before by another process, and so many frames of all were taken meanwhile."""
+        """Expect a replay: another process has put the frames that follow, and `taken` frames in all were taken meanwhile."""
         if 0 < (taken - self._sent) & _MASK < _HALF:
             self._kept.clear()
             self._ahead = taken
@@ -164,7 +164,7 @@ class Outbox:
 
     @property
     def repeats(self) -> bool:
-        """Whether the last frame that was put had been taken before."""
+        """True where the last frame that was put had been taken before."""
         return self._ahead is not None
 
     def acknowledge(self, taken: int) -> None:
@@ -200,27 +200,27 @@ class Outbox:
 
     @property
     def taken(self) -> int:
-        """How many frames the other end has taken, as far as it said so, modulo 2^32."""
+        """Number of frames that the other end has acknowledged, modulo 2^32."""
         return (self._sent - len(self._kept)) & _MASK
 
     @staticmethod
     def sent_after(taken: int, sent: int) -> bool:
-        """Whether some of the first `sent` frames come after the first `taken`."""
+        """True where some of the first `sent` frames come after the first `taken`."""
         return 0 < (sent - taken) & _MASK < _HALF
 
     @property
     def empty(self) -> bool:
-        """Whether everything was taken."""
+        """True where every frame was acknowledged."""
         return not self._kept
 
     @property
     def nbytes(self) -> int:
         """Bytes of the bodies that are kept."""
-        return sum(kept.nbytes for kept in tuple(self._kept))  # whoever reads may take some away meanwhile
+        return sum(kept.nbytes for kept in tuple(self._kept))  # the thread that reads may take some away meanwhile
 
     @property
     def borrows(self) -> bool:
-        """Whether some of what is kept is the memory of others."""
+        """True where some of the kept bodies are borrowed memory."""
         return self._borrows
 
 
@@ -229,7 +229,7 @@ def _copied(frame: Frame) -> Frame:
 
 
 class Inbox:
-    """How many frames of the other end were taken."""
+    """Receiving side: counts the frames of the other end that were taken."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -240,7 +240,7 @@ class Inbox:
         return self._taken & _MASK
 
     def judge(self, number: int) -> Numbered:
-        """What a frame of this number is."""
+        """Classify a frame of this number."""
         ahead = (number - self._taken - 1) & _MASK
         if not ahead:
             return Numbered.NEXT
@@ -251,5 +251,5 @@ class Inbox:
         self._taken += frames
 
     def misses(self, sent: int) -> bool:
-        """Whether the other end, which has sent so many frames by now, has sent some that were not taken."""
+        """True where some of the `sent` frames of the other end were not taken."""
         return 0 < (sent - self._taken) & _MASK < _HALF

@@ -1,4 +1,4 @@
-"""Messages that bring values from one executor of a pool to another: what the client says, and what they say themselves."""
+"""Peer-to-peer transfer messages: the client's orders, and the transfers from executor to executor."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Gauge(Message, frozen=True):
 
 
 class LinkSeen(Message, frozen=True):
-    """What an executor has seen of the link from (`incoming`) or to executor `peer`: so many bytes took so many seconds.
+    """Link measurement by an executor: so many bytes from (`incoming`) or to executor `peer` took so many seconds.
 
     Where it was measured, and not only seen, there is a latency in seconds one way. Comes with a `Completed`.
     """
@@ -146,7 +146,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 class TransferHeader(Message, frozen=True):
     """A shipment, on the way from executor to executor: the bytes follow in `TransferChunk`s, in the order of the items.
 
-    `number`: which one it is, from 1, of those that go from this executor to that one directly; 0 where it passes through the client.
+    `number`: which one it is, from 1, of those that go directly between these executors; 0 where it passes through the client.
     """
 
     shipment: Count

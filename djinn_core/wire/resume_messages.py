@@ -1,4 +1,4 @@
-"""What a client says that comes back to its session over another connection."""
+"""Messages of session resumption: a client returns to its session over a new connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Resume(Message, frozen=True):
 class Resumed(Message, frozen=True):
     """The executor's answer: how many frames of the client's it has taken. What follows is numbered again.
 
-    `instance`: of the process, as in `Attached`. Where it is another one, the session was recovered, and other executors have to be told.
+    `instance`: of the process, as in `Attached`. Where it is another one, the session was recovered, and other executors have
+    to be told.
     """
 
     taken: Count

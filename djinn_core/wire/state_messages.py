@@ -1,4 +1,4 @@
-"""A session's state on its way from an executor to its client, and from there to another executor.
+"""Messages of session snapshots: the state goes from an executor to its client, and from there to another executor.
 
 It travels in pieces: first what it is (a snapshot, in MessagePack), then the memory of its values.
 """
@@ -49,5 +49,5 @@ def pieces_of(parts: Sequence[Buffer]) -> Iterator[memoryview]:
 
 
 def count_pieces(lengths: Sequence[int]) -> int:
-    """How many pieces there are of parts of these lengths."""
+    """Number of pieces for parts of these lengths."""
     return sum(-(-length // PIECE) for length in lengths)

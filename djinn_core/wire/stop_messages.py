@@ -1,4 +1,4 @@
-"""What a client says of work that nobody wants any more."""
+"""Cancellation message: the client stops submissions that it does not need any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOPS_LIMIT = 1024  # submissions that one message names
 
 
 class Stop(Message, frozen=True):
-    """Nobody waits for these submissions any more: the one that runs is cut between two ops, the others do not begin.
+    """Cancel these submissions: the one that runs is cut between two ops, the others do not begin.
 
     Each is answered all the same. What a cut one would have made or written says so when it is used.
     """

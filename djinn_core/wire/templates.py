@@ -1,4 +1,4 @@
-"""Digests of templates, and how many of them either side keeps."""
+"""Template digests, and the LRU cache of templates that either side keeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def digest_of(template: Template) -> bytes:
 
 
 class TemplateCache(Generic[V]):
-    """What one side keeps by template, under its digest or what it is made from. The least recently used go first, the newest stays whatever its size."""
+    """LRU cache of values by template, under its digest or its source. The newest entry stays whatever its size."""
 
     def __init__(self, templates: int = TEMPLATES_LIMIT, instructions: int = INSTRUCTIONS_LIMIT) -> None:
         self._limits = (templates, instructions)
@@ -44,7 +44,7 @@ class TemplateCache(Generic[V]):
         return len(self._kept)
 
     def get(self, key: Hashable) -> V | None:
-        """What is kept for the template of that key, which is used now."""
+        """Look up the value for the template of that key, and mark it as the most recently used."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -65,7 +65,7 @@ class TemplateCache(Generic[V]):
         self._instructions -= self._kept.pop(key, (None, 0))[1]
 
     def everything(self) -> list[tuple[Hashable, V]]:
-        """What is kept, with its key, the least recently used first."""
+        """All keys and values, the least recently used first."""
         return [(key, value) for key, (value, _) in self._kept.items()]
 
     def clear(self) -> None:

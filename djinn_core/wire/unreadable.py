@@ -1,4 +1,4 @@
-"""What can still be read of a message that cannot be decoded: enough to answer it, and to say what it would have made.
+"""Partial decoding of messages that cannot be decoded: enough to answer them and to poison their results.
 
 Frames are told apart without looking into them, so one message that breaks a rule says nothing about the next.
 """
@@ -89,7 +89,7 @@ _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
 
 
 def salvage(head: bytes | memoryview, reason: str) -> Unreadable | None:
-    """What can be read of a message that cannot be decoded for `reason`; None where that is not enough to go on."""
+    """Decode what can be read of a message that failed to decode for `reason`; None where that is not enough to go on."""
     try:
         found = _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):

@@ -1,4 +1,4 @@
-"""How bytes of values come to an executor: sent, or recalled from what it has."""
+"""Upload messages: bytes of values are sent to an executor, or recalled from its store by digest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BlobOffer(Message, frozen=True):
 
 
 class BlobQuery(Message, frozen=True):
-    """Which of these bytes (size and digest) has the executor? It holds on to those until they are offered once."""
+    """Ask which of these blobs (size and digest) the executor has. It holds on to those until they are offered once."""
 
     sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=HAVE_LIMIT)]
