@@ -1,4 +1,4 @@
-"""`djinn.capture()` and what it gives: the graph of the code inside, and what is known about it."""
+"""`djinn.capture()`: graph capture without execution, and the analyses of the captured graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from djinn_core.tracebacks import for_users
 
 
 class Captured:
-    """What was recorded inside `capture()`. Analysed when one of its attributes is asked for, and only then."""
+    """Program recorded inside `capture()`. Analysed lazily, when one of its attributes is read."""
 
     def __init__(self, capturing: Capturing) -> None:
         self._capturing = capturing
@@ -48,14 +48,14 @@ class Captured:
 
     @cached_property
     def profile(self) -> WorkloadProfile:
-        """What the program is about."""
+        """Semantic profile of the program."""
         profile = plan(self.graph, until="annotate").profile
         assert profile is not None
         return profile
 
     @property
     def patterns(self) -> tuple[PatternMatch, ...]:
-        """What the patterns recognised."""
+        """Matches of the pattern plugins."""
         return self.profile.patterns
 
     def picture(self, file: str | os.PathLike[str]) -> None:
@@ -137,7 +137,7 @@ def explain(
     unfold: bool = False,
     depth: int | None = None,
 ) -> Explanation:
-    """What each stage decides about a program, and why, in words, and what its modules do, as a tree.
+    """Explain in words each stage's decisions about a program, with reasons, and its modules as a tree.
 
     Args:
         program: what to explain.

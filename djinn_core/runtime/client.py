@@ -1,4 +1,4 @@
-"""What is configured, which session is open (`state.py` has it), and what to do when the process ends."""
+"""Process-wide client API: settings, the open session (kept in `state.py`), and clean-up at exit and after a fork."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def configure(
 
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was set before, and what is given now; tables of plugins are merged as well."""
+    """Merge new settings into those set before; tables of plugin settings are merged as well."""
     old, new = before.get("plugin_settings"), given.get("plugin_settings")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return {**before, **given}
@@ -204,7 +204,7 @@ def _intercept(wanted: Mapping[str, Interceptor], anew: bool) -> None:
 
 
 def settings() -> Settings:
-    """What is in force."""
+    """The settings in force."""
     _load()
     assert _state.settings is not None
     return _state.settings
@@ -336,7 +336,7 @@ def register_init_hook(hook: InitHook) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether a session is open."""
+    """True while a session is open."""
     return _state.session is not None and not _state.session.lost and not _state.forked
 
 
@@ -365,7 +365,7 @@ def _end_session() -> None:
     )
     for one in opened:
         if one.executor is not None:
-            one.executor.close(0.0)  # nobody waits for what it is still at
+            one.executor.close(0.0)  # no thread waits for the rest of its work
 
 
 @for_users
@@ -379,11 +379,11 @@ def synchronize() -> None:
 
 
 def cancel(thread: threading.Thread | None = None) -> None:
-    """Stop what this program has sent and not got an answer to, from any thread; with `thread`, only what that one has sent.
+    """Cancel this program's unanswered submissions, from any thread; with `thread`, only those of that thread.
 
-    Waits for it raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a second: values that
-    were to be made or written by what was stopped raise `ProgramStopped` when they are used, all others can be used, and so can the
-    session. What threads record afterwards runs as usual.
+    Waits for them raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a second.
+    Values that the stopped work was to make or write raise `ProgramStopped` when they are used. All other values and the
+    session stay usable, and what threads record afterwards runs as usual.
     """
     session = _state.session
     if session is not None and not session.lost and not _state.forked:
@@ -423,7 +423,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 def _device_count() -> int:
-    """How many logical devices there are: all executors as one, and each of several by itself."""
+    """Number of logical devices: all executors as one, and each of several by itself."""
     several = len(_state.opened) or (1 if _named_servers() else _resolved().executors)
     return 1 + several if several > 1 else 1
 
@@ -439,7 +439,7 @@ def _resolved() -> Settings:
 
 
 def _is_available() -> bool:
-    """Whether a session is open or could begin; says why not. An answer of a server's counts until it is configured anew."""
+    """True where a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
     if _state.answered or is_initialized() or not _named_servers():
         return True
     reason = why_unavailable(settings(), registry())

@@ -1,4 +1,4 @@
-"""What the executor cannot do is done here: only where `client_fallback` is set, counted, and said once for each op.
+"""CPU fallback on the client for ops without remote support: opt-in (`client_fallback`), counted, logged once an op.
 
 Operands are fetched, the op runs on the CPU of this machine, and its results are uploaded.
 """
@@ -40,7 +40,7 @@ class ClientFallback:
         operands: list[LazyTensor],
         slots: tuple[Slot, ...],
     ) -> bool:
-        """Whether the executor cannot do calls like this one; it is asked at the first: one round trip."""
+        """True where the executor does not support calls like this one; asked once for each kind of call, in one round trip."""
         if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
             return False
         kind = func, tuple((o.dtype, o.dim()) for o in operands), tuple(kwargs)

@@ -1,4 +1,4 @@
-"""How long a thread waits for executors: inside `deadline`, and with the setting `wait_timeout`."""
+"""Deadlines and timeouts of waits for executors: `deadline` and the setting `wait_timeout`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _here = _Deadlines()
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """What this thread waits for inside the block must be there within `seconds`, all waits together.
+    """Limit all waits of this thread inside the block together to `seconds`.
 
     Where it is not, the wait raises `DeadlineExceeded`, and executors stop between two ops what this thread has sent and not
     got an answer to. Values that were to be made or written by what was stopped raise `ProgramStopped` when they are used;
@@ -43,12 +43,12 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def limit_waits(seconds: float) -> None:
-    """No single wait of any thread may take longer; 0: as long as it takes."""
+    """Limit every single wait of every thread to so many seconds; 0: no limit."""
     _Deadlines.limit = seconds
 
 
 def due() -> float | None:
-    """When a wait that begins now has to be over, on the monotonic clock; None: it takes as long as it takes."""
+    """Deadline, on the monotonic clock, of a wait that begins now; None: no limit."""
     until, limit = _here.until, _here.limit
     if not limit:
         return until
@@ -57,7 +57,7 @@ def due() -> float | None:
 
 
 def exceeded(server: str) -> DeadlineExceeded:
-    """What to raise."""
+    """Error of a wait that exceeded its deadline."""
     return DeadlineExceeded(
         f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
         "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"
@@ -65,7 +65,7 @@ def exceeded(server: str) -> DeadlineExceeded:
 
 
 def cancelled(server: str) -> ProgramStopped:
-    """What a wait raises that `djinn.cancel` ends."""
+    """Error of a wait that `djinn.cancel` ended."""
     return ProgramStopped(
         f"djinn.cancel() was called while this thread waited for {server}. What was sent is stopped between two ops: values that it "
         "was to make or write raise ProgramStopped, all others can be used"

@@ -1,4 +1,4 @@
-"""How far two results of one op are apart, and what is said of it."""
+"""Numerical comparison of two results of one op, and the error message about a difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class VerificationError(DjinnError, AssertionError):
 
 @attrs.frozen
 class Tolerance:
-    """How far results may be apart: `|remote - here| <= atol + rtol * |here|`.
+    """Tolerance of a comparison: `|remote - here| <= atol + rtol * |here|`.
 
     Attributes:
         rtol, atol: None takes what `torch.testing.assert_close` takes for the dtype.
@@ -80,14 +80,14 @@ class Difference:
 
 @attrs.frozen
 class Distance:
-    """How far two tensors are apart."""
+    """Distance between two tensors."""
 
     largest: float
     differing: int
 
 
 def distance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> Distance | None:
-    """How far `remote` is from `here`; None where it is near enough."""
+    """Distance of `remote` from `here`; None where it is within the tolerance."""
     if remote.shape != here.shape or remote.dtype != here.dtype:
         return Distance(float("inf"), max(remote.numel(), 1))
     if not here.numel() or (not tolerance.bitwise and torch.equal(remote, here)):

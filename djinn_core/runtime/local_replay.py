@@ -16,7 +16,7 @@ _HERE = torch.device("cpu")
 
 
 def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Any:
-    """What the op of `call` returns for these CPU operands and scalars; it runs as on an executor.
+    """Run the op of `call` on these CPU operands and scalars, as an executor would.
 
     Raises:
         Exception: whatever PyTorch raises here.

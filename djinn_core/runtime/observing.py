@@ -1,4 +1,4 @@
-"""Tells observers what happens."""
+"""Event dispatch to observers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings may change while a session is open, and what the session would lose if it ended for the others."""
+"""Changes of settings while a session is open: those that it can take over, and tensors that a new session would lose."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def beginning_anew(names: frozenset[str], before: Settings, compilers_differ: bo
 
 
 def compilers_differ(before: Registry, after: Registry) -> bool:
-    """Whether other plugins with compilers are in use, or with other settings of their own."""
+    """True where other plugins with compilers are in use, or with other settings of their own."""
 
     def compiling(registry: Registry) -> set[object]:
         found = {row for row in registry.rows if row.status == "active" and "compilers" in row.kind.split(",")}
@@ -84,7 +84,7 @@ def compilers_differ(before: Registry, after: Registry) -> bool:
 
 
 def live_tensors(since: int) -> int:
-    """How many tensors this process holds whose storage has a number of at least `since`.
+    """Count the tensors of this process whose storage has a number of at least `since`.
 
     All objects of the process are looked at, so this is for rare moments. Cycles that the program cannot reach do not count.
     """

@@ -58,7 +58,7 @@ log = get_logger("djinn.session")
 R = TypeVar("R", DeviceStats, Invited, Met)
 
 WINDOW = 64  # submissions that may be unanswered before the program waits for the oldest
-UNREAD = 8  # answers that may wait to be read together: small ones, where nobody waits
+UNREAD = 8  # answers that may wait to be read together: small ones, where no thread waits
 PATIENCE = (
     LOOK_SECONDS  # seconds of waiting after which locks are let go, and interrupts and other threads have a chance
 )
@@ -124,13 +124,13 @@ class Session:
         self.lost: str = ""
 
     def plan_by(self, planner: Planner) -> None:
-        """Plan with another planner from now on, which knows none of the plans of the one before. The caller holds the recorders' lock."""
+        """Switch to another planner, without the plans of the one before. The caller holds the recorders' lock."""
         self._planner = planner
 
     # --- out ---------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> int:
-        """Send a submission without waiting for it; returns its number. Whoever calls holds the recorders' lock.
+        """Send a submission without waiting for it; returns its number. The caller holds the recorders' lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -387,7 +387,7 @@ class Session:
         self.stop_waiting(GRACE_SECONDS)
 
     def stop_waiting(self, grace: float = 0.0) -> None:
-        """This thread does not want any more what it has sent and not got an answer to; executors hear so after `grace` seconds."""
+        """Cancel this thread's unanswered submissions; executors are told after `grace` seconds."""
         thread = threading.get_ident()
         self._stop_those([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
 
@@ -417,7 +417,7 @@ class Session:
     def take_what_came(self) -> None:
         """Take in the answers that are there, so that neither end waits for the other to read.
 
-        An answer that somebody asked for but did not stay for may be large, so it is awaited.
+        An answer that a caller asked for but did not wait for may be large, so it is awaited.
         """
         for number in list(self._abandoned):
             self._receive_until(number)
@@ -450,7 +450,7 @@ class Session:
                 self._receive_one(PATIENCE)
 
     def _awaits(self) -> bool:
-        """Whether the executor has something to answer."""
+        """True where a reply of the executor is due."""
         return bool(self._pending or self._uploads.unanswered)
 
     def _receive_one(self, timeout: float) -> bool:
@@ -518,7 +518,7 @@ class Session:
     # --- life --------------------------------------------------------------------------------------------------
 
     def figures(self, *, reset_peak: bool = False, device: int = 0) -> dict[str, int]:  # noqa: ARG002 - there is one
-        """The executor's counts and bytes for this session; one round trip. Whoever calls holds the recorders' lock.
+        """The executor's counts and bytes for this session; one round trip. The caller holds the recorders' lock.
 
         The executor starts to count the peak anew where `reset_peak` says so.
 
@@ -528,7 +528,7 @@ class Session:
         return dict(self.ask(Query(reset_peak), DeviceStats).values)
 
     def ask(self, question: Message, kind: type[R]) -> R:
-        """The executor's reply to a question of its own kind; one round trip. Whoever calls holds the recorders' lock.
+        """The executor's reply to a question of its own kind; one round trip. The caller holds the recorders' lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -549,7 +549,7 @@ class Session:
         return reply
 
     def take_over(self, ship: SendValues) -> list[Frame]:
-        """A shipment, as frames for another executor; waits for it. Whoever calls holds the recorders' lock.
+        """A shipment, as frames for another executor; waits for it. The caller holds the recorders' lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -562,7 +562,7 @@ class Session:
             return self.passing.hand_over()
 
     def tell(self, message: Message) -> None:
-        """Send a message between submissions. Whoever calls holds the recorders' lock.
+        """Send a message between submissions. The caller holds the recorders' lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -577,7 +577,7 @@ class Session:
         return self._sequence
 
     def abandon(self, number: int) -> None:
-        """Nobody waits for the answer to submission `number` any more."""
+        """Give up waiting for the answer to submission `number`."""
         self._abandoned.add(number)
 
     def _check(self) -> None:

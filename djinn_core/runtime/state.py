@@ -1,4 +1,4 @@
-"""The one place with state: what is configured, which session is open, and what was learnt in it."""
+"""Global state of the client: settings, the open session, and what was learnt in it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "r
 
 @attrs.define
 class Verification:
-    """What `verify()` found.
+    """Result of `verify()`.
 
     Attributes:
         checked: how many ops ran on both sides. unchecked: how many did not, by reason.
@@ -139,7 +139,7 @@ class _Checker:
         for value, meta in used:
             if value.storage.id not in self._before:
                 copy = self._copies.take(value.storage.id)
-                if copy is None:  # all of it is written, or nobody looks
+                if copy is None:  # all of it is written, or it is not compared
                     copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
                 self._before[value.storage.id] = copy
 
@@ -200,7 +200,7 @@ class _Checker:
                 return
 
     def _compare(self, op: _Gathered, index: int, here: torch.Tensor, look: Look) -> bool:
-        """Whether they differ."""
+        """Compare the results of one op; true where they differ."""
         value, meta = look
         there = view_of(self._copies.of(value.storage.id), meta)
         with torch.inference_mode():

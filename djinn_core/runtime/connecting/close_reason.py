@@ -1,4 +1,4 @@
-"""What the other end said before it hung up: why, if it said so."""
+"""Close reason: the last message of the other end before it closed the connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From settings to a session: a server's gateway and then its executor, or an executor of this program's own."""
+"""Opening connections from settings: to a server's gateway and then its executor, or to an embedded executor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = get_logger("djinn.runtime")
 def open_connections(
     settings: Settings, registry: Registry, executors: Sequence[OwnExecutor] = ()
 ) -> tuple[Opened, ...]:
-    """Begin a session with each device of each configured server; where none is configured, with executors that are started for it.
+    """Begin a session with each device of each configured server, or with embedded executors where none is configured.
 
     Servers that cannot be reached are left out, with a warning, as long as there is one that can.
 

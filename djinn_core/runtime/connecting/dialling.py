@@ -1,4 +1,4 @@
-"""Reaching a server's gateway and then one of its executors, over the fastest transport that works."""
+"""Dialling: connect to a server's gateway and then to one of its executors, over the fastest transport that works."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from djinn_core.wire.messages import (
 
 # An address behind a firewall swallows packets without an answer; the relay is there for that, so do not wait long.
 DIRECT_SECONDS = 3.0
-# Nobody who has not answered the first question properly has this process set a gigabyte aside.
+# A server that has not answered the first question properly cannot have this process set a gigabyte aside.
 _GREETING = Limits(head=4 << 20, body=0, buffers=0)
 _CLOSED = "the other end closed the connection"  # as transports say it
 _log = get_logger("djinn.runtime")
@@ -95,7 +95,7 @@ def reach_gateway(
     Raises:
         PluginError: no transport serves any of them.
         ServerBusy: the server has no room for now.
-        TransportError: nobody answers, or whoever does is no server of Djinn's.
+        TransportError: no server answers, or what answers is no server of Djinn's.
         AccessRefused: the server said no; the message says why.
     """
     known = tuple(transports)
@@ -134,7 +134,7 @@ def reach_executor(gateway: Gateway, transports: Iterable[Transport], timeout: f
             attached = attach(connection, ticket, timeout, url)
         except ServerBusy:
             raise
-        except DjinnError as error:  # somebody else may listen there, as at the end of a tunnel
+        except DjinnError as error:  # another program may listen there, as at the end of a tunnel
             fallbacks.append(given_up(url, error))
             continue
         return Dialled(connection, attached, url, tuple(fallbacks))
@@ -158,7 +158,7 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
 
 
 def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: float) -> Status:
-    """What the server at `url` is doing.
+    """Ask the server at `url` for its status.
 
     Raises:
         PluginError: no transport serves the address.
@@ -176,7 +176,7 @@ def ask_status(url: str, token: str, transports: Iterable[Transport], timeout: f
 
 @contextmanager
 def _hinting_at_tls(transport: Transport, url: str) -> Iterator[None]:
-    """Where a server hangs up without a word it may be waiting for TLS: say how to write its address then."""
+    """Add a hint about TLS to errors where a server hangs up without a word, as one that expects TLS does."""
     try:
         yield
     except TransportError as error:
@@ -205,7 +205,7 @@ def ask_to_kill(url: str, token: str, transports: Iterable[Transport], timeout: 
 
 
 def client_name() -> str:
-    """What people see of this client in `djinn status`."""
+    """Name of this client in `djinn status`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
@@ -218,7 +218,7 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
 
     Raises:
         TransportError: no proper answer within `timeout` seconds.
-        AccessRefused: whoever is there says no.
+        AccessRefused: the other end refuses.
     """
     try:
         answer = decode(_answer_to(connection, question, timeout).head)
@@ -232,7 +232,7 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
         raise TransportError(f"{url} did not answer within {timeout:g} s (setting connect_timeout)") from error
     except ProtocolError as error:
         connection.close()
-        raise TransportError(f"whoever answers at {url} is no server of Djinn's: {error}") from error
+        raise TransportError(f"what answers at {url} is no server of Djinn's: {error}") from error
     except DjinnError:
         connection.close()
         raise
@@ -252,7 +252,7 @@ def _answer_to(connection: Connection, question: Message, timeout: float) -> Fra
     try:
         connection.send(Frame(encode(question)))
     except TransportError as error:
-        # Whoever hung up may have said why before it heard the question.
+        # The other end may have said why it hung up before it heard the question.
         try:
             return connection.receive(LAST_WORDS_SECONDS)
         except (TransportError, TimeoutError):
@@ -289,7 +289,7 @@ def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tup
 def _believed(urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...]) -> Iterator[str]:
     """Those of a server's `urls` that a client follows, which reached it at `reached`.
 
-    They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to anybody else, and
+    They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to a third party, and
     under TLS where it was reached so.
     """
     host, secure = reached.hostname or "", secure_schemes(transports)
@@ -331,7 +331,7 @@ def given_up(url: str, error: DjinnError) -> str:
 
 
 def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
-    """What to raise where no server could be reached."""
+    """Error to raise where no server could be reached."""
     misnamed = [error for error in errors if isinstance(error, (PluginError, ConfigurationError))]
     if errors and len(misnamed) == len(errors):
         return misnamed[0]

@@ -1,4 +1,4 @@
-"""Executors of this program's own: processes of this machine, or a thread of this process."""
+"""Embedded executors: processes on this machine, or a thread of this process."""
 
 from __future__ import annotations
 

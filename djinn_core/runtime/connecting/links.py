@@ -1,4 +1,4 @@
-"""The paths from this process to the devices behind its session: latency and bandwidth, measured when somebody first asks."""
+"""Latency and bandwidth between this process and the devices of its session, measured on first request."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _measured: tuple[object, tuple[Link, ...]] = (None, ())
 def topology() -> NetworkTopology:
     """The devices behind the session, with the links there and back, and what submissions lately waited for their turn.
 
-    Where there are several, the links between them are those that plans count on now. Connects if need be. Links are measured at the first call in a session, with a few empty submissions and 4 MiB each way;
-    behind a server that is slower than 1 MB/s that takes seconds.
+    Where there are several, the links between them are those that plans count on now. Connects if need be. Links are measured
+    at the first call in a session, with a few empty submissions and 4 MiB each way; on a link slower than 1 MB/s that takes
+    seconds.
 
     Raises:
         DjinnError: nothing can be reached, or the session was lost.

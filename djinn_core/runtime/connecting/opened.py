@@ -1,4 +1,4 @@
-"""A session that has begun, as whoever uses it needs to know it."""
+"""An open session: its connection, addresses and executor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Opened:
 
     @property
     def now(self) -> Attached:
-        """What the executor said that has the session now: of another server, where one has taken it over."""
+        """`Attached` reply of the executor that has the session now; after a failover, that of the other server."""
         return self.connection.attached if isinstance(self.connection, StandbyConnection) else self.attached
 
     @property

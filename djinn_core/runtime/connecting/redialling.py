@@ -1,4 +1,4 @@
-"""How to get back to a session whose connection broke: straight to its executor, or by way of the gateway."""
+"""Reconnecting to a session whose connection broke: directly to its executor, or by way of the gateway."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Redialling:
 
         Raises:
             AccessRefused: the session is over.
-            TransportError: nobody answers, for the time being.
+            TransportError: no server answers, for the time being.
         """
         connection, resumed = self._reach(Resume(self.session, self.secret, taken), min(self.timeout, seconds))
         self.instance = resumed.instance
@@ -57,7 +57,7 @@ class Redialling:
 
         Raises:
             AccessRefused: there is no such session there.
-            TransportError: nobody answers, for the time being.
+            TransportError: no server answers, for the time being.
         """
         return self._reach(ControlAttach(self.session, self.secret), self.timeout)[0]
 
@@ -70,7 +70,7 @@ class Redialling:
                     raise
                 # Executors listen as long as they live.
                 if not self.recovers:
-                    raise AccessRefused(f"nobody listens at {self.direct} any more") from error
+                    raise AccessRefused(f"no executor listens at {self.direct} any more") from error
         return self._ask_gateway(question, timeout)
 
     def _ask_gateway(self, question: Message, timeout: float) -> Reached:

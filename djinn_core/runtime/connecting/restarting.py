@@ -1,4 +1,4 @@
-"""How to get back to a session whose executor was this program's own and died: with another one, which reads its journal."""
+"""Crash recovery of embedded executors: a new process reads the journal of the one that died and goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's end of a session that outlives its connection: it dials again, and goes on where it was."""
+"""Client side of session resumption: it dials again after a break, and goes on where it was."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Redial = Callable[[int, float], tuple[Connection, int]]
 
 
 def _nobody() -> None:
-    """Is told that the connection is there again."""
+    """Ignore that the connection is there again."""
 
 
 class ResumingConnection(LastingConnection):
     """A connection to an executor that is dialled again when it breaks, for as long as the executor keeps the session."""
 
     def __init__(self, inner: Connection, redial: Redial, patience: float, server: str) -> None:
-        """`patience`: seconds after which it gives up. Whoever sets `resumed_by` is told when the connection is there again."""
+        """`patience`: seconds after which it gives up. `resumed_by` is called when the connection is there again."""
         super().__init__(inner)
         self._redial = redial
         self._patience = patience
@@ -46,7 +46,7 @@ class ResumingConnection(LastingConnection):
 
     @property
     def redial(self) -> object:
-        """How it is dialled again."""
+        """The callable that dials it again."""
         return self._redial
 
     def hasten(self, patience: float) -> None:
@@ -78,7 +78,7 @@ class ResumingConnection(LastingConnection):
             self._mending.release()
 
     def _notice_vanity(self, taken: int, error: TransportError) -> None:
-        """Give up where connections break again and again before anything is taken: it is what is sent that breaks them."""
+        """Give up where connections break repeatedly before any frame is taken: the frames that are sent break them."""
         progress = taken, self._outbox.taken
         self._in_vain = self._in_vain + 1 if progress == self._progress else 0
         self._progress = progress
@@ -112,7 +112,7 @@ class ResumingConnection(LastingConnection):
                 self._give_up(f"{error}; the server does not go on with it: {refused}")
             except DjinnError as again:
                 if time.monotonic() + pause > deadline:
-                    self._give_up(f"{error}; nobody has answered for {self._patience:g} s since then: {again}")
+                    self._give_up(f"{error}; no server has answered for {self._patience:g} s since then: {again}")
                 _log.debug("cannot connect again yet", server=self._server, reason=str(again))
                 _sleep(jittered(pause))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

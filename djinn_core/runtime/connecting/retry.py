@@ -1,4 +1,4 @@
-"""What a server refuses for now is asked for again: not for ever, and not by all at the same moment."""
+"""Retries with jitter and a time limit, for requests that a busy server refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def with_patience(attempt: Callable[[], T], seconds: float) -> T:
-    """What `attempt` returns, which is made again where the server has no room for now; for at most so many seconds.
+    """Call `attempt`, again while the server has no room, for at most so many seconds; return its result.
 
     Only for attempts that leave nothing behind where they fail, such as to begin a session.
 

@@ -1,4 +1,4 @@
-"""Which servers are configured, and how to know them."""
+"""Configured servers: their addresses, tokens and TLS identities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn_core.launch.tls_transports import travels_bare, with_tls
 
 @attrs.frozen
 class Servers:
-    """Where to look for servers, and the token to show them: `members` are the addresses of each.
+    """Addresses of servers and the token for them: `members` are the addresses of each server.
 
     `tls`: whom to take for them, where their addresses say that TLS is spoken.
     """
@@ -67,7 +67,7 @@ def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Se
 
 
 def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
-    """What the file says of the certificate counts where the settings say nothing."""
+    """TLS options from the settings, or the connection file's fingerprint where the settings name no certificate."""
     fingerprints = settings.tls_fingerprints
     if not fingerprints and settings.tls_authority is None and file is not None and file.fingerprint:
         fingerprints = (file.fingerprint,)

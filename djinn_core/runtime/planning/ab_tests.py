@@ -1,4 +1,4 @@
-"""Whether optimizations pay, by runs with and without them: programs of one structure that come again and again take turns.
+"""A/B tests of optimizations: repeated programs of one structure run with and without an optimization in turn.
 
 A plan with substitutions is tried once it has run often, and so long that planning it again is a small part of that. Then the
 program runs with an optimization and without it, first the one, then the other, as the executor is known to drift; a judge
@@ -45,13 +45,13 @@ def tried_of(result: PipelineResult) -> tuple[str, ...]:
 
 
 class Verdicts:
-    """What was found not to pay, by program: topology and shapes."""
+    """Optimizations that were found not to pay, by program (topology and shapes)."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], dict[str, str]] = {}
 
     def about(self, program: Program | ProgramGraph) -> Without:
-        """What is switched off for such a program, with reasons."""
+        """Optimizations that are switched off for such a program, with reasons."""
         return self._known.get(_key(program), NOTHING) if self._known else NOTHING
 
     def add(self, program: Program, name: str, reason: str) -> None:
@@ -110,7 +110,7 @@ class Experiment:
 
     @property
     def worth_trying(self) -> bool:
-        """Whether it has run so often, and so long, that one more plan does not matter."""
+        """True where it has run so often and so long that the cost of one more plan does not matter."""
         return self.runs >= OFTEN and self.spent >= SHARE * self.planning
 
 
@@ -186,7 +186,7 @@ def _told(trial: Trial) -> dict[str, object]:
 
 
 def reason_of(trial: Trial) -> str:
-    """Why an optimization was switched off."""
+    """Reason why an optimization was switched off."""
     ours, other = (statistics.median(seconds) * 1e3 for seconds in (trial.with_it, trial.without))
     runs = min(len(trial.with_it), len(trial.without))
     return f"switched off by measurement: {ours:.3g} ms with it, {other:.3g} ms without, medians of {runs} runs each"

@@ -1,4 +1,4 @@
-"""What was measured of devices, kept between programs: a file for each device, version of PyTorch and number of threads."""
+"""Device calibrations on disk: one file for each device, version of PyTorch and number of threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _read: dict[Path, tuple[int, Calibration | None]] = {}
 
 
 def calibration_file(device: DeviceInfo) -> Path:
-    """Where the calibration of `device` is kept: in `djinn/calibration` in the XDG cache directory."""
+    """Path of the calibration of `device`, in `djinn/calibration` in the XDG cache directory."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
     return base / "djinn" / "calibration" / f"{device.kind}-{key}.json"
 
 
 def calibration_of(device: DeviceInfo) -> Calibration | None:
-    """What was measured of `device`; None where nothing was, or where the file cannot be read, with a warning."""
+    """Measurements of `device`; None where there are none, or where the file cannot be read, with a warning."""
     file = calibration_file(device)
     try:
         written = file.stat().st_mtime_ns
@@ -58,7 +58,7 @@ def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
 
 
 def _identity(device: DeviceInfo) -> dict[str, Any]:
-    """What the speed of a device depends on, whatever server offers it."""
+    """Properties that a device's speed depends on, whichever server offers it."""
     return {"kind": device.kind, "name": device.name, "torch": device.torch, "threads": device.threads}
 
 

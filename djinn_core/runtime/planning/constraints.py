@@ -1,4 +1,4 @@
-"""What plans for several executors aim at: the policy where nobody named one, and limits of memory and latency."""
+"""Constraints of plans for several executors: the default placement policy, and limits of memory and latency."""
 
 from __future__ import annotations
 

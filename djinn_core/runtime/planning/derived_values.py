@@ -1,4 +1,4 @@
-"""Values that are computed from weights once, and kept as long as those stay as they are."""
+"""Cache of values that are computed from weights, invalidated when the weights are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[Hashable, tuple[int, ...]]
 class DerivedValues:
     """Derived values by what is computed and from which weights, for all plans that need them.
 
-    Whoever calls holds the recorders' lock.
+    The caller holds the recorders' lock.
     """
 
     def __init__(self, submit: Callable[[Submission], int]) -> None:
@@ -42,7 +42,7 @@ class DerivedValues:
         return extended
 
     def made(self, key: Key) -> tuple[int, ...] | None:
-        """What was derived by a recipe of that identity, from those sources; None where it was not, or is out of date."""
+        """Values that a recipe of that identity made from those sources; None where there are none, or they are stale."""
         return self._made.get(key)
 
     def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class DerivedValues:
         return made
 
     def touched(self, values: Iterable[int]) -> None:
-        """The memory of these values is written, or nobody holds them any more."""
+        """Invalidate what was derived from these values: their memory is written, or the program has dropped them."""
         for value in values:
             for key in self._users.pop(storage_of(value), ()):
                 self._forget(key)

@@ -1,4 +1,4 @@
-"""What the client asks of the pipeline: plans for its programs, on the device that it is connected to."""
+"""Planning of programs on the client: runs the pipeline's stages for the devices that it is connected to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def topology_of(device: DeviceInfo) -> NetworkTopology:
 
 
 def capabilities_of(device: DeviceInfo) -> DeviceCapabilities:
-    """What an executor says of its device, and what was measured of it."""
+    """Capabilities of an executor's device: as it reports them, and as they were measured."""
     return DeviceCapabilities(
         device.id,
         device.kind,

@@ -1,4 +1,4 @@
-"""What is known of whole programs, kept for the pieces that they are sent in later.
+"""Index of whole programs: finds the profile of a piece as a subsequence of a known program's calls.
 
 A program that comes again is sent in pieces (decision 18), and a piece says little by itself: half a layer, a cache that is
 only read. Its calls are a stretch of those of the program that was planned whole before, so what was found out then holds
@@ -101,7 +101,7 @@ def _calls(program: Program) -> bytes:
 
 
 def _starts(program: Program) -> tuple[int, ...]:
-    """Where the operands of each call begin, and where the last ones end."""
+    """Offsets at which the operands of each call begin, and the end of the last ones."""
     starts = [0]
     for call in program.calls:
         starts.append(starts[-1] + call.operand_count + call.new_count)
@@ -109,7 +109,7 @@ def _starts(program: Program) -> tuple[int, ...]:
 
 
 def _fits(whole: _Whole, at: int, program: Program, calls: bytes) -> bool:
-    """Whether the calls from `at` on are those of `program`, fed in the same way."""
+    """True where the calls from `at` on are those of `program`, with the same data flow."""
     end = at + len(program)
     if end >= len(whole.starts) or whole.calls[at * _WIDTH : end * _WIDTH] != calls:
         return False

@@ -1,4 +1,4 @@
-"""What is known of values that earlier programs made or took: weights, caches, gradients, the optimizer's state.
+"""Kinds of values that earlier programs made or took: weights, caches, gradients, the optimizer's state.
 
 A program says by itself what most of its values are, and some only together with those before it: an update whose gradients
 came from another program, a cache that is put in another order. Programs that ran lately are kept with their values, by
@@ -37,7 +37,7 @@ class _Carried:
 
 
 class EarlierPrograms:
-    """What the programs that ran lately say of their values. Not thread-safe: the session's lock is held around it."""
+    """Classification of values by the programs that ran lately. Not thread-safe: the caller holds the session's lock."""
 
     def __init__(self, recent: Recent = NONE_RAN) -> None:
         """`recent`: plans that ran, with the values of the program that each stood for, the latest last."""
@@ -47,11 +47,11 @@ class EarlierPrograms:
 
     @property
     def latest(self) -> WorkloadProfile | None:
-        """What the program is about that is being planned; None once it is."""
+        """Profile of the program that is being planned; None once it is planned."""
         return self._latest
 
     def about(self, profile: WorkloadProfile) -> None:
-        """What the program is about that is being planned."""
+        """Set the profile of the program that is being planned."""
         self._latest = profile
 
     def planned(self, plan: object, program: Program) -> None:
@@ -66,7 +66,7 @@ class EarlierPrograms:
             self._carried.popitem(last=False)
 
     def residency(self, program: Program) -> Mapping[int, DataResidency]:
-        """What is known of the values of a new program; the latest word on a tensor's memory counts."""
+        """Known kinds of a new program's values; the latest program that used a tensor's memory decides."""
         if not any(carried.residency for carried in self._carried.values()):
             return {}
         wanted: defaultdict[int, list[int]] = defaultdict(list)

@@ -73,7 +73,7 @@ def _planned(prepared: Prepared, program: Program) -> None:
 
 
 def last_profile() -> WorkloadProfile | None:
-    """What the program is about that was sent last, as a whole; None where nothing was sent in this session.
+    """Profile of the whole program that was sent last; None where nothing was sent in this session.
 
     Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
     such as the number of keys, and value ids are those of the program when it came first.

@@ -22,7 +22,7 @@ Take = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 @attrs.frozen
 class Structure:
-    """What programs of the same calls must have in common for one plan to serve them; comparing runs in C.
+    """Structural key of a program: programs of the same calls with equal structures share a plan; comparing runs in C.
 
     Attributes:
         length: how many operands and results there are, all counted.
@@ -55,7 +55,7 @@ class Structure:
         return values if self._are_apart(self.outside(operands), self.made(operands)) else None
 
     def _are_apart(self, outside: tuple[int, ...], made: tuple[int, ...]) -> bool:
-        """Whether these are different values, and those from outside share memory as they should."""
+        """True where these values differ from each other, and those from outside alias each other as this structure says."""
         different = {*outside}
         if len(different) != len(outside) or not different.isdisjoint(made):
             return False
@@ -117,7 +117,7 @@ def _numbered(elements: Sequence[int]) -> tuple[int, ...]:
 
 
 def taking(positions: Sequence[int]) -> Take:
-    """What takes the elements at these positions, as a tuple."""
+    """Make a getter of the elements at these positions, as a tuple."""
     if len(positions) >= _FEW:
         return itemgetter(*positions)
     return lambda elements: tuple([elements[p] for p in positions])

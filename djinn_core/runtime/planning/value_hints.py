@@ -1,4 +1,4 @@
-"""What values are, told to executors that have to choose what makes room."""
+"""Eviction hints: the kinds of a template's values, for executors with a memory limit."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from djinn_core.runtime.sending.template import make_template
 
 @attrs.frozen
 class Planned:
-    """What the pipeline decided: which node and value is on which executor, and the schedule.
+    """Decisions of the pipeline: the executor of each node and value, and the schedule.
 
     Attributes:
         graph: of the program that runs. origin: of the one that was recorded, which may be another one.
@@ -48,7 +48,7 @@ class Planned:
         return tuple(dict.fromkeys((*self.origin.inputs, *self.graph.inputs)))
 
     def called(self, values: Sequence[int]) -> list[int]:
-        """What values are called by the client."""
+        """Handles of values, as the client knows them."""
         return [self.names.get(v, v) for v in values] if self.names else list(values)
 
 
@@ -149,7 +149,7 @@ class _Writer:
             assert isinstance(step, Fetch)
 
     def _carry(self, source: int, target: int, value: int) -> TransferStep | None:
-        """How a value travels; None where it goes along with what shares its memory."""
+        """Transfer of a value; None where it goes along with a value that shares its memory."""
         before = self.residency.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
         if move:
@@ -178,7 +178,7 @@ class _Writer:
 
 
 def _interleaved(parts: Mapping[int, Sequence[Part]]) -> list[Part]:
-    """The parts of all executors in one order: nobody is told to wait for what nobody was told to send before."""
+    """Merge the parts of all executors into one order: an executor awaits a value only after another was told to send it."""
     order: list[Part] = []
     at = dict.fromkeys(parts, 0)
     sent: dict[TransferStep, int] = defaultdict(int)
@@ -195,12 +195,12 @@ def _interleaved(parts: Mapping[int, Sequence[Part]]) -> list[Part]:
                     sent[part] += 1
                 order.append(part)
                 at[executor] += 1
-        assert len(order) > before, "the schedule was verified, so somebody can always go on"
+        assert len(order) > before, "the schedule was verified, so an executor can always go on"
     return order
 
 
 class _Ledger:
-    """What is where when the parts have been done."""
+    """Bookkeeping of the location of each value after the parts of a plan."""
 
     def __init__(self, planned: Planned, residency: Residency) -> None:
         self.planned = planned
@@ -235,7 +235,7 @@ class _Ledger:
         self.copied -= self.out_of_date
 
     def leftovers(self) -> list[FreeStep]:
-        """Copies of what was written since, and dead inputs that nobody has forgotten while they were used."""
+        """Steps that free stale copies, and dead inputs that executors still hold."""
         left = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
         self.copied -= left
         by_executor: dict[int, list[int]] = defaultdict(list)

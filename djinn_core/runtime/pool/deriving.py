@@ -1,4 +1,4 @@
-"""What is computed from weights once, on the executors of a pool: where the first plan that wants it has use for it."""
+"""Cache of values derived from weights in a pool, computed on the executor that the first plan uses them on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RunPlan = Callable[[PooledPlan, Program], None]
 
 
 class PooledDerivedValues:
-    """Derived values of a pool. Whoever calls holds the recorders' lock."""
+    """Derived values of a pool. The caller holds the recorders' lock."""
 
     def __init__(self, devices: Sequence[str], residency: Residency, run: RunPlan) -> None:
         """`run`: has a plan carried out."""
@@ -35,7 +35,7 @@ class PooledDerivedValues:
         self.values = DerivedValues(lambda _: 0)
 
     def places(self, recipe: Recipe) -> Places | None:
-        """Where a recipe's values are; None where they were not made."""
+        """Locations of a recipe's values; None where they were not made."""
         made = self.values.made((recipe.identity, recipe.sources))
         if made is None:
             return None
@@ -52,7 +52,7 @@ class PooledDerivedValues:
         return bool(missing)
 
     def names(self, rewritten: Rewritten) -> dict[int, int]:
-        """What the values of its recipes are called."""
+        """Handles of the values of its recipes."""
         names: dict[int, int] = {}
         for recipe in rewritten.recipes:
             names |= zip(recipe.makes, self.values.made((recipe.identity, recipe.sources)) or (), strict=True)
@@ -72,7 +72,7 @@ class PooledDerivedValues:
 
     @staticmethod
     def _home(plan: PooledPlan, position: int) -> int:
-        """Where a plan has use for an input."""
+        """Executor on which a plan uses an input."""
         home = plan.where[0][plan.inputs.index(position)]
         return home if home is not None else 0
 

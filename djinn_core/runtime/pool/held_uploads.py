@@ -1,4 +1,4 @@
-"""Uploads that wait until it is known where they are used."""
+"""Deferred uploads: copies that wait until it is known which executor uses them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HeldUploads:
         return handle in self._held
 
     def hold(self, handle: int, copy: torch.Tensor) -> list[int]:
-        """Keep `copy`, which nobody else has; the handles that have waited longest and cannot wait any more."""
+        """Keep `copy`, now the only one; return the handles that have waited longest and cannot wait any more."""
         self._held[handle] = copy
         self._bytes += copy.nbytes
         over: list[int] = []
@@ -48,7 +48,7 @@ class HeldUploads:
         return tensor.nbytes
 
     def drop(self, handle: int) -> None:
-        """Nobody holds a value any more, which may wait here."""
+        """Drop a value that the program holds no more, if it waits here."""
         tensor = self._held.pop(handle, None)
         self._bytes -= tensor.nbytes if tensor is not None else 0
 

@@ -30,7 +30,7 @@ _log = get_logger("djinn.pool")
 
 @runtime_checkable
 class Reachable(Protocol):
-    """How to get back to a session, also beside it; `instance` is of the process that it was found in last."""
+    """Reconnection to a session, also on a side connection; `instance` is of the process that it was found in last."""
 
     instance: str
 
@@ -43,14 +43,14 @@ class Reachable(Protocol):
 
 
 def invitation(source: int, target: int, invited: Invited, server: str) -> Meet:
-    """What makes executor `source` meet executor `target`, of which the client knows the address `server`."""
+    """Message that has executor `source` connect to executor `target`, whose server the client reached at `server`."""
     host = parse_url(server).hostname or "" if "://" in server else ""
     urls = tuple(_placed(url, host) for url in invited.urls)
     return Meet(target + 1, source + 1, invited.ticket, urls, invited.fingerprint)
 
 
 def _placed(url: str, host: str) -> str:
-    """Where an executor says that it listens: at the host where this client reached it, unless through a tunnel perhaps."""
+    """Listen address of an executor, with the host where this client reached it, except perhaps through a tunnel."""
     if not host or url.startswith("unix:"):
         return url
     return with_host(url, host) if is_loopback(host) else at_host(url, host)
@@ -135,5 +135,5 @@ class Introductions:
         _log.info("executors have met again", source=source, target=target, url=met.url)
 
     def close(self) -> None:
-        """Introduce nobody any more."""
+        """Stop introducing executors."""
         self._closed.set()

@@ -49,7 +49,7 @@ class SeenLink:
             self.latencies.append(seen.latency)
 
     def is_due(self, now: float) -> bool:
-        """Whether it should be measured: it was quiet for long, or may have changed."""
+        """True where it should be measured: it was quiet for long, or may have changed."""
         doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
         return now - self.heard > (DOUBTED if doubted else QUIET)
 
@@ -79,7 +79,7 @@ def _differs(one: float, other: float) -> bool:
 
 
 class PresentLinks:
-    """What is known of the links of a pool. Whoever calls holds the recorders' lock."""
+    """Link measurements of a pool. The caller holds the recorders' lock."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class PresentLinks:
         self.changes = 0
 
     def listen(self) -> int:
-        """Take in what executors have seen, and have measured what nobody has seen lately; how often links have changed."""
+        """Take in the executors' measurements, and request missing ones; return the number of changes of links so far."""
         now = self._clock()
         for number, member in enumerate(self._members):
             if member.passing.seen:

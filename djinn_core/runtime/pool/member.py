@@ -13,8 +13,8 @@ LOOK_SECONDS: Final = 0.2  # of a wait, after which it is looked at the others
 class Member(Session):
     """A session of a pool.
 
-    An executor that waits for a value of another one says nothing, and if that other one has died, nobody reads the connection
-    that says so: whoever waits for the first one reads it.
+    An executor that waits for a value of another one says nothing, and if that other one has died, no thread reads the connection
+    that says so: the thread that waits for the first one reads it.
     """
 
     others: Sequence[Member] = ()

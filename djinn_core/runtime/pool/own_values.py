@@ -1,4 +1,4 @@
-"""Values that only a rewritten program has: each run gives them handles of its own, because executors send them to each other."""
+"""Values that only a rewritten program has: each run allots them new handles, as executors send them to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan for several executors has each of them do, in the order in which the client says it."""
+"""Instructions of a plan for several executors (upload, run, transfer, await, free), in the client's sending order."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PooledPlan:
         leaves: by executor the bytes that it has more afterwards; crowded: whether it had no room for them all the same.
         moved: values whose memory is elsewhere now, and where.
         copied: values of which there are copies, and where. dropped: copies that are gone.
-        written: values whose memory is written. dead: inputs that nobody holds afterwards.
+        written: values whose memory is written. dead: inputs that the program holds no more afterwards.
         remade: how the program came of the recorded one, where it did. own: the values that it has beside that one's.
         turn: whose turn it was when it was made, where that makes a difference.
         link_changes: how often links had changed then. profile: what the first program was about.
@@ -114,7 +114,7 @@ class PooledPlan:
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
     def holds_for(self, program: Program, values: Sequence[int], residency: Residency, random: int | None) -> bool:
-        """Whether things are where the plan found them, and scalars as it relies on."""
+        """True where values are where the plan found them, and scalars as it relies on."""
         if self.random is not None and self.drew_from != random:
             return False
         if not are_as_they_were(program, *self.relied):

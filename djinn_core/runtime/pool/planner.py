@@ -34,7 +34,7 @@ FOLLOW = "pipeline"  # the hint of who makes use of programs that follow each ot
 
 @attrs.frozen
 class Whereabouts:
-    """Where the inputs of a program are, by device id: their memory, and copies of them; and what else is under way.
+    """Location of a program's inputs, by device id: their memory and copies of them; and what else is under way.
 
     `occupied` is what is on the devices, `known` what earlier programs say of the inputs.
     """
@@ -90,7 +90,7 @@ class PoolPlanner:
         return alike[0], values
 
     def derive_by(self, run: RunPlan) -> None:
-        """What has to be computed from weights is computed by `run`."""
+        """Set `run` as the function that computes values derived from weights."""
         self.derived = PooledDerivedValues(self._devices, self._residency, run)
 
     def prepare(
@@ -98,7 +98,7 @@ class PoolPlanner:
     ) -> tuple[PooledPlan, Sequence[int]]:
         """The plan of a program that was found, and the values of the run.
 
-        `turn`: the executor whose turn it is, if it is anybody's.
+        `turn`: the executor whose turn it is; None where executors do not take turns.
         """
         for plan in reversed(alike.plans):
             if plan.turn != turn or plan.link_changes != self.link_changes:
@@ -155,7 +155,7 @@ class PoolPlanner:
         return plan
 
     def _has_room(self, plan: PooledPlan) -> bool:
-        """Whether what a plan leaves on each executor fits there, beside what has come since it was made."""
+        """True where what a plan leaves on each executor fits there, beside what has come since it was made."""
         held = self._residency.held
         rooms = [(room, held[e] + plan.leaves.get(e, 0)) for e, room in enumerate(self.memory) if plan.leaves.get(e)]
         return not any(room is not None and wanted > room for room, wanted in rooms)
@@ -173,7 +173,7 @@ class PoolPlanner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """What the program is about that was submitted last."""
+        """Profile of the program that was submitted last."""
         return self._recent[-1][0].profile if self._recent else None
 
     def home(self, value: int) -> int | None:

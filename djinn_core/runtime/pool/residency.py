@@ -1,4 +1,4 @@
-"""Where the memory of values is, and which executors hold copies of them."""
+"""Residency of values: the executor that has their memory, and those that hold copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
 
 @attrs.define
 class Residency:
-    """What the client knows of where things are; executors are numbered from 0.
+    """Table of the locations of values and copies; executors are numbered from 0.
 
     Attributes:
         homes: by storage the executor that has its memory, and where writes to it happen.
@@ -79,9 +79,9 @@ class Residency:
         return ended
 
     def forget(self, value: int) -> list[int]:
-        """Nobody holds a value any more: the executors that do. Other values may look into the same memory.
+        """Forget a value that the program holds no more; return the executors that have it. Other values may share its memory.
 
-        Of values that nobody was told of, such as those that were made while a program was rewritten, nothing is known here.
+        Values that were never added, such as those that were made while a program was rewritten, are unknown here.
         """
         holders = self.copies(value) or frozenset()
         self._keep(value, frozenset())

@@ -23,7 +23,7 @@ log = get_logger("djinn.pool")
 
 
 class Routes:
-    """Which executor reaches which, and what is under way."""
+    """Open routes between executors, and the transfers under way."""
 
     def __init__(self, members: Sequence[Session]) -> None:
         self._members = members
@@ -51,7 +51,7 @@ class Routes:
         return met
 
     def pairs_of(self, executor: int) -> list[tuple[int, int]]:
-        """Who sends directly to whom, of those that an executor is part of."""
+        """Pairs of sender and receiver with a direct route, of those that an executor is part of."""
         return [pair for pair, met in list(self._met.items()) if executor in pair and not met.error]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:

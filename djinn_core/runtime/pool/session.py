@@ -32,7 +32,7 @@ NOTHING = Program((), (), ())
 
 @attrs.define
 class _Wish:
-    """What one executor has to do beside its parts: by position what to fetch and to describe, and what to forget."""
+    """Requests to one executor beside its parts: values to fetch and to describe, by position, and values to free."""
 
     fetch: dict[int, int] = attrs.field(factory=dict)
     describe: dict[int, int] = attrs.field(factory=dict)
@@ -44,7 +44,7 @@ class _Wish:
 
     @property
     def answered(self) -> bool:
-        """Whether somebody waits for what it brings."""
+        """True where it has a response that a caller waits for."""
         return bool(self.fetch or self.describe or self.synchronize)
 
     def submission(self, program: Program) -> Submission:
@@ -55,7 +55,7 @@ class _Wish:
 
 @attrs.frozen
 class _Question:
-    """What one executor was asked, and where its answers belong among those of the submission."""
+    """Request to one executor, and the positions of its results among those of the submission."""
 
     executor: int
     number: int
@@ -65,9 +65,9 @@ class _Question:
 
 @attrs.define
 class _Asked:
-    """A submission that somebody waits for; `sent`: by executor the number of its last submission then.
+    """A submission that a caller waits for; `sent`: by executor the number of its last submission then.
 
-    Whoever was interrupted while it waited for what was left for later may come again: what has come is kept.
+    A caller that was interrupted while it waited for a deferred response may wait again: what has come is kept.
     """
 
     questions: tuple[_Question, ...]
@@ -96,7 +96,7 @@ class _Asked:
         self.heard += 1
 
     def answer(self) -> Answer:
-        """What was asked for."""
+        """Results of the submission, from all executors."""
         if self.errors:
             raise _joined(self.errors)
         tensors = tuple([self.tensors[i] for i in range(self.fetched)])
@@ -141,18 +141,18 @@ class PoolSession:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """What the program is about that was sent last."""
+        """Profile of the program that was sent last."""
         return self._planner.last_profile
 
     @property
     def lost(self) -> str:
-        """Why the session is lost; empty while it is not. It is lost with the first executor."""
+        """Reason why the session is lost; empty while it is not. It is lost with the first executor."""
         return next((member.lost for member in self.members if member.lost), "")
 
     # --- out ---------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> int:
-        """As `Runtime.submit`. Whoever calls holds the recorders' lock.
+        """As `Runtime.submit`. The caller holds the recorders' lock.
 
         Raises:
             SessionLost: an executor is gone.
@@ -201,14 +201,14 @@ class PoolSession:
         return alike, plan, extended
 
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
-        """Have a plan done of which nobody wants to know anything."""
+        """Carry out a plan without asking for results."""
         values = tuple(dict.fromkeys(program.operands))
         with held.whole():
             self._account(plan, values)
             self._do(plan, values, program, [_Wish() for _ in self.members])
 
     def _forget_derived(self, wishes: Sequence[_Wish], touched: Sequence[int]) -> None:
-        """What was derived from weights that were written, or that nobody holds any more, is freed."""
+        """Free values derived from weights that were written, or that the program holds no more."""
         derived = self._planner.derived.values
         if not derived:
             return
@@ -285,7 +285,7 @@ class PoolSession:
         return questions
 
     def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
-        """What happens between the runs of the parts of a program."""
+        """Carry out a step between the runs of the parts of a program."""
         if isinstance(part, UploadStep):
             self._uploads.give(values[part.value], part.executor)
             self._residency.given.add(storage_of(values[part.value]))
@@ -301,7 +301,7 @@ class PoolSession:
 
     @staticmethod
     def _questions(executor: int, wish: _Wish, number: int) -> list[_Question]:
-        """What was asked with a submission, if anything was."""
+        """Request of a submission to one executor; empty where it asks for no results."""
         return [_Question(executor, number, tuple(wish.fetch), tuple(wish.describe))] if wish.answered else []
 
     def upload(self, handle: int, source: torch.Tensor, device: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Programs that follow each other: which of them do, and which executor's turn it is."""
+"""Load balancing of independent programs: detects which programs follow from each other, and picks the executor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProgramFamily:
 
     Attributes:
         plans: the latest last; they differ in where things are, in scalars, and in whose turn it was.
-        under_way: numbers of submissions whose results were asked for, and that nobody has waited for.
+        under_way: numbers of submissions whose results were asked for, and that no thread has waited for.
         takes_turns: whether it makes a difference to its plans whose turn it is.
         passed_over: executors that plans left alone when it was their turn.
         last: the executor whose turn it was last.
@@ -40,7 +40,7 @@ class ProgramFamily:
         self.last = plan.turn if plan.turn is not None else next((p.executor for p in plan.runs()), self.last)
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
-        """`plan` was made when it was the turn of an executor; `follows`: whether that was of use to anybody."""
+        """`plan` was made when it was the turn of an executor; `follows`: whether plans depend on the turn."""
         self.takes_turns = follows
         if follows and turn not in {part.executor for part in plan.runs()}:
             self.passed_over.add(turn)
@@ -54,7 +54,7 @@ class ProgramFamily:
 
 
 class LoadBalancer:
-    """How much each executor has to do, as far as the client knows."""
+    """Load of each executor, as far as the client knows."""
 
     def __init__(self, members: Sequence[Session]) -> None:
         self._members = members
@@ -67,7 +67,7 @@ class LoadBalancer:
     def next(self, alike: ProgramFamily, unseen: AbstractSet[int]) -> int | None:
         """The executor that has least to do; of equal ones, the one after that whose turn it was last.
 
-        None where nothing is under way of the programs like the one that comes: nobody has waited for those in `unseen`.
+        None where nothing is under way of the programs like the one that comes: no thread has waited for those in `unseen`.
         """
         alike.under_way &= unseen
         if not alike.under_way or not alike.takes_turns:

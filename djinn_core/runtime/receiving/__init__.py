@@ -1,1 +1,1 @@
-"""What executors answer, and what failed there."""
+"""Responses of executors, and failures there."""

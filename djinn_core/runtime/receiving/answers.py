@@ -1,4 +1,4 @@
-"""What an executor answered, as tensors, descriptions and errors."""
+"""Decoding of an executor's responses into tensors, descriptions and errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AnswerReader:
             self.failures.note(run, [self._own(f) for f in completed.failures], pending.program, nodes)
 
     def tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
-        """What was fetched.
+        """The fetched tensors.
 
         Raises:
             RemoteError: one of them could not be computed.
@@ -58,7 +58,7 @@ class AnswerReader:
         return tuple(tensors)
 
     def described(self, completed: Completed) -> tuple[DescribedValue, ...]:
-        """What was described.
+        """The descriptions that were asked for.
 
         Raises:
             RemoteError: one of them could not be computed.
@@ -82,7 +82,7 @@ class AnswerReader:
 
 
 def _is_possible(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether PyTorch can count the elements of such a tensor."""
+    """True where PyTorch can count the elements of such a tensor."""
     if len(shape) != len(stride) or min((*shape, *stride), default=0) < 0:
         return False
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)

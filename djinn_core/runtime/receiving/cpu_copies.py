@@ -1,4 +1,4 @@
-"""What lies in remote memory, as far as it was fetched: CPU copies by storage, and tensors that look into them."""
+"""LRU cache of CPU copies of remote storages, and tensors that are views of them."""
 
 from __future__ import annotations
 

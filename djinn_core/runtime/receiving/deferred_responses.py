@@ -1,4 +1,4 @@
-"""Answers that nobody waits for yet, and how long the link takes."""
+"""Deferred responses: those that no thread waits for yet, and the link's round-trip time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Final
 
-# While the executor sends an answer larger than this it may not read, for nobody takes the answer in.
+# While the executor sends an answer larger than this it may not read, for no thread takes the answer in.
 LARGE_BYTES: Final = 2048
 # What fits into the buffers of every kind of connection, so that sending it never waits for the other end to read.
 ROOM_BYTES: Final = 64 << 10
@@ -15,7 +15,7 @@ _SAMPLES: Final = 16  # of the link's round trip, the least of which counts
 
 
 class DeferredResponses:
-    """Which answers are left for later, which of them nobody will ask for, and what the executor is known to have read."""
+    """Responses left for later, those among them that were discarded, and what the executor is known to have read."""
 
     def __init__(self) -> None:
         self._large: deque[int] = deque()
@@ -30,7 +30,7 @@ class DeferredResponses:
             self._large.append(number)
 
     def discard(self, number: int) -> None:
-        """Nobody will ask for it any more."""
+        """Mark a response as one that will not be asked for."""
         self._forgotten.append(number)
 
     def __contains__(self, number: int) -> bool:
@@ -46,7 +46,7 @@ class DeferredResponses:
 
     @property
     def unsettled(self) -> bool:
-        """Whether the executor may wait for somebody to take an answer in, or one is kept that nobody will ask for."""
+        """True where the executor may be blocked until a response is read, or a discarded response is kept."""
         return bool(self._large or self._forgotten)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
@@ -56,7 +56,7 @@ class DeferredResponses:
         return self._large[0] if self._large and position - self._read > ROOM_BYTES else None
 
     def take_forgotten(self) -> list[int]:
-        """Those that nobody will ask for, once."""
+        """Take the discarded responses; each is returned once."""
         taken: list[int] = []
         while self._forgotten:
             number = self._forgotten.popleft()
@@ -82,6 +82,6 @@ class RoundTrips:
         self._alone = (number, time.perf_counter())
 
     def came(self, number: int, server_seconds: float) -> None:
-        """The answer for which somebody has waited; `server_seconds` of the wait were the server's."""
+        """Note the response that a thread has waited for; `server_seconds` of the wait were the server's."""
         if self._alone[0] == number:
             self._samples.append(max(time.perf_counter() - self._alone[1] - server_seconds, 0.0))

@@ -1,4 +1,4 @@
-"""What failed on the executor, as errors that name the user's line."""
+"""Remote failures as exceptions that name the line of the user's program."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Failures:
         return remote_error(failure.kind, message, failure.op, origin.site, origin.path)
 
     def _is_known(self, failure: Failure) -> bool:
-        """Whether the same op is known to have failed on another executor."""
+        """True where the same op is known to have failed on another executor."""
         op = self._op(failure)
         if op is None or not failure.executor:
             return False
@@ -80,7 +80,7 @@ class Failures:
         return any(executor != failure.executor for executor in known)
 
     def _tell(self, failure: Failure) -> None:
-        """Somebody hears of a failure: it is not unseen any more, wherever else its op may have run."""
+        """Mark a failure as reported, on every executor that ran its op."""
         self._unseen.pop(_key(failure), None)
         op = self._op(failure)
         if op is None or not failure.executor:
@@ -109,7 +109,7 @@ class Failures:
         return _Origin(program.site(node), operands, module, found.path if found is not None else "")
 
     def mark_unobserved(self, after: _Run) -> None:
-        """Nobody needs to hear of what failed on that executor after that submission, unless it is looked at."""
+        """Drop unreported failures on that executor after that submission; using a failed value still raises."""
         executor, sequence = after
         self._unseen = {
             key: failure for key, failure in self._unseen.items() if key[0] != executor or key[1] <= sequence
@@ -146,7 +146,7 @@ class Failures:
 
 @attrs.frozen
 class _Origin:
-    """Where an instruction came from, in words; empty where that is not known."""
+    """Source location of an instruction, in words; empty where that is not known."""
 
     site: str = ""
     operands: str = ""

@@ -1,4 +1,4 @@
-"""What executors tell the client of each other: shipments that pass through it, and what they have seen of links."""
+"""Transfers between executors that are relayed through the client, and the executors' link measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Passing:
 
     @property
     def complete(self) -> bool:
-        """Whether a shipment is here whole."""
+        """True where a shipment is complete."""
         return bool(self._frames) and not self._missing
 
     def take(self, message: TransferHeader | TransferChunk, body: Sequence[Buffer]) -> None:
@@ -31,7 +31,7 @@ class Passing:
         self._frames.append(Frame(encode(message), list(body)))
 
     def take_seen(self) -> list[LinkSeen]:
-        """What it has seen since this was asked last."""
+        """Take the link measurements since the last call."""
         seen, self.seen = self.seen, []
         return seen
 

@@ -1,4 +1,4 @@
-"""What a run of a template is bound to, and what is claimed of the layout of its results."""
+"""Bindings of a template's run (handles and slots), and the predicted layouts of its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.wire.tensors import dtype_name
 
 @attrs.frozen
 class Bound:
-    """What a run of a template is bound to.
+    """Bindings of one run of a template.
 
     Attributes:
         written: positions, among the program's `values`, of those that are written into.
@@ -34,7 +34,7 @@ class Bound:
 
 
 def bind(prepared: Prepared, program: Program, values: Sequence[int]) -> Bound:
-    """What a template is bound to by a program whose values, by first appearance, are `values`."""
+    """Bind a template to a program whose values, by first appearance, are `values`."""
     slots = program.slots
     if prepared.remade is not None:
         slots = (*slots, *prepared.remade.constants)

@@ -1,4 +1,4 @@
-"""Whether an upload is compressed: where the link is so slow that compressing pays, by what both were last seen to do."""
+"""Adaptive compression of uploads: used where it saves time, by the link's and the compressor's recent speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which templates an executor knows, and what each was bound to last: only what differs is sent."""
+"""Templates that an executor has cached, with their last bindings, so that only differences are sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KnownTemplates:
         self._bound: TemplateCache[Bound] = TemplateCache()
 
     def forget(self, prepared: Prepared) -> None:
-        """What a template is bound to there is not known any more: it is sent anew."""
+        """Forget the last bindings of a template: it is sent anew."""
         self._bound.drop(prepared.digest)
 
     def run_message(

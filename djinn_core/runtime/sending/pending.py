@@ -15,13 +15,13 @@ from djinn_core.wire.messages import Completed, Timing
 
 @attrs.frozen
 class Pending:
-    """What was sent, and who waits for it."""
+    """A submission under way, and what is needed to handle its response."""
 
     program: Program
     prepared: Prepared | None
     bound: Bound | None
     claimed: tuple[int, ...]
-    answered: bool  # whether somebody waits for what it brings
+    answered: bool  # whether a caller waits for what it brings
     synchronize: bool
     position: int  # where its frame ends among the bytes of the connection
     thread: int = attrs.field(factory=threading.get_ident)
@@ -34,6 +34,6 @@ class Pending:
 
 
 def seconds_of(completed: Completed) -> float:
-    """What the executor has taken for it."""
+    """Seconds of the server's time for a submission: queue, decode, execute and encode."""
     timing = completed.timing
     return timing.queue + timing.decode + timing.execute + timing.encode

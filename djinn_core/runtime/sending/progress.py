@@ -16,7 +16,7 @@ _REFRESH: Final = 0.1  # seconds between two pictures
 
 
 def progress_observers(wanted: bool) -> list[Observer]:
-    """The bar, where somebody would see it."""
+    """The progress bar, where the output is a terminal."""
     if not wanted or not sys.stderr.isatty():
         return []
     from rich.console import Console

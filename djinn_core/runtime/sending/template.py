@@ -20,7 +20,7 @@ from djinn_core.wire.templates import digest_of
 
 @attrs.frozen(eq=False)
 class Remade:
-    """What a template has beyond its program, because it came of another program that was made from that.
+    """Additions of a template that was made from a rewritten program.
 
     Attributes:
         rewritten: how.
@@ -37,12 +37,12 @@ class Remade:
     recipes: tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]
 
     def holds_for(self, program: Program) -> bool:
-        """Whether `program` is like the original in what was rewritten, sizes and numbers included."""
+        """True where `program` equals the original in what was rewritten, sizes and numbers included."""
         return are_as_they_were(program, self.rewritten.relied, self.fixed)
 
 
 def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
-    """Whether these instructions have operands of the very metadata that they had, and these slots the same numbers."""
+    """True where the operands of these instructions have the same metadata as before, and these slots the same numbers."""
     calls, slots = program.calls, program.slots
     return all(calls[node] is call or calls[node].operands == call.operands for node, call in relied) and all(
         interchangeable(slots[position], slot) for position, slot in fixed
@@ -93,7 +93,7 @@ class Prepared:
         written: positions, among the program's values, of those that are written into.
         remade: how the program came of another one, where it did. Positions and nodes are those of the other one then, and
             negative positions of slots count the constants from the end.
-        took: is told how many seconds the executor took for a run, where somebody wants to know.
+        took: optional callback that gets the seconds that the executor took for a run.
         relied, fixed: instructions whose calls, and positions of slots whose numbers, have to be what they were, because an
             optimization rewrote them that may have looked at sizes.
         substituted: names of the optimizations for which this holds for some sizes only.
@@ -116,11 +116,11 @@ class Prepared:
 
     @property
     def held_by_sizes(self) -> bool:
-        """Whether this holds for the very sizes of some instructions."""
+        """True where this holds only for the exact sizes of some instructions."""
         return self.remade is not None or bool(self.relied)
 
     def holds_for(self, program: Program) -> bool:
-        """Whether `program`, of the right structure, also has the scalars that the plan relied on."""
+        """True where `program`, of the right structure, also has the scalars that the plan relied on."""
         if self.remade is not None and not self.remade.holds_for(program):
             return False
         if self.relied and not are_as_they_were(program, self.relied, self.fixed):
@@ -174,7 +174,7 @@ def _slot_positions(
 
 
 def _for_origin(prepared: Prepared, rewritten: Rewritten, equal_slots: tuple[tuple[int, int], ...]) -> Prepared:
-    """What is prepared for a rewritten program, for the program that it came of."""
+    """Translate what is prepared for a rewritten program to the original program."""
     taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots
     constants = [rewritten.program.slots[i] for i in taken if rewritten.slots[i] < 0]
     left = iter(range(-len(constants), 0))

@@ -39,7 +39,7 @@ HELD_BYTES: Final = 256 << 20  # copies that may wait for answers at a time
 
 
 class Channel(Protocol):
-    """What sending uploads needs of the session that it belongs to."""
+    """Protocol of the session, as far as uploads need it."""
 
     def send(self, frame: Frame) -> None:
         """Send a frame."""
@@ -66,13 +66,13 @@ _Content = tuple[int, int, int]
 
 
 def _content(tensor: torch.Tensor) -> _Content:
-    """What tells a tensor's bytes apart while it lives: where they are, how many, and how often they were written."""
+    """Key of a live tensor's bytes: their address, their number, and the count of writes."""
     return tensor.data_ptr(), tensor.nbytes, writes_to(tensor)
 
 
 @attrs.frozen
 class _Expected:
-    """What will be uploaded next. It holds the memory: another tensor there would be taken for this one."""
+    """Tensor that will be uploaded next. It keeps the memory: another tensor there would be taken for this one."""
 
     tensor: torch.Tensor
     digest: bytes
@@ -100,7 +100,7 @@ class Uploads:
 
     @property
     def unanswered(self) -> bool:
-        """Whether the executor has something to say, or an offer waits for its bytes to be sent."""
+        """True where a reply of the executor is due, or an offer waits for its bytes to be sent."""
         return bool(self._open or self._asked)
 
     def upload(self, handle: int, source: torch.Tensor) -> None:

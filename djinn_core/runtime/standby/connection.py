@@ -1,8 +1,8 @@
-"""A connection to an executor, and to one of another server when that does not answer any more: sessions go on there.
+"""Failover of a session to a standby server: deterministic replay of logged frames, with periodic snapshots.
 
-A session is a deterministic machine: the frames that were sent make it what it is. So they are written down, and another server
-is sent them again; what it answers that was answered before is compared and dropped. Now and then the executor is asked for the session's
-state, with which what is written begins anew.
+A session is a deterministic state machine: the frames that were sent determine its state. They are logged, and sent again to
+another server when the first one does not answer any more. Repeated answers are compared with the earlier ones and dropped.
+Now and then the executor is asked for a snapshot of the session, with which the log begins anew.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Other(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Name of the server in messages."""
 
     def begin(self) -> tuple[Connection, Attached]:
         """A connection to an executor of it, in a new session, and what that said.
@@ -165,7 +165,7 @@ class StandbyConnection(ReliableConnection):
     def _await_state(self, inner: Connection, coming: SnapshotReceiver) -> None:
         while not coming.over and not coming.disturbed and inner is self._inner:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
-                continue  # whoever reads takes it in
+                continue  # the thread that reads takes it in
             try:
                 frame = self._take(inner, _TURN_SECONDS)
                 if frame is not None:
@@ -178,7 +178,7 @@ class StandbyConnection(ReliableConnection):
     # --- from one server to the next --------------------------------------------------------------------------
 
     def _take_over(self, broken: Connection, error: TransportError) -> None:
-        """Return when another server goes on. Whoever calls holds `_sending`.
+        """Return when another server goes on. The caller holds `_sending`.
 
         Raises:
             TransportError: none does.
@@ -192,7 +192,7 @@ class StandbyConnection(ReliableConnection):
                 self._take_last(broken)
             finally:
                 self._reading.release()
-        broken.close()  # whoever reads gets out of it
+        broken.close()  # the thread that reads gets out of it
         with self._reading:
             reason = self._cannot(broken)
             if reason:
@@ -211,7 +211,7 @@ class StandbyConnection(ReliableConnection):
             _log.debug("nothing more came", reason=str(end))
 
     def _cannot(self, broken: Connection) -> str:
-        """Why no other server can go on with the session; empty where one may."""
+        """Reason why no other server can take the session over; empty where one may."""
         if getattr(broken, "deadly", ""):
             return "another server would come to the same end"
         if self._kept.sent is None or self._kept.why_not:

@@ -1,4 +1,4 @@
-"""What is kept of a session for another server: what was sent, what answers looked like, and now and then the session's state."""
+"""Failover log of a session: the frames that were sent, checksums of the responses, and periodic snapshots."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ class FailoverLog:
     # --- a new beginning ---------------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Whether it is time for a state."""
+        """True where a snapshot is due."""
         if self.sent is None or self.coming is not None:
             return False
         long = self.sent.nbytes > max(self._limit // 2, 2 * self.base)
         return time.monotonic() >= (self._long_due if long else self._due)
 
     def begin_anew(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
-        """Have `ask` ask for the session's state, of so many bytes at most, and wait for it; what it leaves of it is thrown away."""
+        """Have `ask` request a snapshot of so many bytes at most and wait for it; an incomplete one is thrown away."""
         started = time.monotonic()
         reason = ""
         try:
@@ -102,7 +102,7 @@ class FailoverLog:
             self._long_due = self._due if reason else started + (1 + _SHARE) * spent
 
     def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
-        """Whether a frame is a part of the state that comes; with the last one, what is kept begins anew."""
+        """Take a part of the snapshot that comes; false for other frames. With the last part, the log begins anew."""
         try:
             if not coming.take(frame, decode(frame.head)):
                 return False
@@ -128,7 +128,7 @@ class FailoverLog:
         self._said = True
 
     def drop_state(self) -> None:
-        """What was asked for does not come any more."""
+        """Drop the snapshot that was asked for: it does not come any more."""
         if self.coming is not None:
             self.coming.drop()
             self.coming = None

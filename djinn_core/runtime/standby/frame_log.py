@@ -1,4 +1,4 @@
-"""Frames that were sent, in a file: another server is told them again."""
+"""Replay log: the frames that were sent, in a file, to be sent to another server again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE: Final = 512  # buffers that one system call writes
 
 
 def folder() -> Path | None:
-    """Where such files are: in the user's cache, on a disk as a rule; None where the system says where."""
+    """Directory of such files: in the user's cache, on a disk as a rule; None: the system's default."""
     path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class SentFrames:
 
     @property
     def room(self) -> int:
-        """How many bytes the disk has left."""
+        """Number of bytes that the disk has left."""
         found = os.fstatvfs(self._file)
         return found.f_bavail * found.f_frsize
 

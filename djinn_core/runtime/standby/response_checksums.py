@@ -1,4 +1,4 @@
-"""What answers looked like: another server that does the same again must answer the same."""
+"""Checksums of responses: another server that replays a session must give the same ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answers:
         self._marks.append(mark_of(frame))
 
     def agrees(self, position: int, frame: Frame) -> bool:
-        """Whether the answer at a position looked like `frame`."""
+        """True where the answer at a position had the same checksum as `frame`."""
         return self._marks[position] == mark_of(frame)
 
     def clear(self) -> None:

@@ -41,7 +41,7 @@ class Candidate:
 
 
 def _unlike(first: Attached, now: Attached) -> str:
-    """Why an executor would not do the same as the first one; empty where it would."""
+    """Reason why an executor would not compute the same as the first one; empty where it would."""
     if first.device.kind != now.device.kind:
         return f"it has a {now.device.kind} where there was a {first.device.kind}"
     if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
@@ -54,7 +54,7 @@ def _unlike(first: Attached, now: Attached) -> str:
 def with_standby(
     connection: Connection, attached: Attached, server: str, others: Sequence[Candidate], settings: Settings
 ) -> Connection:
-    """The connection of a session that other servers may take over; as it is where nothing can be written down, which the log says."""
+    """Wrap a session's connection for failover to other servers; unchanged, with a log line, where no file can be written."""
     try:
         return StandbyConnection(connection, attached, server, others, bytes_of(settings.standby_gib))
     except OSError as error:

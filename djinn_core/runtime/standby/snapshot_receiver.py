@@ -13,9 +13,9 @@ class SnapshotReceiver:
     """Takes the pieces of a state in, as frames that another executor can be sent.
 
     Attributes:
-        frames: those that have come; None once nobody wants them any more.
+        frames: those that have come; None once the snapshot was dropped.
         reason: why there is none.
-        disturbed: whether something else came than answers to submissions: the executor waits for something, and must have that first.
+        disturbed: whether a frame came that answers no submission: the executor waits for something and must have it first.
     """
 
     def __init__(self, frames: SentFrames) -> None:
@@ -43,11 +43,11 @@ class SnapshotReceiver:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes."""
+        """True where nothing more comes."""
         return self._left == 0
 
     def drop(self) -> None:
-        """Nobody wants it any more: what still comes is thrown away."""
+        """Drop the snapshot: what still comes of it is thrown away."""
         if self.frames is not None:
             self.frames.close()
             self.frames = None
