@@ -37,8 +37,8 @@ def nothing(_: int) -> None:
     """Say nothing to the other end of a new connection."""
 
 
-class ReliableConnection(abc.ABC):
-    """Protocol of a connection that survives its transport connections; buffers that are sent are borrowed."""
+class SuccessiveConnection(abc.ABC):
+    """Base of connections that run over one transport connection after the other; buffers that are sent are borrowed."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
@@ -80,7 +80,7 @@ class ReliableConnection(abc.ABC):
         """There will be no further connection; the one that there is goes on."""
 
 
-class LastingConnection(ReliableConnection):
+class ReliableConnection(SuccessiveConnection):
     """Implements `Connection` over one connection after the other. What is sent arrives once, and in order.
 
     `send` may be called from several threads, `receive` from one at a time.
@@ -409,12 +409,12 @@ def _bytes_of(frame: Frame) -> int:
 
 
 def own(connection: Connection) -> None:
-    """As `LastingConnection.own`; other connections borrow nothing."""
-    if isinstance(connection, ReliableConnection):
+    """As `ReliableConnection.own`; other connections borrow nothing."""
+    if isinstance(connection, SuccessiveConnection):
         connection.own()
 
 
 def expire(connection: Connection) -> None:
-    """As `LastingConnection.expire`; others have no further connection anyway."""
-    if isinstance(connection, ReliableConnection):
+    """As `ReliableConnection.expire`; others have no further connection anyway."""
+    if isinstance(connection, SuccessiveConnection):
         connection.expire()

@@ -40,7 +40,7 @@ from djinn_core.launch.orders import (
 )
 from djinn_core.launch.pipe_lines import LineReader, write_line
 from djinn_core.launch.private_directory import make_private_directory
-from djinn_core.launch.tickets import LIFETIME, NOBODY, Badge, issue, new_key
+from djinn_core.launch.tickets import LIFETIME, NO_TENANT, Badge, issue, new_key
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
 
@@ -114,7 +114,7 @@ class ExecutorProcess:
         self._ready: Ready | None = None
         self._reports = 0
         self._full = "", 0.0
-        self._tenant = NOBODY.tenant
+        self._tenant = NO_TENANT.tenant
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._owner = os.getpid()
@@ -206,7 +206,7 @@ class ExecutorProcess:
         """Predicate of a sentence about the process: how it ended, or that it has closed its pipe but still runs."""
         return _ending(self._process)
 
-    def issue_ticket(self, client: str = "", lifetime: float = LIFETIME, badge: Badge = NOBODY) -> str:
+    def issue_ticket(self, client: str = "", lifetime: float = LIFETIME, badge: Badge = NO_TENANT) -> str:
         """A ticket that lets one connection in, within `lifetime` seconds; `client` says for people who asked."""
         if badge.tenant != self._tenant:
             self._tenant = badge.tenant

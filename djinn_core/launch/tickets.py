@@ -32,7 +32,7 @@ class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     quota: Quota = Quota()
 
 
-NOBODY = Badge()  # in particular: the process that started the executor
+NO_TENANT = Badge()  # in particular: the process that started the executor
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -41,7 +41,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     client: str
     expires: float
     nonce: str
-    badge: Badge = NOBODY
+    badge: Badge = NO_TENANT
 
 
 def new_key() -> bytes:
@@ -49,7 +49,7 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def issue(key: bytes, client: str, lifetime: float = LIFETIME, badge: Badge = NOBODY) -> str:
+def issue(key: bytes, client: str, lifetime: float = LIFETIME, badge: Badge = NO_TENANT) -> str:
     """A ticket for `client` (a name for people to read), good for one use within `lifetime` seconds."""
     grant = Grant(_plain(client), time.monotonic() + lifetime, secrets.token_urlsafe(12), badge)
     statement = msgspec.json.encode(grant)

@@ -16,7 +16,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.launch.connection_file import ConnectionFile, read_connection_file, write_connection_file
 from djinn_core.launch.private_files import private_directory
 from djinn_core.launch.self_signed import self_signed
-from djinn_core.launch.tickets import NOBODY
+from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.printable import one_line
 from djinn_core.server.gateway import gateway
 from djinn_core.server.recovery.journal import Journal, SessionIdentity
@@ -68,7 +68,7 @@ def test_no_journal_is_written_through_a_link(tmp_path):
     link = tmp_path / "x.journal"
     link.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        Journal.begin(link, SessionIdentity("x", "", "", NOBODY), 1 << 20)
+        Journal.begin(link, SessionIdentity("x", "", "", NO_TENANT), 1 << 20)
     assert (tmp_path / "victim").read_text() == "keep"
 
 

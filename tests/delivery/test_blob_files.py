@@ -9,7 +9,7 @@ import torch
 
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.tickets import NOBODY
+from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.server.recovery.blob_files import Contents, contents_folder
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
 from djinn_core.server.weights.store import WeightStore
@@ -17,7 +17,7 @@ from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import Upload, encode
 
-OWNER = SessionIdentity("session", "a client", "told at the beginning", NOBODY)
+OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 SIZE, PART, HANDLE = 1 << 18, 1 << 16, 7
 DATA = torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)).numpy().tobytes()
 DIGEST = digest_of_content(DATA)

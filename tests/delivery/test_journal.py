@@ -9,7 +9,7 @@ import pytest
 
 from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.tickets import NOBODY
+from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.recovery.journal import (
     Journal,
@@ -22,7 +22,7 @@ from djinn_core.server.recovery.journal import (
 from djinn_core.server.recovery.leased_connection import TRIES, Leases
 from djinn_core.wire.resume_messages import Resume
 
-OWNER = SessionIdentity("session", "a client", "told at the beginning", NOBODY)
+OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 FRAMES = [Frame(b"one"), Frame(b"two", [b"x" * 100, b""]), Frame(b"three", [bytes(1 << 16)])]
 
 
@@ -183,10 +183,10 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
     died(written(path))
     os.utime(path, (0, 0))
     leases = Leases(1.0, tmp_path, 1 << 30)
-    leases.lease(SessionIdentity("other", "", "", NOBODY), connected_pair()[1]).close()
+    leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
     monkeypatch.setattr("djinn_core.server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
-    leases.lease(SessionIdentity("other", "", "", NOBODY), connected_pair()[1]).close()
+    leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert not list(tmp_path.iterdir())
 
 

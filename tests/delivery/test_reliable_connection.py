@@ -11,7 +11,7 @@ import pytest
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
-from djinn_core.launch.tickets import NOBODY
+from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.server.inline import QueueConnection, connected_pair
 from djinn_core.server.recovery.journal import SessionIdentity
@@ -56,7 +56,7 @@ class Network:
         self._odds = loses, breaks
         self.leases = Leases(5.0)
         ours, theirs = self._pair()
-        self.server = self.leases.lease(SessionIdentity("s", "a client", "told at the beginning", NOBODY), theirs)
+        self.server = self.leases.lease(SessionIdentity("s", "a client", "told at the beginning", NO_TENANT), theirs)
         self.client = ResumingConnection(ours, self._dial, 5.0, "the server")
 
     def _pair(self) -> tuple[Connection, Connection]:

@@ -244,7 +244,7 @@ def _past(path: Path) -> None:
 
 def _journal_seeds(draw: random.Random) -> list[bytes]:
     path = Path(tempfile.mkdtemp()) / "x.journal"
-    journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NOBODY), 1 << 20)
+    journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NO_TENANT), 1 << 20)
     journal.frame(Frame(messages.encode(messages.Query()), [b"abc", b""]))
     journal.note(b"\1")
     short = path.read_bytes()

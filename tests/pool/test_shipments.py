@@ -14,7 +14,7 @@ from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.tickets import NOBODY
+from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.peers import inbox as inboxes
@@ -27,7 +27,7 @@ from djinn_core.server.recovery.transfer_log import PastShipments, PoolCounts
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import Item, Meet, TransferHeader, View
 
-OWNER = SessionIdentity("session", "a client", "told at the beginning", NOBODY)
+OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
 HERE, THERE = 1, 2
 
 

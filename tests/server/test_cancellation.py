@@ -13,7 +13,7 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
-from djinn_core.launch.tickets import NOBODY
+from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.runtime import deadlines
 from djinn_core.runtime.deadlines import due
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
@@ -265,7 +265,7 @@ def test_stops_do_not_pile_up():
 
 
 def test_another_process_stops_it_at_the_same_op(tmp_path):
-    journal = Journal.begin(tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NOBODY), 1 << 20)
+    journal = Journal.begin(tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NO_TENANT), 1 << 20)
     journal.frame(Frame(encode(upload(2)), [memoryview(bytearray(16))]))
     journal.frame(Frame(submission(1, EIGHT, ())))
     journal.cut(1, 3)

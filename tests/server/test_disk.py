@@ -7,7 +7,7 @@ import torch
 
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.launch.tickets import NOBODY, Badge
+from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.launch.token_table import Quota
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.recovery.blob_files import Contents, contents_folder
@@ -21,7 +21,7 @@ from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.content import digest_of_content
 from djinn_core.wire.messages import BlobOffer, Upload, encode
 
-OWNER = SessionIdentity("session", "a client", "secret", NOBODY)
+OWNER = SessionIdentity("session", "a client", "secret", NO_TENANT)
 HALF = Frame(b"head", [bytes(STEP // 2 + 1)])
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from djinn_core.delivery.reliable_connection import LastingConnection, NotYet
+from djinn_core.delivery.reliable_connection import NotYet, ReliableConnection
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held
@@ -28,7 +28,7 @@ def _nobody() -> None:
     """Ignore that the connection is there again."""
 
 
-class ResumingConnection(LastingConnection):
+class ResumingConnection(ReliableConnection):
     """A connection to an executor that is dialled again when it breaks, for as long as the executor keeps the session."""
 
     def __init__(self, inner: Connection, redial: Redial, patience: float, server: str) -> None:

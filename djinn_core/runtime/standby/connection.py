@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from djinn_core.delivery.reliable_connection import ReliableConnection, expire, own
+from djinn_core.delivery.reliable_connection import SuccessiveConnection, expire, own
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
@@ -47,7 +47,7 @@ class Other(Protocol):
         """
 
 
-class StandbyConnection(ReliableConnection):
+class StandbyConnection(SuccessiveConnection):
     """Implements `Connection` over a session with one server after the other.
 
     `send` may be called from several threads, `receive` from one at a time.
@@ -98,7 +98,7 @@ class StandbyConnection(ReliableConnection):
                     self._kept.why_not = "work of it was cut short, which comes out differently each time"
 
     def own(self) -> None:
-        """As `LastingConnection.own`."""
+        """As `ReliableConnection.own`."""
         own(self._inner)
 
     # --- in ---------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class StandbyConnection(ReliableConnection):
         raise TransportError(reason)
 
     def expire(self) -> None:
-        """As `LastingConnection.expire`: no server takes over any more."""
+        """As `ReliableConnection.expire`: no server takes over any more."""
         self._expired = True
         expire(self._inner)
 

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import ProtocolError, SessionLost
-from djinn_core.launch.tickets import NOBODY, Badge
+from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.recovery.blob_files import Contents, Part, contents_folder, mapped, read_part, remove_contents
 from djinn_core.server.recovery.transfer_log import KINDS, PastShipments
@@ -55,7 +55,7 @@ class SessionIdentity(msgspec.Struct, frozen=True):
         return f"Owner(session={self.session!r}, client={self.client!r})"
 
 
-_NOBODY: Final = SessionIdentity("", "", "", NOBODY)
+_NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
@@ -467,7 +467,7 @@ def remove_stale(directory: Path) -> None:
     for path in (*directory.glob("*.journal"), *directory.glob("*.new")):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                Journal(path, _NOBODY, 0).end()
+                Journal(path, _NO_SESSION, 0).end()
         except OSError as error:
             _log.debug("a journal stays", path=str(path), reason=str(error))
     for folder in directory.glob("*.contents"):

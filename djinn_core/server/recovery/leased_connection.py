@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from djinn_core.delivery.reliable_connection import LastingConnection
+from djinn_core.delivery.reliable_connection import ReliableConnection
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.tickets import Badge
@@ -51,7 +51,7 @@ class KillsExecutors(SessionLost):
     """A session has crashed every executor that tried to recover it."""
 
 
-class LeasedConnection(LastingConnection):
+class LeasedConnection(ReliableConnection):
     """A connection to a client that may reconnect with a secret that it was told at the beginning."""
 
     def __init__(
@@ -125,7 +125,7 @@ class LeasedConnection(LastingConnection):
         return super().receive(timeout)
 
     def send(self, frame: Frame) -> None:
-        """As `LastingConnection.send`. What was fetched before must be what is fetched now.
+        """As `ReliableConnection.send`. What was fetched before must be what is fetched now.
 
         Raises:
             SessionLost: it is not.
@@ -164,7 +164,7 @@ class LeasedConnection(LastingConnection):
         return False
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
-        """As `LastingConnection.read_ahead`; nothing while the session does again what another process did."""
+        """As `ReliableConnection.read_ahead`; nothing while the session does again what another process did."""
         return [] if self._past is not None and not self._past.over else super().read_ahead(frames, nbytes)
 
     def _check_ahead(self) -> None:
@@ -208,13 +208,13 @@ class LeasedConnection(LastingConnection):
                 self._changed.wait()
 
     def expire(self) -> None:
-        """As `LastingConnection.expire`; a session that waits for its client ends."""
+        """As `ReliableConnection.expire`; a session that waits for its client ends."""
         super().expire()
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """As `LastingConnection.close`."""
+        """As `ReliableConnection.close`."""
         super().close()
         if self._journal is not None:
             self._journal.end()
