@@ -41,11 +41,11 @@ class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag="Upload"):
     handle: Count
 
 
-class _Offered(msgspec.Struct, frozen=True, array_like=True, tag="Offer"):
+class _Offered(msgspec.Struct, frozen=True, array_like=True, tag="BlobOffer"):
     handle: Count
 
 
-class _Meaning(msgspec.Struct, frozen=True, array_like=True, tag="Meaning"):
+class _Hints(msgspec.Struct, frozen=True, array_like=True, tag="ValueHints"):
     digest: msgspec.Raw
 
 
@@ -83,7 +83,7 @@ class UnreadableMeaning:
 
 Unreadable = UnreadableSubmit | UnreadableDefine | UnreadableUpload | UnreadableMeaning
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    _Submission | _Definition | _Bytes | _Offered | _Meaning
+    _Submission | _Definition | _Bytes | _Offered | _Hints
 )
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
 
@@ -107,7 +107,7 @@ def salvage(head: bytes | memoryview, reason: str) -> Unreadable | None:
         return UnreadableSubmit(submit, reason)
     if isinstance(found, _Definition):
         return UnreadableDefine(_first_of(found.first), reason)
-    if isinstance(found, _Meaning):
+    if isinstance(found, _Hints):
         return UnreadableMeaning(reason)
     return UnreadableUpload(found.handle, reason, isinstance(found, _Offered))
 

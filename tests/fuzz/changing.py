@@ -29,8 +29,8 @@ OTHERS = (
     Gauge,
     messages.Query,
     messages.ValueHints,
-    messages.Have,
-    messages.Offer,
+    messages.BlobQuery,
+    messages.BlobOffer,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

@@ -265,10 +265,10 @@ def _cargo_seeds(draw: random.Random) -> list[bytes]:
 
 def _uploads(data: bytes) -> None:
     uploads = Uploads(RUNTIME, ValueTable(), None)
-    for given, body in typed(data, tuple[tuple[messages.Upload | messages.Offer | messages.Have, bytes], ...]):
+    for given, body in typed(data, tuple[tuple[messages.Upload | messages.BlobOffer | messages.BlobQuery, bytes], ...]):
         if isinstance(given, messages.Upload):
             uploads.take(given, [bytearray(body)])
-        elif isinstance(given, messages.Offer):
+        elif isinstance(given, messages.BlobOffer):
             uploads.consider(given)
         else:
             uploads.hold(given)
@@ -279,8 +279,8 @@ def _upload_seeds(draw: random.Random) -> list[bytes]:
     part = messages.Upload(6, "float32", (2,), (1,), 8)
     rest = messages.Upload(6, "float32", (2,), (1,), 8, start=4)
     coded = messages.Upload(7, "float32", (9,), (1,), 36, coding=compression.PLANES_ZSTD, length=36)
-    offer = messages.Offer(8, "int64", (1,), (1,), 8, bytes(32))
-    have = messages.Have((8,), (bytes(32),))
+    offer = messages.BlobOffer(8, "int64", (1,), (1,), 8, bytes(32))
+    have = messages.BlobQuery((8,), (bytes(32),))
     sent = [
         [whole, bytes(24)],
         [part, bytes(4)],

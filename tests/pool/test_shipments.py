@@ -185,7 +185,7 @@ def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
     for number in (1, 2):
         route.send(route.number(), 100 + number, packed(number))
     through_the_client = TransferHeader(7, tuple(item for item, _ in packed(7)))
-    frames = iter([Frame(b"\x91\xa6Parcel", [packed(7)[0][1]])])
+    frames = iter([Frame(b"\x91\xadTransferChunk", [packed(7)[0][1]])])
     here.inbox.unload(through_the_client, lambda: next(frames))
     counts, records = here.state()
     writing.rewrite(SnapshotHeader(3, 7, b""), [], [], records)

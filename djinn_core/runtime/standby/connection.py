@@ -24,9 +24,9 @@ from djinn_core.wire.state_messages import AskState
 
 _TURN_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
-_SUBMIT, _BROKEN, _STOP = (
+_SUBMIT, _CLOSE, _STOP = (
     b"\xa6Submit",
-    b"\xa6Broken",
+    b"\xadProtocolClose",
     b"\xa4Stop",
 )  # how the heads of such messages begin, after a byte
 _log = get_logger("djinn.session")
@@ -140,7 +140,7 @@ class StandbyConnection(SuccessiveConnection):
             TransportError: the server goes on with the session no more; another one may.
         """
         frame = inner.receive(timeout)
-        if frame.head.startswith(_BROKEN, 1):
+        if frame.head.startswith(_CLOSE, 1):
             message = decode(frame.head)
             if isinstance(message, ProtocolClose) and message.stopped and not self._expired:
                 raise TransportError(f"{self.server} ended the session: {message.reason}")
@@ -270,7 +270,7 @@ class StandbyConnection(SuccessiveConnection):
                 frame = inner.receive(_PATIENCE_SECONDS)
             except TimeoutError:
                 continue
-            if frame.head.startswith(_BROKEN, 1):
+            if frame.head.startswith(_CLOSE, 1):
                 raise TransportError(str(getattr(decode(frame.head), "reason", "")))
             if not self._kept.answers.agrees(position, frame):
                 self._end("what a standby server computes is not what was computed before")
