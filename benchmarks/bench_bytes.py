@@ -1,4 +1,4 @@
-"""What crosses the connection: counted, so that one run is enough and nothing else on the machine matters.
+"""Bytes on the connection: counted, so that one run is enough and nothing else on the machine matters.
 
     python benchmarks/bench_bytes.py [--json] [--small] [--case decode_bytes_sent]
 
@@ -36,7 +36,7 @@ SMALL = {"n_layer": 12, "n_embd": 48, "n_head": 12, "vocab_size": 1000}  # as ma
 
 
 def counted(run: Callable[[], object]) -> Mapping[str, float]:
-    """What the counters of this process went up by."""
+    """Increase of this process's counters."""
     djinn.synchronize()
     before = dict(djinn.stats())
     run()

@@ -1,4 +1,4 @@
-"""What it costs the client to record an op that it has seen before, against the least that PyTorch lets it cost.
+"""Recording cost: the client's time for an op that it has seen before, against the least that PyTorch lets it cost.
 
     python benchmarks/bench_capture.py [--json] [--quick] [--case decode_step]
 
@@ -101,7 +101,7 @@ def decode_step(effort: Effort) -> list[Issued]:
 
 
 def flat(values: Any) -> Iterator[Any]:
-    """What lies in tuples and lists."""
+    """Elements of nested tuples and lists."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from flat(value)
@@ -209,9 +209,9 @@ def single(name: str, effort: Effort) -> Outcome:
 
 @torch.no_grad()
 def instruction_bytes(effort: Effort) -> Outcome:
-    """What a recorded instruction keeps in memory, the mean over a decode step.
+    """Memory of a recorded instruction, the mean over a decode step.
 
-    `with what died` has in it what is left of tensors that nobody holds, until the program is sent and they are freed.
+    `with what died` has in it what is left of tensors without a reference, until the program is sent and they are freed.
     """
     calls = decode_step(effort)
     ops = sum(call.ops for call in calls)
@@ -229,7 +229,7 @@ def allocated(calls: list[Issued]) -> tuple[int, int]:
     try:
         before, _ = tracemalloc.get_traced_memory()
         issue(calls)
-        gc.collect()  # it also empties Python's lists of tuples to use again, which belong to nobody
+        gc.collect()  # it also empties Python's lists of tuples to use again, which no object holds
         whole, _ = tracemalloc.get_traced_memory()
         freed.clear()
         gc.collect()

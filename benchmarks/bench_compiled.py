@@ -1,4 +1,4 @@
-"""What compiling on the server is worth: hot programs by `djinn serve --compile inductor`, against local eager PyTorch.
+"""Speed of compiling on the server: hot programs by `djinn serve --compile inductor`, against local eager PyTorch.
 
     python benchmarks/bench_compiled.py [--json] [--quick] [--rounds 5] [--case elementwise,decode]
 

@@ -1,4 +1,4 @@
-"""How the cost of lists and chains of views grows with their length: processor time of client and executor, and exponents.
+"""Growth of the cost of lists and chains of views with their length: processor time of client and executor, and exponents.
 
     python benchmarks/bench_growth.py [--sizes 1000 2000 4000 8000]
 

@@ -1,4 +1,4 @@
-"""How long it takes to place and schedule a program that was never seen, verification included.
+"""Time to place and schedule a program that was never seen, verification included.
 
     python benchmarks/bench_placing.py [--json] [--quick] [--case schedule_ms_1000x4]
 

@@ -1,4 +1,4 @@
-"""What knowledge of a program is worth on several executors: each row beside a placement that knows nothing, or one executor.
+"""Scheduling with knowledge of the program, on several executors: each row beside a placement without it, or one executor.
 
     make bench-scheduling [ARGS="--quick --only multimodal,cnn"]
     python benchmarks/bench_scheduling.py [--json] [--quick] [--only multimodal,cnn]

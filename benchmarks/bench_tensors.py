@@ -67,7 +67,7 @@ def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> O
 
 
 def copies(effort: Effort) -> Outcome:
-    """How often the bytes of a tensor are copied on the way: none where what comes back is the same memory."""
+    """Number of copies of a tensor's bytes on the way: none where what comes back is the same memory."""
     tensor = torch.arange(1000 if effort.small else ELEMENTS, dtype=torch.float32)
     return Outcome(float(ours(tensor).data_ptr() != tensor.data_ptr()))
 

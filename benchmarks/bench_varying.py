@@ -54,7 +54,7 @@ class Spent:
 
 @attrs.frozen
 class Length:
-    """How many steps: before anything is measured, of what is compared, and in all."""
+    """Numbers of steps: before anything is measured, of what is compared, and in all."""
 
     warm: int
     window: int
@@ -70,7 +70,7 @@ class Length:
 
 @attrs.frozen
 class Varied:
-    """What a program with varying sizes took."""
+    """Measurements of a program with varying sizes."""
 
     known: Spent
     new: Spent
@@ -175,7 +175,7 @@ def installed(kind: str) -> Iterator[dict[str, str]]:
 
 
 def name_of(kind: str) -> str:
-    """What the skeleton of this kind is called here."""
+    """Name of the skeleton of this kind here."""
     return f"bench_{kind}"
 
 
@@ -217,7 +217,7 @@ def fixed_over_local(program: Program, effort: Effort) -> Outcome:
 
 
 def cases_of(program: Program) -> Iterator[Case]:
-    """What is asked of each program."""
+    """Cases asked of each program."""
     varying, fixed = OVER_LOCAL.get(program.name, (None, None))
     yield Case(f"{program.name}_new_over_known", NEW, partial(new_over_known, program))
     yield Case(f"{program.name}_late_over_early", LATE, partial(late_over_early, program))
@@ -227,7 +227,7 @@ def cases_of(program: Program) -> Iterator[Case]:
 
 
 def cases_beside(kind: str, chosen: bool = False) -> Iterator[Case]:
-    """What is asked of the encoder where a skeleton is installed."""
+    """Cases asked of the encoder where a skeleton is installed."""
     name, plugin = f"skeleton_{kind}{'_chosen' * chosen}", {"plugin": kind, "chosen": chosen}
     yield Case(f"{name}_new_over_known", NEW, partial(new_over_known, ENCODER, **plugin))
     yield Case(f"{name}_plans", PLANS, partial(plans, ENCODER, **plugin), unit="")

@@ -75,7 +75,7 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def crash_in_a_loop(url: str, token: str, crashes: int, seconds: float) -> int:
-    """How often the executor crashed until it had crashed often enough, or the time was over."""
+    """Crash the executor until it has crashed often enough or the time is over; returns the number of crashes."""
     command, own = [sys.executable, "-c", CRASHING], environment(DJINN_SERVERS=url, DJINN_TOKEN=token)
     client = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     limit = threading.Timer(seconds, client.kill)

@@ -88,23 +88,23 @@ for line in sys.stdin:
 
 @attrs.frozen
 class Usage:
-    """What a process, or the server's folders, hold."""
+    """Resources of a process, or of the server's folders."""
 
     resident: int
     descriptors: int
     threads: int
 
     def same(self, before: Usage) -> bool:
-        """Whether nothing has changed, memory aside."""
+        """True where nothing has changed, memory aside."""
         return (self.descriptors, self.threads) == (before.descriptors, before.threads)
 
     def fits(self, before: Usage) -> bool:
-        """Whether nothing is more than before, memory aside."""
+        """True where nothing is more than before, memory aside."""
         return self.descriptors <= before.descriptors and self.threads <= before.threads
 
 
 def usage(process: int) -> Usage:
-    """What a process has at this moment."""
+    """Resources of a process at this moment."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line)
     descriptors = len(list(Path(f"/proc/{process}/fd").iterdir()))
     return Usage(int(lines["VmRSS"].split()[0]) << 10, descriptors, int(lines["Threads"]))
@@ -116,7 +116,7 @@ def files_below(*folders: Path) -> set[str]:
 
 
 class Peer:
-    """Somebody who speaks to the server message by message, and stops anywhere."""
+    """A raw client: speaks to the server message by message, and stops anywhere."""
 
     def __init__(self, urls: dict[str, str], token: str, scheme: str) -> None:
         from djinn_core.builtins import builtin_plugins
@@ -425,7 +425,7 @@ def executor_of(url: str, token: str) -> tuple[int, int]:
 
 
 def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usage, ...] = ()) -> tuple[Usage, ...]:
-    """What the processes hold once all sessions have ended, and they hold what is `wanted`, or the same for a while."""
+    """Resources of the processes once all sessions have ended and they equal `wanted`, or have not changed for a while."""
     deadline, same = time.monotonic() + SETTLE_SECONDS, 0
     before: tuple[Usage, ...] = ()
     while executor_of(url, token)[1] and time.monotonic() < deadline:
@@ -441,7 +441,7 @@ def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usag
 
 
 def compare(before: tuple[Usage, ...], after: tuple[Usage, ...]) -> dict[str, int]:
-    """What there is more than before, of gateway and executor."""
+    """Increase of the resources of gateway and executor."""
     more: dict[str, int] = {}
     for name, old, new in zip(("gateway", "executor"), before, after, strict=True):
         more[f"{name}_descriptors_more"] = new.descriptors - old.descriptors

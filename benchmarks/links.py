@@ -59,7 +59,7 @@ while True:
 
 @attrs.frozen
 class Conditions:
-    """What a link is like: seconds there and back, bits a second each way (None: as fast as it goes)."""
+    """Parameters of a link: seconds there and back, bits a second each way (None: as fast as it goes)."""
 
     round_trip: float = 0.0
     bits_per_second: float | None = None
@@ -130,7 +130,7 @@ def measured(prefix: list[str], host: str, way: Callable[[int], tuple[str, int]]
 
 
 def permitted() -> bool:
-    """Whether this process may make network namespaces and devices."""
+    """True where this process may make network namespaces and devices."""
     if not all(shutil.which(tool) for tool in ("ip", "tc", "unshare", "nsenter")) or not Path("/dev/net/tun").exists():
         return False
     pair = ["ip", "link", "add", "djprobe0", "type", "veth", "peer", "name", "djprobe1"]
@@ -140,7 +140,7 @@ def permitted() -> bool:
 
 @contextmanager
 def namespace(conditions: Conditions) -> Iterator[list[str]]:
-    """What to put before a command so that it runs at `SERVER`, while this process is at `CLIENT`."""
+    """Prefix of a command that makes it run at `SERVER`, while this process is at `CLIENT`."""
     holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
     bridge = None
     elsewhere = tempfile.mkdtemp(prefix="djinn-elsewhere-")

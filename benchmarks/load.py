@@ -48,7 +48,7 @@ def rows_of(options: argparse.Namespace) -> dict[str, Row]:
 
 
 def run(row: Row) -> dict[str, object]:
-    """What a row prints as JSON; its exit status where it prints none."""
+    """JSON that a row prints; its exit status where it prints none."""
     command = [sys.executable, "-W", "ignore", str(FOLDER / row.script), *row.arguments, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.strip().splitlines()

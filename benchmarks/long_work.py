@@ -1,4 +1,4 @@
-"""Work for long: 20,000 steps of decoding and 2,000 different programs, written down all the while; nobody's memory grows.
+"""Soak test: 20,000 steps of decoding and 2,000 different programs, with a journal; no process's memory grows.
 
     python benchmarks/long_work.py --steps 20000 --programs 2000 --json
 
@@ -100,7 +100,7 @@ class Client:
 
 
 def grown(measure: Callable[[], dict[str, int]], client: Client, steps: int, programs: int) -> dict[str, int]:
-    """How much more everybody has after all work than after the first quarter of it."""
+    """Growth of each process from the first quarter of the work to its end."""
     client.work(steps // 4, programs // 4)
     time.sleep(LAST_SECONDS)
     before = measure()

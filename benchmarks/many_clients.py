@@ -1,4 +1,4 @@
-"""Many clients of several tenants at work on one server at the same time: nobody gets a wrong result, and nobody starves.
+"""Many clients of several tenants at work on one server at once: no client gets a wrong result, and none starves.
 
     python benchmarks/many_clients.py --clients 64 --tenants 8 --minutes 10 --json
 
@@ -40,7 +40,7 @@ def tenants_of(folder: Path, count: int) -> list[str]:
 
 
 class Work:
-    """What a client does, on the device and on this machine; `state` is written in place by each request."""
+    """Work of a client, on the device and on this machine; `state` is written in place by each request."""
 
     def __init__(self, device: str, seed: int) -> None:
         import torch
@@ -149,7 +149,7 @@ def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: f
 def figures_of(
     seen: list[dict[str, Any]], begin: dict[int, int], end: dict[int, int], seconds: float
 ) -> dict[str, Any]:
-    """What is reported of the clients."""
+    """Report on the clients."""
     took = sorted(second for one in seen for second in one["seconds"]) or [0.0]
     rates = [one["requests"] / seconds for one in seen]
     failures = [one["failure"] for one in seen if one["failure"]]

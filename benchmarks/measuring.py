@@ -1,4 +1,4 @@
-"""What the benchmarks share: cases with bars, interleaved runs, a row for each case as soon as it is done, JSON at the end.
+"""Harness of the benchmarks: cases with bars, interleaved runs, a row for each case as soon as it is done, JSON at the end.
 
     python benchmarks/bench_<subject>.py [--json] [--quick] [--case a,b] [--rounds 5] [--threads 1] [--save folder]
 
@@ -38,7 +38,7 @@ NOT_MEASURED = "not_measured"  # in the JSON: why by key, for keys that are null
 
 @attrs.frozen
 class Effort:
-    """How hard to try.
+    """Effort of a measurement: rounds, threads, and sizes.
 
     Attributes:
         rounds: how often reference and ours take turns.
@@ -59,7 +59,7 @@ class Effort:
 
 @attrs.frozen
 class Outcome:
-    """What a case found: `value` goes beside the bar, `figures` are what it was made of (units in their names)."""
+    """Result of a case: `value` goes beside the bar, `figures` are what it was made of (units in their names)."""
 
     value: float
     figures: Mapping[str, float] = attrs.field(factory=dict)
@@ -108,9 +108,9 @@ def median_of(run: Run, times: int, clock: Clock = time.perf_counter) -> float:
 
 
 def compare(reference: Run, ours: Run, effort: Effort, times: int, alone: float) -> Compared:
-    """Let the two take turns, each first in every other round. `alone` is what the reference took with nobody beside it.
+    """Let the two take turns, each first in every other round. `alone` is what the reference took with nothing beside it.
 
-    Whoever calls has run both until nothing was new to them.
+    The caller has run both until nothing was new to them.
     """
     calls = effort.times(times)
     found: dict[str, list[float]] = {"reference": [], "ours": []}
@@ -158,7 +158,7 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
 
 
 def _values(cases: Sequence[Case], found: Mapping[str, Outcome], missing: Mapping[str, str]) -> dict[str, Any]:
-    """What the JSON says: by case, and by the keys of cases; where one was asked for and not measured, null, and why."""
+    """Results as JSON: by case, and by the keys of cases; where one was asked for and not measured, null, and why."""
     values: dict[str, Any] = {name: outcome.value for name, outcome in found.items()}
     why = {key: missing[case.name] for case in cases if case.name in missing for key in (case.name, *case.keys)}
     for case in cases:
@@ -185,7 +185,7 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
 
 
 def _meant(name: str, case: Case, cases: Sequence[Case]) -> bool:
-    """Whether a name on the command line is the case's, or, where no case has it, that of several that begin so."""
+    """True where a name on the command line is the case's, or, where no case has it, that of several that begin so."""
     if not name or name == case.name:
         return True
     return case.name.startswith(f"{name}_") and all(name != other.name for other in cases)

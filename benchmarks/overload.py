@@ -49,7 +49,7 @@ def at_work(url: str, token: str, count: Any, over: Any) -> None:
 
 
 def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str]:
-    """How long it took to be refused, and how: `busy` is for now, `refused` for good, `closed` without an answer."""
+    """Time until a refusal, and its kind: `busy` is for now, `refused` for good, `closed` without an answer."""
     from djinn_core.errors import AccessRefused, ServerBusy, TransportError
     from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 
@@ -79,7 +79,7 @@ def transports_but_local() -> list[Any]:
 
 
 def storm(attempt: Callable[[], tuple[float, str]], threads: int, seconds: float) -> list[tuple[float, str]]:
-    """What many threads saw that tried again and again."""
+    """Answers to many threads that try again and again."""
     until, seen = time.monotonic() + seconds, []
 
     def go() -> None:
@@ -141,7 +141,7 @@ def measured(options: argparse.Namespace, urls: dict[str, str], token: str) -> d
 
 
 def comes_in(url: str, token: str, over: Any) -> float:
-    """How long a client that was refused for now waits until it is let in, after the others begin to leave."""
+    """Time that a client that was refused for now waits until it is let in, after the others begin to leave."""
     import torch
 
     import djinn

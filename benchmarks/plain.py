@@ -1,4 +1,4 @@
-"""What transports are compared with: the loops that one would write by hand. Both ends send back what comes."""
+"""Baselines of the transports: hand-written socket loops. Both ends send back what comes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK_BYTES = 1 << 20  # what made a plain aiohttp loop fastest
 
 
 def fresh(size: int) -> memoryview:
-    """Memory that nobody has touched."""
+    """Memory that was never touched."""
     return memoryview(np.empty(size, np.uint8))
 
 

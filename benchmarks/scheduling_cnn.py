@@ -56,7 +56,7 @@ def placed(way: str, model: torch.nn.Module, threads: int, **settings: Any) -> I
 
 @torch.no_grad()
 def stream(model: torch.nn.Module, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Results for batches that nobody waits for one by one."""
+    """Results for batches that are not awaited one by one."""
     made = [model(batch.to(REMOTE)).to("cpu", non_blocking=True) for batch in batches]
     return [one + 0 for one in made]
 
@@ -105,7 +105,7 @@ def large_batch(effort: Effort) -> Outcome:
 
 
 class Transitions(torch.nn.Module):
-    """What a DenseNet has between its blocks, and a head that is averaged."""
+    """Transitions between the blocks of a DenseNet, and a head that is averaged."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

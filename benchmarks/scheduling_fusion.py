@@ -1,7 +1,7 @@
-"""Fewer ops for the same work: a forward pass with batch norms folded, and decoding with projections fused, over the same without.
+"""Fewer ops for the same work: a forward pass with batch norms folded, decoding with projections fused, over the same without.
 
 Time is the executor's own, as its answers say: a token of a small Llama takes the client longer to record than the executor to
-compute, so that whoever waits for it sees the client.
+compute, so the time until a result arrives would be the client's.
 """
 
 from __future__ import annotations

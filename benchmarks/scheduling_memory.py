@@ -29,7 +29,7 @@ Step = Callable[[], torch.Tensor]
 
 @attrs.frozen
 class Ran:
-    """What one executor needed: bytes beyond what it had at first, bytes of tensors, seconds of a step and of its processor, what was computed."""
+    """Figures of one executor: bytes beyond the first, bytes of tensors, seconds of a step, processor time, recomputations."""
 
     peak: int
     tensors: int

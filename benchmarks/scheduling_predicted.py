@@ -43,7 +43,7 @@ class Program:
 
 @attrs.frozen
 class Way:
-    """How programs are placed and scheduled."""
+    """Settings under which programs are placed and scheduled."""
 
     settings: Mapping[str, object]
     programs: tuple[Program, ...]
@@ -204,7 +204,7 @@ class Compared:
         return abs(self.predicted() - self.seconds) / self.seconds
 
     def predicted(self) -> float:
-        """What the simulator says of the plan, whose inputs are in their places."""
+        """Simulated time of the plan, whose inputs are in their places."""
         placement = self.result.placement
         assert placement is not None
         resident = {v: placement.values[v] for v in self.result.graph.inputs}
@@ -213,7 +213,7 @@ class Compared:
 
 @contextmanager
 def calibrations_of_its_own() -> Iterator[None]:
-    """What is kept of devices is neither used nor changed."""
+    """Neither use nor change the calibrations of devices, inside the block."""
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

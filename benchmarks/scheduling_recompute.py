@@ -46,7 +46,7 @@ WAYS: dict[str, tuple[object, ...]] = {"sent": (), "computed": (Forced(),), "cho
 
 
 class Right(torch.nn.Module):
-    """What looks at both."""
+    """Reads the results of both."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Right(torch.nn.Module):
 
 
 class Towers(torch.nn.Module):
-    """What `made` makes is used by `left`, and by `right` together with what `own` makes."""
+    """The result of `made` is used by `left`, and by `right` together with that of `own`."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Work:
 
 
 def computes(run: Callable[[], None]) -> bool:
-    """Whether the latest plans have something computed again, after a few runs."""
+    """True where the latest plans recompute something, after a few runs."""
     with client.record_plans() as plans:
         for _ in range(WARM):
             run()
@@ -149,7 +149,7 @@ def computes(run: Callable[[], None]) -> bool:
 
 @torch.no_grad()
 def recomputation(effort: Effort) -> Outcome:
-    """What the chosen way takes over what the other one does, where that is worst; and how a change of the link is followed."""
+    """Time of the chosen way over that of the other one, where that is worst; and how a change of the link is followed."""
     work = Work(16 if effort.small else 45)
     figures: dict[str, float] = {}
     worst = 0.0
@@ -171,7 +171,7 @@ def recomputation(effort: Effort) -> Outcome:
 
 
 def following(work: Work, effort: Effort) -> int:
-    """How many runs go by until what was sent is computed again, when the fast link has become a slow one."""
+    """Number of runs until what was sent is recomputed, once the fast link has become a slow one."""
     with two_servers(FAST, effort.threads) as servers, servers.pooled("chosen"), work.moved() as run:
         for _ in range(WARM):
             run()

@@ -1,4 +1,4 @@
-"""How right the semantic layer is, on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
+"""Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
     python benchmarks/semantics.py [--json] [--part development|report|blind|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
 
@@ -118,14 +118,14 @@ def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
 
 
 def analysed(program: Program) -> WorkloadProfile:
-    """What the semantic layer says."""
+    """Result of the semantic layer."""
     profile = djinn.plan(program, until="annotate").profile
     assert profile is not None
     return profile
 
 
 def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: ProgramGraph) -> Iterator[str]:
-    """What is wrong, in words."""
+    """Errors, in words."""
     if not found.workload:
         names = ", ".join(sorted(w.value for w in program.truth.workloads))
         yield f"workload {profile.workload.value}, not {names}: {'; '.join(profile.reasons)}"

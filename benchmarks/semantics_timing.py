@@ -1,4 +1,4 @@
-"""What analysis costs: a new graph, a graph a hundred times as large, and a program that was planned before.
+"""Cost of analysis: a new graph, a graph a hundred times as large, and a program that was planned before.
 
 A part of `semantics.py`. Times are of this thread's processor, because analysis waits for nothing.
 """
@@ -138,7 +138,7 @@ def hits_of_generation() -> float:
 
 
 def predictions() -> dict[str, float | None]:
-    """How well cost models foretell programs that they were not calibrated on, as `djinn validate` says; None where it fails."""
+    """Accuracy of cost models on programs that they were not calibrated on, by `djinn validate`; None where it fails."""
     command = [sys.executable, "-m", "djinn_core.cli", "validate", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
@@ -149,7 +149,7 @@ def predictions() -> dict[str, float | None]:
 
 
 def timings() -> dict[str, float]:
-    """What analysis costs, by the keys of `semantics.py`."""
+    """Cost of analysis, by the keys of `semantics.py`."""
     small, nodes = analysis(SMALL, 9)
     large, many = analysis(LARGE, 3)
     return {

@@ -22,7 +22,7 @@ Way = Callable[[str], AbstractContextManager[str]]
 def server(
     *arguments: str, threads: int = 1, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[ConnectionFile]:
-    """Where `djinn serve` listens, as long as the block lasts. `prefix` is put before its command."""
+    """Run `djinn serve` as long as the block lasts; gives its address. `prefix` is put before its command."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "connection.json"
         command = [*prefix, sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]

@@ -84,7 +84,7 @@ def trickle(url: str, beginning: bytes, count: int) -> dict[str, float]:
 
 
 class Client(threading.Thread):
-    """Somebody with a token, who goes on computing."""
+    """A client with a token, which goes on computing."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(daemon=True)
