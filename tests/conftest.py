@@ -1,4 +1,4 @@
-"""What end-to-end tests share: a `djinn serve` in a process of its own, and this process as its client."""
+"""Fixtures of the end-to-end tests: `djinn serve` in a process of its own, and this process as its client."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def tls(tmp_path_factory):
 
 @pytest.fixture(name="closes", scope="session")
 def _closes():
-    """Whether the other end hangs up within ten seconds, whatever it says before."""
+    """True where the other end hangs up within ten seconds, whatever it says before."""
 
     def closes(sock):
         sock.settimeout(10)

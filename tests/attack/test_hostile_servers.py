@@ -105,7 +105,7 @@ def test_terminals_obey_nobody():
 
 
 def served(answer):
-    """The address of somebody who answers each connection with the bytes of `answer()`, over and over."""
+    """The address of a listener that answers each connection with the bytes of `answer()`, over and over."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def run():

@@ -1,4 +1,4 @@
-"""A tenant with a good token that wants more than its share, or somebody else's. Each of these once got it."""
+"""A tenant with a good token that wants more than its share, or another tenant's. Each of these once got it."""
 
 from __future__ import annotations
 

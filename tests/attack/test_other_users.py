@@ -1,4 +1,4 @@
-"""Somebody else on the machine: what they can read, replace or forge."""
+"""Other users of the machine: files that they must not read, replace or forge."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def module(monkeypatch):
 
 @pytest.fixture
 def run(module, connect, url_of, capsys, monkeypatch):
-    """What a script prints as JSON, in its shortest form, with the server of the tests in place of one of its own."""
+    """Run a script in its shortest form against the tests' server; returns the JSON that it prints."""
 
     @contextmanager
     def connected(*_, **__):

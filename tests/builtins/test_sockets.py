@@ -33,7 +33,7 @@ def interruptible():
 
 
 class Rang(BaseException):
-    """What a signal handler of a program may raise."""
+    """Exception that a program's signal handler may raise."""
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_an_accepted_connection_reads_on_after_its_last_word():
     with raw, ThreadPoolExecutor(1) as pool:
         closing = pool.submit(connection.close)
         raw.settimeout(10)
-        raw.sendall(bytes(8 << 20))  # more than fits between the two: it would break off if nobody read it
+        raw.sendall(bytes(8 << 20))  # more than fits between the two: it would break off if the other end did not read
         assert b"the reason" in raw.recv(1000)
         assert raw.recv(1000) == b""
         raw.shutdown(socket.SHUT_WR)
@@ -217,7 +217,7 @@ def test_an_interrupted_send_is_finished_before_the_next(raw_and_ours, interrupt
     timer = threading.Timer(0.1, interrupt, [signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        connection.send(Frame(b"first", [body, b"end"]))  # nobody reads
+        connection.send(Frame(b"first", [body, b"end"]))  # the other end does not read
     body[:] = bytes(len(body))
     stream = b"".join(map(encoded, frames))
     with ThreadPoolExecutor(1) as pool:

@@ -62,7 +62,7 @@ class BadNetwork:
             _reset(one)
 
     def close(self) -> None:
-        """Nobody gets through any more."""
+        """Let no connection through any more."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

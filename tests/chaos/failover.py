@@ -37,7 +37,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """URL at which the server listens."""
         return f"tcp://127.0.0.1:{self.port}"
 
     def run(self) -> int:

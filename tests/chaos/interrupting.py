@@ -152,7 +152,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
 
 
 def _wrong_of(kept: dict[int, torch.Tensor]) -> str:
-    """What is wrong with tensors that were finished before; empty: nothing."""
+    """Faults in tensors that were finished before; empty where there are none."""
     for number, tensor in kept.items():
         if tensor.tolist() != [float(number)] * (100 + number):
             return f"tensor {number} is not what it was"

@@ -89,7 +89,7 @@ def executors() -> list[int]:
 
 
 def victims(chance: random.Random) -> list[int]:
-    """Which of them are killed: either one, or both."""
+    """Executors that are killed: either one, or both."""
     both = executors()
     return chance.choice(([both[0]], [both[1]], both))
 

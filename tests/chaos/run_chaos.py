@@ -125,7 +125,7 @@ def training() -> Program:
 
 @attrs.define
 class Tally:
-    """What came of the disturbed runs of a program."""
+    """Outcomes of the disturbed runs of a program."""
 
     kills: int = 0
     different: int = 0

@@ -21,7 +21,7 @@ REMOTE = "remote_accelerator:0"
 
 @pytest.fixture(scope="module")
 def journals(tmp_path_factory):
-    """Where the server keeps what sessions take."""
+    """Directory in which the server keeps its sessions' journals."""
     return tmp_path_factory.mktemp("recovery") / "journals"
 
 

@@ -100,7 +100,7 @@ def test_a_plugin_that_was_asked_for_and_is_not_there_is_fatal(environ):
 
 def test_one_address_that_works_is_enough():
     good = ServerRow("tcp://a:1", reachable=True, detail="djinn 26, cpu:0")
-    bad = ServerRow("http://a:2", reachable=False, detail="nobody answers at http://a:2", mend="Start it.")
+    bad = ServerRow("http://a:2", reachable=False, detail="no server answers at http://a:2", mend="Start it.")
     assert [finding.fatal for finding in check_servers((good, bad))] == [False]
     assert [(finding.what, finding.fatal) for finding in check_servers((bad,))] == [(bad.detail, True)]
 

@@ -18,7 +18,7 @@ SCRIPT = """
 
 @pytest.fixture
 def explain(python, served_environment, tmp_path):
-    """What `djinn explain` says of a script."""
+    """Output of `djinn explain` for a script."""
 
     def explain(*arguments, source=SCRIPT):
         script = tmp_path / "script.py"

@@ -20,7 +20,7 @@ from djinn_core.errors import TransportError
 def failing(monkeypatch):
     @click.command()
     def command():
-        raise TransportError("Nobody answers at tcp://x:1: start `djinn serve` there.")
+        raise TransportError("No server answers at tcp://x:1: start `djinn serve` there.")
 
     monkeypatch.setitem(sys.modules, "djinn_core.cli.status", SimpleNamespace(command=command))
 
@@ -60,7 +60,7 @@ def test_a_near_miss_is_named():
 def test_an_error_is_one_message_and_exit_code_1(failing):
     done = run("status", DJINN_DEBUG="")
     assert done.exit_code == 1
-    assert done.output == "Error: Nobody answers at tcp://x:1: start `djinn serve` there.\n"
+    assert done.output == "Error: No server answers at tcp://x:1: start `djinn serve` there.\n"
 
 
 def test_debugging_shows_the_traceback(failing):

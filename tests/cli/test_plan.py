@@ -43,7 +43,7 @@ CONFIGURATION = {
 
 @pytest.fixture
 def planned(tmp_path):
-    """What `djinn plan` prints for a small Llama on devices of so many GiB."""
+    """Output of `djinn plan` for a small Llama on devices of so many GiB."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIGURATION))
 

@@ -37,7 +37,7 @@ def start(python, served_environment, plain_environment, tmp_path):
 
 @pytest.fixture
 def run_afresh(plain_environment, tmp_path):
-    """How a command ends that an interpreter of its own begins with, as people start it."""
+    """Run a command in a fresh interpreter, as a user starts it; returns how it ended."""
 
     def run_afresh(runner, *arguments):
         command = [sys.executable, *(REMOTE if runner == "remote" else []), *arguments]
@@ -50,7 +50,7 @@ def run_afresh(plain_environment, tmp_path):
 
 
 def end(process, status=0):
-    """What it said, once it has ended as it should."""
+    """Output of a command that ended as it should."""
     said, complaints = process.communicate(timeout=SECONDS)
     assert process.returncode == status, complaints
     return said, complaints

@@ -149,7 +149,7 @@ def test_tokens_are_hidden_wherever_they_stand():
     from djinn_core.launch.token_table import TokenTable, create
 
     _, row, token = create(TokenTable(), "alice", 0.0)
-    shown = str(logs.redact(None, "", {"event": f"somebody came with {token}", "key": row.id}))
+    shown = str(logs.redact(None, "", {"event": f"a client came with {token}", "key": row.id}))
     assert token not in shown
     assert row.id in shown
 

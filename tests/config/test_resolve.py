@@ -1,4 +1,4 @@
-"""Where settings come from, and what is refused."""
+"""Sources of settings and their precedence, and settings that are refused."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def kind_of(error: BaseException) -> str:
 
 @attrs.frozen
 class Outcome:
-    """What became of a program: its results (remote ones fetched), or the exception.
+    """Outcome of a program: its results (remote ones fetched), or the exception.
 
     Attributes:
         results: tensors with their metadata, and numbers. layouts: of each result, as its own device showed it.
@@ -104,7 +104,7 @@ def _forget_failures(device: str) -> None:
 
 
 def layout_of(result: Any) -> Any:
-    """Where a result is and how it lies in memory, less what strides say of dimensions without a step."""
+    """Device and memory layout of a result, without the strides of dimensions that have no step."""
     if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
         return type(result)
     steps = [

@@ -72,7 +72,7 @@ def _few(samples: int | None) -> int | None:
 
 @attrs.frozen
 class Choice:
-    """What to compare with: so many executors as one, placed by a policy. `samples`: at most so many of each entry."""
+    """Configuration to compare with: so many executors as one, placed by a policy. `samples`: at most so many of each entry."""
 
     executors: int = 1
     policy: str = ""

@@ -95,5 +95,5 @@ class Copies:
 
 
 def copies(op: Any, device: str, dressed: Callable[[torch.Tensor], torch.Tensor] = plain) -> Copies:
-    """How samples of an entry are copied to a device."""
+    """Copying of an entry's samples to a device."""
     return Copies(device, ON_THE_CPU.get(op.name, lambda _: False), dressed)

@@ -1,4 +1,4 @@
-"""What became of the entries of a database, and which of them are left out, and why."""
+"""Verdicts on the entries of an operator database, and the list of entries left out, with reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Programs = Iterator[tuple[str, Program]]
 
 @attrs.frozen
 class Verdict:
-    """What became of one entry.
+    """Verdict on one entry.
 
     Attributes:
         outcome: `passed`, `failed`, `left out`, or `none` where the entry has nothing of the kind.

@@ -1,4 +1,4 @@
-"""What a connection holds goes with it: Python looks for objects that refer to each other only now and then, and here it does not at all."""
+"""A closed connection frees what it holds at once, by reference counts: the garbage collector is off in these tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def collector() -> Iterator[None]:
 
 
 def gone(found: list[weakref.ref[object]], count: int) -> bool:
-    """Whether all of them came, and none is there any more, soon."""
+    """True where all objects were made and, soon after, none is left."""
     deadline = time.monotonic() + SECONDS
     while (len(found) < count or any(one() is not None for one in found)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a session took can be read again, whatever its process was doing when it died."""
+"""A session's journal can be read again, whatever its process was doing when it died."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def written(path, frames=FRAMES, limit=1 << 30):
 
 
 def died(journal):
-    """As if the process had died: the file stays, and nobody has it."""
+    """As if the process had died: the file stays, without an owner."""
     file, _ = journal.hand_over()
     os.close(file)
 

@@ -1,4 +1,4 @@
-"""What `djinn.stats()` says was sent and received is what went over the wire, to the byte."""
+"""Byte counts of `djinn.stats()` equal what went over the wire, to the byte."""
 
 from __future__ import annotations
 

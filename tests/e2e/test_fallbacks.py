@@ -1,4 +1,4 @@
-"""Where one way to a server does not work the next one is taken, and the log says so."""
+"""Transport fallback: if one way to a server fails, the client takes the next one and logs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def configure(serving):
 
 @pytest.fixture
 def nobody():
-    """A URL at which nobody listens."""
+    """A URL at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return f"tcp://127.0.0.1:{closed.getsockname()[1]}"
 

@@ -42,7 +42,7 @@ class Convolutions(torch.nn.Module):
 
 
 def applied(run):
-    """What `run` returns, and the names of the optimizations that changed its program."""
+    """Run a program; returns its result, the optimizations that changed it, and its plans."""
     with client.record_plans() as plans:
         result = run()
     return result, {r.optimization for plan in plans for r in plan.plan.results if r.applied}, plans

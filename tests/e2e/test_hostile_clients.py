@@ -1,4 +1,4 @@
-"""What a client without the token gets, and what one with it that breaks the rules does to others: nothing."""
+"""Hostile clients: one without a token gets nothing, and one that breaks the protocol does no harm to others."""
 
 from __future__ import annotations
 

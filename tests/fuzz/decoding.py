@@ -79,7 +79,7 @@ class Trial:
         self.peak = max(self.peak, now)
 
     def result(self, target: str, guided: bool) -> dict[str, Any]:
-        """What is reported."""
+        """Report of a run."""
         seconds = time.monotonic() - self.began
         return {
             "target": target,

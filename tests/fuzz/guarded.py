@@ -1,4 +1,4 @@
-"""Tensors at the edge of memory that nobody may touch: a kernel that reads or writes beyond them is stopped at once."""
+"""Tensors at the edge of protected memory: a kernel that reads or writes beyond them is stopped at once."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Server]:
-    """A server of its own; nobody's memory but its own can be used up."""
+    """A server of its own; no memory but its own can be used up."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = folder / "connection.json"
@@ -165,7 +165,7 @@ class Talk:
 
 @attrs.define
 class Findings:
-    """What happened so far."""
+    """Events so far."""
 
     mutations: int = 0
     completed: int = 0
@@ -189,7 +189,7 @@ class Findings:
 
 
 def processor_seconds(process: int) -> float:
-    """What a process has used."""
+    """Resource use of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -243,7 +243,7 @@ class Mutator:
             talk.close()
 
     def _script(self, frames: list[Frame]) -> Iterator[tuple[Frame, bool]]:
-        """What a client sends, a little of it changed; then its submissions again, changed."""
+        """Frames to send: a client's recorded ones, slightly mutated; then its submissions again, mutated."""
         for frame in frames:
             upload = isinstance(decode(frame.head), Upload)
             if self.draw.random() < (0.02 if upload else 0.4):
@@ -323,7 +323,7 @@ class Mutator:
 
 
 def died_soon(process: int) -> bool:
-    """Whether a process whose connection ended without a word is no more. It dies somewhat later than its sockets."""
+    """True where a process whose connection ended without a word has died. It dies somewhat later than its sockets close."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(10):
         with contextlib.suppress(OSError):
@@ -441,7 +441,7 @@ def _together(works: list[Any]) -> None:
 
 
 def keep_log(server: Server, keep: Path | None) -> None:
-    """What the server has logged."""
+    """Log of the server."""
     if keep is not None:
         (keep / "log").write_bytes(server.log.read_bytes()[-(1 << 22) :])
 

@@ -1,4 +1,4 @@
-"""Arguments for ops: those that real calls have, changed a little, and such as nobody would think of."""
+"""Arguments for ops: those of real calls, mutated a little, and arbitrary ones."""
 
 from __future__ import annotations
 

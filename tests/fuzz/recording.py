@@ -1,4 +1,4 @@
-"""What clients send when they run real programs: the frames of a session, from the first after it was let in to the last."""
+"""Seed corpus: the frames that clients send in sessions of real programs, from the first after admission to the last."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ PROGRAMS: tuple[Program, ...] = (views, indexing, randomness, mathematics, image
 
 
 def sessions(url: str, token: str, programs: Sequence[Program]) -> dict[str, list[Frame]]:
-    """What each program sends."""
+    """Frames sent by each program."""
     found = {}
     for program in programs:
         with recorded(url, token) as frames:

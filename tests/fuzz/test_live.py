@@ -1,4 +1,4 @@
-"""Some mutations of real work for a server of their own: nothing dies, nobody else notices. `make fuzz` sends a million."""
+"""Mutations of real work, sent to a server: no process dies, no other client notices. `make fuzz` sends a million."""
 
 from __future__ import annotations
 

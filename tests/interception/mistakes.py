@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def _tensors(device):
-    """What the mistakes are made with."""
+    """Tensors that the mistakes are made with."""
     x = torch.arange(6.0).reshape(2, 3).to(device)
     return x, x.long(), torch.arange(24.0).reshape(2, 3, 2, 2).to(device)
 

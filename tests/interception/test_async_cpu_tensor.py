@@ -19,7 +19,7 @@ EXPECTED = torch.arange(12.0).view(3, 4).t() * 2
 
 
 class SlowLink:
-    """The session's connection, on which nothing has come yet whenever nobody waits."""
+    """The session's connection, on which nothing has come yet while no thread waits."""
 
     def __init__(self, connection):
         self._connection = connection

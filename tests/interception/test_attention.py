@@ -19,7 +19,7 @@ PLAIN = ((2, 4, 16, 8),) * 3
 
 
 class Ops(list):
-    """What this thread records inside the block, by name."""
+    """Names of the ops that this thread records inside the block."""
 
     def __enter__(self):
         current().watcher = self

@@ -1,4 +1,4 @@
-"""What is fetched one after the other comes in one round trip, as new and as wrong as if it had been fetched by itself."""
+"""Batched fetches: consecutive reads share one round trip, with the values and errors of separate fetches."""
 
 from __future__ import annotations
 

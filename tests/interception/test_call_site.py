@@ -20,7 +20,7 @@ OWN = tuple(str(Path(module.__file__).parent) for module in (torch, djinn, djinn
 
 @pytest.fixture
 def lines(embedded, monkeypatch):
-    """How many ops each line of this file issued, every one of them checked."""
+    """Number of ops that each line of this file issued, every one of them checked."""
     found: Counter[int] = Counter()
     real = dispatch.user_site
 

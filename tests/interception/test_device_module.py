@@ -159,7 +159,7 @@ def test_what_is_timed_is_not_optimized_away():
     event = module.Event()
     before = djinn.stats()["instructions_sent"]
     for _ in range(5):
-        _ = a @ a  # a benchmark's usual loop: the same again, and nobody looks
+        _ = a @ a  # a benchmark's usual loop: the same again, never read
     event.record()
     event.synchronize()
     assert djinn.stats()["instructions_sent"] == before + 7

@@ -35,7 +35,7 @@ def test_one_element_of_each_kind_tells_what_a_list_becomes(embedded, monkeypatc
 
 
 def calls_of(work):
-    """How many Python functions are called, in this thread, while `work` is done."""
+    """Number of Python function calls in this thread during `work`."""
     found = [0]
 
     def count(_frame, event, _what):

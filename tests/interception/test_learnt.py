@@ -1,4 +1,4 @@
-"""What is learnt of calls keeps its size, and is verified anew where another device computes."""
+"""Caches of learnt calls keep their size, and their entries are verified anew for another device."""
 
 from __future__ import annotations
 

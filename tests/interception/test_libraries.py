@@ -1,4 +1,4 @@
-"""Libraries are told of the device when somebody imports them, in either order, and are not imported for it."""
+"""Libraries are told of the device when a program imports them, in either order, and are not imported for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where meta kernels and kernels disagree about mistakes, the kernels are right, and nothing is written by a refusal."""
+"""Meta kernels against kernels: if they disagree about an error, the kernel is right, and a refused op writes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which module an op was issued in: in forward, in backward, in what a checkpoint recomputes; and what it must not disturb."""
+"""Attribution of ops to modules, in forward, in backward and in checkpoint recomputation; and what it must not disturb."""
 
 from __future__ import annotations
 

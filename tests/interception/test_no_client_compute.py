@@ -48,7 +48,7 @@ def kernels_here(tmp_path):
 
 
 def computes_here(node):
-    """Whether an op works on CPU tensors; where one of its tensors is remote, it was recorded."""
+    """True where an op works on CPU tensors; an op with a remote tensor was recorded."""
     tensors = tensors_of(node)
     return ("cpu", True) in tensors and not any(device.startswith("remote") for device, _ in tensors)
 

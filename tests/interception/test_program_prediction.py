@@ -32,7 +32,7 @@ def chain(x, length=200, turn=-1):
 
 
 def submissions(run):
-    """How many submissions `run` takes."""
+    """Number of submissions that `run` takes."""
     before = djinn.stats()["submissions"]
     run()
     return djinn.stats()["submissions"] - before

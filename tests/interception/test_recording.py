@@ -1,4 +1,4 @@
-"""What is recorded, counted: calls that need no instruction, the numbers of known calls, the memory that it takes."""
+"""Recording, counted: calls that need no instruction, the numbers of known calls, the memory that it takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTRUCTION_BYTES = 300  # of one recorded instruction, without the tensors that
 
 
 def recorded(run):
-    """How many instructions `run` records."""
+    """Number of instructions that `run` records."""
     current().flush()
     before = len(current().entries)
     kept = run()

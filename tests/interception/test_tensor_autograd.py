@@ -1,4 +1,4 @@
-"""What programs do with gradients of remote tensors: hooks, transforms, functions of their own, checkpoints."""
+"""Autograd on remote tensors: hooks, transforms, custom functions, checkpoints."""
 
 from __future__ import annotations
 

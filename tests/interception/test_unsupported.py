@@ -1,4 +1,4 @@
-"""What a device with strided tensors only cannot do is refused at the op, by name, and nothing else is harmed."""
+"""Unsupported features of a strided-only device are refused at the op, by name, and nothing else is harmed."""
 
 from __future__ import annotations
 

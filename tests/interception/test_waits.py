@@ -1,4 +1,4 @@
-"""How often usual programs wait: once for each answer that the program cannot go on without, and never otherwise."""
+"""Round trips of usual programs: one for each answer that the program cannot go on without, and no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import djinn
 
 
 class Things:
-    """What the programs work on."""
+    """Inputs of the programs."""
 
     def __init__(self, device):
         torch.manual_seed(0)

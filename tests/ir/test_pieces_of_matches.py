@@ -1,4 +1,4 @@
-"""Where a program is cut into pieces, ids of nodes in the hints of matches are those of the piece."""
+"""A program that is cut into pieces: node ids in the hints of a match are those of its piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs do around a model: save, load, clip, checkpoint, compile, print, hand over to libraries."""
+"""Everyday uses of a model: save, load, clip, checkpoint, compile, print, hand over to libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model():
 
 
 def both(work, model):
-    """What `work(model, data)` gives here and remotely must be the same."""
+    """Check that `work(model, data)` gives the same locally and remotely."""
     data = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
     results = []
     for device in ("cpu", REMOTE):

@@ -72,7 +72,7 @@ def offered(site: Path) -> Callable[[], list[importlib.metadata.EntryPoint]]:
 
 @pytest.fixture
 def module() -> Callable[[str, str], ModuleType]:
-    """A module made from source, importable by nobody."""
+    """A module made from source, which cannot be imported by name."""
 
     def module(name: str, source: str) -> ModuleType:
         made = ModuleType(name)
@@ -84,7 +84,7 @@ def module() -> Callable[[str, str], ModuleType]:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
-    """What the part `plugins` logged since the last call, as structured events."""
+    """Structured events that the part `plugins` logged since the last call."""
 
     def logged() -> list[dict[str, Any]]:
         records = [record for record in caplog.records if record.name == "djinn.plugins"]

@@ -1,4 +1,4 @@
-"""What a hook returns is checked against its Protocol, and the message names the member at fault."""
+"""Results of hooks are checked against their Protocols, and the message names the member at fault."""
 
 from __future__ import annotations
 

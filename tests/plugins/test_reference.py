@@ -29,7 +29,7 @@ def sections() -> dict[str, str]:
 
 
 def classes(kind: Kind) -> Iterator[type]:
-    """What authors of a kind meet: Protocols and values in the module of its hook."""
+    """Names that a plugin author of a kind meets: Protocols and values in the module of its hook."""
     for item in vars(kind.specification).values():
         if inspect.isclass(item) and item.__module__.startswith("djinn_core.") and item is not ShortRepr:
             yield item
@@ -50,7 +50,7 @@ def members(item: type) -> Iterator[str]:
 
 
 def described(text: str) -> set[str]:
-    """What the items of the lists in a section begin with."""
+    """First words of the items of the lists in a section."""
     heads = re.findall(r"^- ((?:`[^`]+`,? ?)+)", text, flags=re.MULTILINE)
     return {name for head in heads for name in re.findall(r"`([^`]+)`", head)}
 

@@ -1,4 +1,4 @@
-"""Which plugins are loaded, in which order, and what becomes of those that cannot be used."""
+"""Plugin discovery: which plugins are loaded, in which order, and how unusable ones are reported."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ suite.SECONDS = transports.SECONDS = 3.0
 
 
 class OneLock:
-    """A connection of which nobody receives while it sends, and which cannot be closed then."""
+    """A connection that never receives while it sends, and cannot be closed meanwhile."""
 
     def __init__(self, inner):
         self.inner, self.lock = inner, threading.Lock()

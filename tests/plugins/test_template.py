@@ -93,7 +93,7 @@ def scratch(python: Any, plain_environment: dict[str, str], tmp_path_factory: py
 
 @pytest.fixture(scope="module")
 def rows(scratch: Scratch) -> list[dict[str, Any]]:
-    """What `djinn plugins --json` says of the plugins that were installed there."""
+    """Rows of `djinn plugins --json` for the plugins that were installed there."""
     done = scratch.djinn("plugins", "--json")
     assert done.returncode == 0, done.stderr
     listing: list[dict[str, Any]] = json.loads(done.stdout)

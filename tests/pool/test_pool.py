@@ -20,7 +20,7 @@ REMOTE = "remote_accelerator:0"
 
 
 def values_held(session):
-    """How many values each executor holds, once everything that is gone was forgotten."""
+    """Number of values on each executor, once everything that is gone was freed."""
     gc.collect()
     djinn.synchronize()
     return [member.figures()["values"] for member in session.members]
@@ -187,7 +187,7 @@ def test_what_is_used_first_can_be_asked_for_at_once(blind):
 def test_uploads_that_die_unused_are_not_held(blind):
     kept = torch.ones(3).to(REMOTE)
     for _ in range(3):
-        dropped = torch.ones(1000).to(REMOTE) * 2  # nobody looks at it
+        dropped = torch.ones(1000).to(REMOTE) * 2  # never read
         del dropped
         (kept + 1).tolist()
     djinn.synchronize()
@@ -232,7 +232,7 @@ def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
 
 
 def counted(killed):
-    """What some steps of updates in place and dropout make of a state; at the given ones executors are killed."""
+    """Result of some steps of updates in place and dropout on a state; at the given steps executors are killed."""
     torch.manual_seed(3)
     state, rate = torch.ones(50).to(REMOTE), torch.full((50,), 0.5).to(REMOTE)
     found = []
@@ -268,7 +268,7 @@ def test_one_executor_lost_is_the_session_lost(pooled):
 
 @pytest.fixture
 def strangers(monkeypatch):
-    """Executors that are told addresses at which nobody listens: they do not reach each other."""
+    """Executors that are told addresses at which no executor listens: they do not reach each other."""
 
     def nowhere(self, question, kind):
         reply = ask(self, question, kind)

@@ -1,4 +1,4 @@
-"""What the client knows of where things are."""
+"""Residency: the client's record of which executor holds each value."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Ways:
 
     def dial(self):
         if self.refuses:
-            raise TransportError("nobody listens")
+            raise TransportError("no executor listens")
         ours, theirs = (Breaking(end, self._chance, self._odds) for end in connected_pair())
         self.connections.append(ours)
         threading.Thread(target=self._welcome, args=(theirs,), daemon=True).start()
@@ -270,7 +270,7 @@ def test_what_was_given_up_leaves_no_gap(ways):
     late, taken = dial()
     both.route.adopt(late, taken, dial)
     with pytest.raises(TransportError):
-        late.send(Frame(b"nobody goes on over it"))
+        late.send(Frame(b"no session goes on over it"))
 
 
 def test_what_nobody_takes_is_bounded(ways):

@@ -36,7 +36,7 @@ def batches(count=6):
 
 @pytest.fixture
 def done(spread, monkeypatch):
-    """How many instructions each executor was given to run meanwhile."""
+    """Number of instructions that each executor was given to run meanwhile."""
     counted = Counter()
 
     def counting(number, run):
@@ -52,7 +52,7 @@ def done(spread, monkeypatch):
 
 
 def stream(model, given):
-    """Results that nobody waits for one by one."""
+    """Results that are not awaited one by one."""
     made = [model(batch.to(REMOTE)).to("cpu", non_blocking=True) for batch in given]
     return [one + 0 for one in made]
 

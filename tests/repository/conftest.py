@@ -1,4 +1,4 @@
-"""What the tests of the repository itself share: which files there are."""
+"""Fixtures of the tests of the repository itself: its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom."""
+"""Layering: the imports that each package is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The repository names no machine, no person and no registry: it must work for whoever clones it."""
+"""The repository names no machine, no person and no registry: it must work wherever it is cloned."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAKING_OBJECTS = {
     *("torch.hub.load", "torch.package.PackageImporter", "np.load", "numpy.load", "eval", "exec", "__import__"),
 }
 FINDING_CODE = {"importlib.import_module", "import_module", "pkgutil.resolve_name", "ctypes.CDLL", "runpy.run_path"}
-# On the way of what arrives: modules that these name are constants, or chosen by whoever runs the server.
+# On the way of what arrives: modules that these name are constants, or chosen by the server's operator.
 RECEIVING = ("wire", "delivery", "server", "runtime")
 KNOWN = {
     "server/compiling/compile_worker.py",  # in a process of its own: the compiler's entry, which the server's operator chose

@@ -14,7 +14,7 @@ REMOTE = "remote_accelerator:0"
 
 
 class Slower:
-    """Does each `linear` sixteen times; right, and of no use to anybody."""
+    """Does each `linear` sixteen times; right, and useless."""
 
     name = "slower"
     before = after = frozenset()

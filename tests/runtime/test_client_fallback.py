@@ -1,4 +1,4 @@
-"""What the executor cannot do: refused with advice, or computed here where that is configured, and counted."""
+"""Ops that the executor cannot run: refused with advice, or, where configured, computed on the client and counted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def told():
-    """Which ops the log says are computed here."""
+    """Names of the ops that, by the log, the client computes."""
     handler, logger = Kept(), logging.getLogger("djinn.fallback")
     logger.addHandler(handler)
     yield lambda: [record.djinn["op"] for record in handler.records]

@@ -1,4 +1,4 @@
-"""What fails remotely reaches the user as the right error, and takes nothing along that does not depend on it."""
+"""Remote failures reach the user as the right error, and affect only values that depend on them."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_a_handler_of_the_programs_own_is_called(session):
 
 
 def test_no_finalizer_swallows_an_interrupt(session):
-    """What a finalizer raises is dropped by Python, so none of a tensor's may take a step in which a signal is looked at."""
+    """Python drops an exception raised in a finalizer, so no finalizer of a tensor may take a step that checks signals."""
     from djinn_core.interception.tensors.storage import Value
 
     assert not hasattr(Value.__dict__["__del__"], "__code__")

@@ -1,4 +1,4 @@
-"""What lies between this process and the device: measured in ordinary submissions, once in a session."""
+"""Links between this process and the device: measured in ordinary submissions, once in a session."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_what_was_configured_before_stays(alone):
 def test_an_empty_session_ends_with_a_warning(alone, caplog):
     djinn.init()
     name = client.session_name()
-    (torch.ones(2, device=alone) + 1).tolist()  # held by nobody any more
+    (torch.ones(2, device=alone) + 1).tolist()  # no longer referenced
     djinn.configure(threads=2)
     assert "has ended the session" in caplog.text
     assert not djinn.is_initialized()

@@ -1,4 +1,4 @@
-"""What earlier programs say of the values that later ones take."""
+"""Predictions of the lifetimes of values, from earlier programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def planned(monkeypatch):
 
 
 def kinds(result):
-    """How long the inputs of a planned program live."""
+    """Lifetimes of the inputs of a planned program."""
     return {result.profile.residency[v] for v in result.graph.inputs}
 
 

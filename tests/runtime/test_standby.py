@@ -1,4 +1,4 @@
-"""What a session's connection does when its server is lost, against stand-ins for servers."""
+"""Failover of a session's connection when its server is lost, against stand-ins for servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What configurations and modules say of an attention: heads, what it looks at, how far, and what projects for it."""
+"""Ground truth of attention, from configurations and modules: heads, what it attends to, its window, its projections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FOR_ALL = ("query_key_value", "qkv_proj", "qkv", "Wqkv", "to_qkv", "in_proj", "
 
 
 def facts_of(graph: Graph, runs: Sequence[ModuleRun], index: int, core: int) -> dict[str, object]:
-    """What is said of the attention whose weighing is the node `core`, in the run of that index."""
+    """Ground truth of the attention whose weighing is the node `core`, in the run of that index."""
     within = [run for run in runs[index:] if core in run.span]
     modules, paths = [r.module for r in within], ".".join(r.path for r in within)
     said = [m.is_cross_attention for m in modules if isinstance(getattr(m, "is_cross_attention", None), bool)]
@@ -87,7 +87,7 @@ def _heads(modules: Sequence[nn.Module]) -> dict[str, object]:
 
 
 def _reach(modules: Sequence[nn.Module], keys: int) -> dict[str, object]:
-    """How far queries see, where the modules say so and there are more keys than that."""
+    """Attention window, where the modules say so and there are more keys than that."""
     for module in reversed(modules):
         config = getattr(module, "config", None)
         if getattr(module, "attention_type", None) in {"global", "local"}:  # GPT-Neo

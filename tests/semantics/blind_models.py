@@ -1,4 +1,4 @@
-"""Models of transformers and diffusers that nobody developed on: the larger half of the part `blind`."""
+"""Models of transformers and diffusers that the classifier was not developed on: the larger half of the part `blind`."""
 
 from __future__ import annotations
 

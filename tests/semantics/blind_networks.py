@@ -1,4 +1,4 @@
-"""Plain torch modules as people write them, that nobody developed on: the smaller half of the part `blind`."""
+"""Plain torch modules as people write them, that the classifier was not developed on: the smaller half of the part `blind`."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class SmallDecoder(nn.Module):
         self.lm_head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
 
     def get_output_embeddings(self) -> nn.Module:
-        """What makes scores of tokens."""
+        """Layer that turns features into scores of tokens."""
         return self.lm_head
 
     def get_input_embeddings(self) -> nn.Module:
-        """What looks tokens up."""
+        """Layer that embeds tokens."""
         return self.wte
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -384,7 +384,7 @@ def small_denoiser() -> tuple[nn.Module, Inputs]:
 
 
 class Policy(nn.Module):
-    """What to do, and what it is worth, from four pictures (A2C)."""
+    """Action and value for four pictures (A2C)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is true of a recorded program, said by whoever recorded it: the nouns of the labelled zoo."""
+"""Ground truth of a recorded program, stated when it was recorded: the types of the labelled zoo."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Instance:
 
 @attrs.frozen
 class Truth:
-    """What is true of one program. More than one answer is right where the field itself has more than one word.
+    """Ground truth of one program. More than one answer is right where the field itself has more than one word.
 
     Attributes:
         workloads: the workload types that are right.

@@ -1,4 +1,4 @@
-"""What patterns ought to find in a program, from the modules in which its instructions were recorded."""
+"""Instances of patterns to be found in a program, derived from the modules in which its instructions were recorded."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _convolutions(scene: Scene) -> Iterator[Instance]:
 
 
 def _neighbourhood(scene: Scene, index: int, convolutions: Sequence[int]) -> frozenset[int]:
-    """What is recorded in the innermost module that has another convolution as well: norms and activations may lie there."""
+    """Nodes recorded in the innermost module that has another convolution as well: norms and activations may lie there."""
     for outer in list(ancestors(scene.runs, index))[1:]:
         span = scene.runs[outer].span
         if any(scene.runs[i].start in span for i in convolutions if i != index):

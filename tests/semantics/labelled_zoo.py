@@ -254,7 +254,7 @@ def _calls(entry: Entry, model: nn.Module, inputs: dict[str, object]) -> Iterato
 
 
 def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
-    """What is true of a recorded call."""
+    """Ground truth of a recorded call."""
     graph, runs, kept = ProgramGraph(call.recorded.captured.program), call.recorded.runs, call.kept
     kinds = modalities_of(graph, kept)
     scene = Scene(graph, runs, *_vocabulary(model, entry.family))

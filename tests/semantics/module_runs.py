@@ -1,4 +1,4 @@
-"""Which module each instruction was recorded in, by PyTorch's own hooks: the source of most labels."""
+"""Recording of each instruction's module, by PyTorch's own hooks: the source of most labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn_core.interception.recording.recorder import current
 
 @attrs.define
 class Recorded:
-    """What was recorded inside a block.
+    """Instructions recorded inside a block.
 
     Attributes:
         runs: calls of modules in the order in which they began.

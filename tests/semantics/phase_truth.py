@@ -1,4 +1,4 @@
-"""Which phases are right for each node, from how the model was called and from the module that recorded it."""
+"""Ground truth of phases: those that are right for each node, from the call of the model and the module that recorded it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_CALL = {"forward": FORWARD, "prefill": PREFILL, "decode": DECODE, "static_de
 _TOWERS = ("vision_model", "vision_tower", "vision_encoder", "visual", "vision_embed_tokens", "image_encoder")
 _DECODERS = ("head", "decoder", "neck", "upsample")
 
-# More than one where the field has no one word. A text encoder is no generator of text; speech turned into text is audio
+# More than one where the field has no single word. A text encoder is no generator of text; speech turned into text is audio
 # and, after that, text; an autoencoder of pictures is half of a diffusion model; the language model of a multimodal one
 # decodes like any other.
 WORKLOADS: dict[str, tuple[WorkloadType, ...]] = {
@@ -101,6 +101,6 @@ def _painted(
 
 
 def _inside(runs: Sequence[ModuleRun], names: tuple[str, ...], phases: set[Phase]) -> dict[int, frozenset[Phase]]:
-    """What was recorded in modules whose names end so, wherever in the model they are."""
+    """Nodes recorded in modules whose names end so, wherever in the model they are."""
     spans = [run.span for run in runs if run.path.rpartition(".")[2].endswith(names)]
     return {node: frozenset(phases) for span in spans for node in span}

@@ -172,7 +172,7 @@ def cross_network() -> tuple[nn.Module, Inputs]:
 
 
 class TowerInteraction(nn.Module):
-    """How alike what two towers give is, all in a batch with all."""
+    """Similarity of the outputs of two towers, all in a batch with all."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T

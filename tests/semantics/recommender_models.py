@@ -51,7 +51,7 @@ class FirstOrderPooling(OneTable):
 
 
 class HistoryPooling(nn.Module):
-    """The mean of the rows of what somebody did, without padding."""
+    """The mean of the rows of a user's history, without padding."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -207,7 +207,7 @@ def valued_fm() -> tuple[nn.Module, Inputs]:
 
 
 class SeenInteraction(nn.Module):
-    """A candidate beside each of what somebody did: both, their difference and their product (DIN)."""
+    """A candidate beside each item of a user's history: both, their difference and their product (DIN)."""
 
     def forward(self, history: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         query = candidate.unsqueeze(1).expand_as(history)
@@ -226,7 +226,7 @@ class StateInteraction(nn.Module):
 
 
 class Evolving(nn.Module):
-    """What somebody did, by attention of a candidate over it, with or without a recurrence."""
+    """A user's history, by attention of a candidate over it, with or without a recurrence."""
 
     def __init__(self, recurrence: bool) -> None:
         super().__init__()

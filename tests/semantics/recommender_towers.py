@@ -37,7 +37,7 @@ class BatchInteraction(nn.Module):
 
 
 class CosineInteraction(nn.Module):
-    """How alike two rows are."""
+    """Similarity of two rows."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return functional.cosine_similarity(left, right, dim=-1).unsqueeze(-1)
@@ -74,14 +74,14 @@ def matrix_factorization_bias() -> tuple[nn.Module, Inputs]:
 
 
 class DistanceInteraction(nn.Module):
-    """How far two rows are apart."""
+    """Distance of two rows."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return (left - right).square().sum(-1, keepdim=True)
 
 
 class Distance(nn.Module):
-    """How far a person is from a thing (collaborative metric learning)."""
+    """Distance of a user and an item (collaborative metric learning)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def item_to_item() -> tuple[nn.Module, Inputs]:
 
 
 class Watching(nn.Module):
-    """What somebody watched, in the mean, through a tower, against all that is in the batch (YouTube)."""
+    """Mean of the videos that a user watched, through a tower, against all that is in the batch (YouTube)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def gru4rec() -> tuple[nn.Module, Inputs]:
 
 
 class CandidateInteraction(nn.Module):
-    """How much each thing of a history matters for a candidate: it beside the candidate, their difference and product (DIN)."""
+    """Weight of each item of a history for a candidate: it beside the candidate, their difference and product (DIN)."""
 
     def __init__(self) -> None:
         super().__init__()

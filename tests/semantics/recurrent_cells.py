@@ -89,7 +89,7 @@ def bidirectional_gru() -> tuple[nn.Module, Inputs]:
 
 
 class CellRecurrence(nn.Module):
-    """What is common to cells that are written out: a loop over `step`, and the states side by side."""
+    """Base of cells that are written out: a loop over `step`, and the states side by side."""
 
     def __init__(self, width: int = WIDTH, taken: int = 32) -> None:
         super().__init__()

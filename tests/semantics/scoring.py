@@ -1,4 +1,4 @@
-"""How right a classifier is: its matches, phases, workload types and residencies against what is true.
+"""Accuracy of a classifier: its matches, phases, workload types and residencies against the ground truth.
 
 A match is *right* when it covers enough of the core of an instance of its kind and lies at least by half within what may
 belong to it. It is *open* when it covers only what the model's modules leave open; open matches count for nothing. All
@@ -54,14 +54,14 @@ _INSIDE = 0.5
 
 @attrs.frozen
 class Fact:
-    """What is true, and what a match says; None where it says nothing."""
+    """A fact to compare: the true value, and that of a match (None where the match says nothing)."""
 
     true: object
     said: object = None
 
     @property
     def right(self) -> bool | None:
-        """Whether they agree; None where the match says nothing. Of several nodes, all must be among the true ones."""
+        """True where they agree; None where the match says nothing. Of several nodes, all must be among the true ones."""
         if self.said is None:
             return None
         if isinstance(self.true, frozenset):
@@ -93,7 +93,7 @@ class PatternScore:
 
 @attrs.frozen
 class Score:
-    """How right a profile is.
+    """Accuracy of a profile.
 
     Attributes:
         patterns: by name in `NAMES`.
@@ -130,7 +130,7 @@ def score(labelled: Labelled, profile: WorkloadProfile) -> Score:
 
 
 def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[PatternMatch]) -> PatternScore:
-    """How right the matches of one pattern are, the surest first."""
+    """Accuracy of the matches of one pattern, the surest first."""
     mine = [i for i in instances if i.pattern == name]
     given = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
@@ -153,7 +153,7 @@ def _core(instance: Instance) -> frozenset[int]:
 
 
 def _reach(match: PatternMatch, instance: Instance) -> set[int]:
-    """What of the core a match covers; for caches the storages that it says are caches."""
+    """Part of the core that a match covers; for caches the storages that it says are caches."""
     return set(
         instance.values & set(map(storage_of, match.residency)) if instance.values else instance.core & set(match.nodes)
     )
@@ -252,7 +252,7 @@ class Sum:
         return found
 
     def calibration(self, name: str) -> tuple[Tenth, ...]:
-        """What a pattern's matches said of their confidence and how many were right, by tenths of confidence."""
+        """Calibration of a pattern's matches: their confidence and how many were right, by tenths of confidence."""
         tenths: dict[int, list[Judged]] = defaultdict(list)
         for judged in self.judged[name]:
             if judged.right is not None:
@@ -260,13 +260,13 @@ class Sum:
         return tuple(_tenth(low / 10, tenths[low]) for low in sorted(tenths))
 
     def calibration_error(self, *names: str) -> float | None:
-        """How far confidence is from the share that is right, on average over the matches of these patterns, or of all."""
+        """Calibration error: confidence less the share that is right, in size, averaged over these patterns' matches."""
         tenths = [tenth for name in names or NAMES for tenth in self.calibration(name)]
         count = sum(tenth.count for tenth in tenths)
         return sum(abs(t.stated - t.right) * t.count for t in tenths) / count if count else None
 
     def at_least(self, confidence: float, *names: str) -> list[bool]:
-        """Whether each match of at least this confidence is right, of these patterns or of all."""
+        """True where each match of at least this confidence is right, of these patterns or of all."""
         judged = (j for name in names or NAMES for j in self.judged[name])
         return [j.right for j in judged if j.right is not None and j.match.confidence >= confidence]
 

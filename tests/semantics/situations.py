@@ -1,4 +1,4 @@
-"""How a model is called: a forward pass, prefill, a decoding step with a growing or a static cache, a training step.
+"""Ways to call a model: a forward pass, prefill, a decoding step with a growing or a static cache, a training step.
 
 Each way gives one recorded program, and the harness knows which it was.
 """
@@ -45,7 +45,7 @@ def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of an evaluation: a decoder reads its labels, nobody else sees them; no cache is made."""
+    """The inputs of an evaluation: a decoder reads its labels, and nothing else sees them; no cache is made."""
     takes = _parameters(model)
     needs_labels = "labels" in takes and takes["labels"].default is inspect.Parameter.empty
     given = {
@@ -57,7 +57,7 @@ def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
 
 
 def without_cache(model: nn.Module) -> dict[str, Any]:
-    """What tells a model that writes text to keep no cache."""
+    """Argument that tells a model that writes text to keep no cache."""
     return {"use_cache": False} if hasattr(model, "generate") or "use_cache" in _parameters(model) else {}
 
 
@@ -92,7 +92,7 @@ def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """What trains a model here."""
+    """Optimizer that trains a model here."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

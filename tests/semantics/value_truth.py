@@ -1,4 +1,4 @@
-"""What is true of values: how long they live, which inputs lead to them, which of them are caches, and where kinds meet."""
+"""Ground truth of values: their lifetimes, the inputs that lead to them, which are caches, and where modalities meet."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Kept:
             self._put(parameter.grad, DataResidency.GRADIENT)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """What an optimizer keeps."""
+        """Label the state of an optimizer."""
         for state in optimizer.state.values():
             for tensor in state.values():
                 self._put(tensor, DataResidency.OPTIMIZER_STATE)
 
     def inputs(self, inputs: Mapping[str, Any]) -> None:
-        """What the model was given, and what kind of data that is."""
+        """Label the inputs of the model with their kinds of data."""
         for name, value in inputs.items():
             for tensor in tensors_in(value):
                 storage = storage_in(tensor)
@@ -99,7 +99,7 @@ def keys_and_values(layer: Any) -> frozenset[int]:
 
 
 def _said_of_layer(layer: Any) -> dict[str, object]:
-    """What the class of a cache's layer says. A window that is not full yet may look like none."""
+    """Kind of a cache's layer, by its class. A window that is not full yet may look like none."""
     names = [c.__name__ for c in type(layer).__mro__]
     static = "StaticLayer" in names
     said: dict[str, object] = {"layout": "static" if static else "growing", "quantised": "BaseQuantizedLayer" in names}
@@ -186,7 +186,7 @@ def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: Kept)
 def fusions(
     graph: Graph, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]], kept: Kept, required: bool
 ) -> Iterator[Instance]:
-    """Where kinds meet, one instance for each module in which they do."""
+    """Points where modalities meet, one instance for each module in which they do."""
     by_run: dict[int | None, list[int]] = defaultdict(list)
     for node in meetings(graph, kinds, kept):
         by_run[_innermost(runs, node)].append(node)

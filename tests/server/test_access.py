@@ -190,7 +190,7 @@ def sample(kind, **given):
 
 
 def answer_to(connect, url, message):
-    """What comes back as the answer to a first message; None where the connection is closed."""
+    """Answer to a first message; None where the connection is closed."""
     connection = connect(url)
     try:
         connection.send(Frame(encode(message)))

@@ -115,7 +115,7 @@ def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
 
 
 def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
-    """They are told by the client, which has it from the other one; whoever else answers there is turned down."""
+    """Executors learn each other's certificate from the client; any other process that answers there is refused."""
     tls = self_signed_tls(tmp_path)
     there = PeerListener(registry.transports, attrs.evolve(tls, fingerprints=()))
     inbox = Inbox()

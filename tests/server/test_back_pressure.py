@@ -1,4 +1,4 @@
-"""Who sends without reading, or never reads what is sent to it, is slowed or sent away: a server keeps little for it."""
+"""Back pressure: a client that sends without reading, or never reads, is slowed or sent away; a server keeps little for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from djinn_core.wire.numbering import Prefix
 
 MIB = 1 << 20
 HANDLE = 1 << 32 | 1
-ANSWERS = 1500  # of a MiB each: what a server would hold for somebody who does not read them
+ANSWERS = 1500  # of a MiB each: what a server would hold for a client that does not read them
 ROOM = 96 * MIB  # more than may be under way; 3 to 6 MiB were seen
 
 
@@ -83,7 +83,7 @@ def test_a_client_that_never_reads_is_not_answered_on_credit(raw, scheme):
 
 
 class Deaf:
-    """Stands for a connection to somebody who sends and sends, and says that it has taken nothing."""
+    """Stands for a connection to a client that keeps sending and says that it has taken nothing."""
 
     def __init__(self, frames):
         self.limits = Limits()

@@ -1,4 +1,4 @@
-"""Work that nobody wants any more is stopped between two ops, and says so on its values; the session lives on."""
+"""Cancellation: work that no wait needs any more stops between two ops, its values are poison, and the session lives on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from djinn_core.wire.stop_messages import Stop
 from djinn_core.wire.templates import digest_of
 
 DEVICE = "remote_accelerator:0"
-LONG = 600  # ops of several milliseconds each: nobody waits for the end of them
+LONG = 600  # ops of several milliseconds each: the tests do not wait for the end of them
 SIDE = 500
 
 
@@ -59,7 +59,7 @@ def test_a_wait_with_a_deadline_ends_and_the_program_is_stopped(matrix):
     for value in (last, written, part, early):
         with pytest.raises(ProgramStopped, match="its program was stopped before this op"):
             value.sum().item()
-    djinn.synchronize()  # whoever waited has heard of it
+    djinn.synchronize()  # the waiting thread has heard of it
     written.zero_()
     assert (written.sum().item(), part.sum().item()) == (0.0, 0.0), "what is written anew is a value again"
     assert (matrix[0, 0] * 1000).item() == pytest.approx(1.0)
@@ -132,7 +132,7 @@ def upload(side=SIDE):
 
 
 class Line:
-    """Stands for a connection over a network: frames that a test puts into it, and then nobody."""
+    """Stands for a connection over a network: frames that a test puts into it, and then silence."""
 
     def __init__(self):
         self.limits = Limits()

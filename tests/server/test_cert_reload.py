@@ -1,4 +1,4 @@
-"""A certificate that is renewed while a server runs is shown to whoever connects from then on; who is connected stays."""
+"""A certificate that is renewed while a server runs is shown to new connections; existing ones stay."""
 
 from __future__ import annotations
 

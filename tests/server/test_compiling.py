@@ -73,7 +73,7 @@ _earlier = weakref.WeakSet()  # devices of executors before the present one
 
 
 def phases():
-    """What each template of the present executor is in, by its length; nothing waits for a compiler any more."""
+    """Phase of each template of the present executor, by its length; waits until no compilation is pending."""
     found = {}
     for runtime, device in list(shared_device._devices.items()):
         if runtime not in _earlier and device.compiling is not None:

@@ -162,7 +162,7 @@ def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
 def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, registry, monkeypatch, caplog):
     from djinn_core.runtime.connecting import dialling
 
-    # Somebody else listens where the executor should: it answers, but it does not know the ticket.
+    # Another process listens where the executor should: it answers, but it does not know the ticket.
     monkeypatch.setattr(dialling, "at_host", lambda url, host: server.url("tcp"))
     opened = begin(server.settings(), without(registry, "local"))
     assert opened.url == server.url("tcp")

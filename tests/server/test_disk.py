@@ -1,4 +1,4 @@
-"""What a tenant may have on disk: journals and spilled values first, weights in what is left, and never all of the disk."""
+"""Disk quotas of a tenant: journals and spilled values first, weights in what is left, and never all of the disk."""
 
 from __future__ import annotations
 

@@ -71,14 +71,14 @@ def test_only_its_owner_can_reach_its_socket(executor):
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
 def test_a_ticket_lets_one_client_in(executor, dial, ask, wait_for, scheme):
     url = next(url for url in executor.urls if url.startswith(scheme))
-    ticket = executor.issue_ticket("someone@somewhere")
+    ticket = executor.issue_ticket("user@laptop")
     first, second = dial(url), dial(url)
     answer = ask(first, Attach(ticket, ""))
     assert isinstance(answer, Attached)
     assert answer.process == executor.process_id
     assert answer.operators
     assert "aten::add.Tensor" in answer.operators
-    assert [s.session for s in executor.status().sessions if s.client == "someone@somewhere"] == [answer.session]
+    assert [s.session for s in executor.status().sessions if s.client == "user@laptop"] == [answer.session]
     assert isinstance(ask(second, Attach(ticket, "")), Refused)
     expect_end(second)
     first.close()

@@ -19,7 +19,7 @@ GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1
 
 
 def order_of(lengths, total):
-    """Who has turns, of sessions that always want one and whose turns take `lengths` seconds, by their own account."""
+    """Order of turns among sessions that always want one and whose turns take `lengths` seconds, by their own account."""
     turns, had = FairShare(moment=60.0), []
 
     def session(index):
@@ -123,7 +123,7 @@ def test_whoever_had_less_of_the_device_goes_first():
     greedy.give(*[submission(number) for number in range(1, 9)])
     until(lambda: len(greedy.answers) == 8)
     turns = one.device.turns
-    with turns.share():  # somebody else computes
+    with turns.share():  # another session computes
         greedy.give(submission(9))
         until(lambda: turns.waiting == 1)
         modest.give(submission(1))

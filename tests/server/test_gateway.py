@@ -36,7 +36,7 @@ SECONDS = 60.0
 
 
 def hello(token: str, protocol: int = PROTOCOL_VERSION, device: str = "") -> Hello:
-    return Hello(protocol, token, "26.11.0", "2.13.0", device, "someone")
+    return Hello(protocol, token, "26.11.0", "2.13.0", device, "laptop")
 
 
 @pytest.fixture

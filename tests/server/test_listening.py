@@ -1,4 +1,4 @@
-"""Where `djinn serve` listens: ports and addresses by transport, what other machines dial, and what it says meanwhile."""
+"""Listen addresses of `djinn serve`: ports and addresses by transport, those advertised to other machines, its log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def djinn_register_transports():
 
 
 def choice(*arguments: str) -> ListenChoice:
-    """What the options make of a command line."""
+    """Listen options of a command line, parsed."""
     found: list[ListenChoice] = []
     command = click.command()(listen_options(lambda **given: found.append(given["listen"])))
     command.main(arguments, standalone_mode=False)
@@ -145,7 +145,7 @@ def test_ports_are_looked_at(taken, name):
         Places(given={name: Place("", taken)}).check_ports(None)
     with pytest.raises(TransportError, match="for operations at"):
         Places().check_ports(taken)
-    Places(given={"other": Place("", taken)}).check_ports(None)  # nobody knows what another transport does with a port
+    Places(given={"other": Place("", taken)}).check_ports(None)  # another transport's use of a port is unknown
 
 
 def test_a_port_that_is_given_twice_is_noticed():
@@ -196,7 +196,7 @@ def test_a_server_on_the_network(python, plain_environment, tmp_path, registry):
 
 
 def server_url(log: str) -> str:
-    """What is told to other machines, from the addresses that are listened at."""
+    """Addresses advertised to other machines, from those that are listened at."""
     (line,) = [line for line in log.splitlines() if line.startswith("Listening at tcp://")]
     return f"tcp://{own_address(named=False)}:{line.rpartition(':')[2]}"
 

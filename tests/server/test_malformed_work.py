@@ -179,7 +179,7 @@ def test_a_message_that_cannot_be_decoded_costs_its_own_results(changes: dict[st
 
 
 def test_an_executor_asks_again_for_a_template_after_a_refusal() -> None:
-    """What the template was bound to is not what the client believes."""
+    """The template is bound to other values than the client believes."""
     fine = msgspec.structs.replace(GOOD, outputs=pack_handles((7,)))
     odd = Submit(2, digest=fine.digest, outputs=pack_handles((8,)), rebound=(0, 1))
     again = Submit(3, digest=fine.digest, outputs=pack_handles((10,)), fetch=pack_handles((10,)))

@@ -30,7 +30,7 @@ def limited():
 
 @pytest.fixture
 def done(limited):
-    """What was done to keep the limit since the test began, by name."""
+    """Actions taken to keep the limit since the test began, by name."""
     djinn.synchronize()
     before = client._state.session.figures()
 

@@ -1,4 +1,4 @@
-"""Who makes room first, and what is made again: sessions on one device with a limit, without a process around them."""
+"""Order in which sessions make room and values are restored, on one device with a limit, without a process around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is full says so at once and lets clients come again; nobody is kept out by what somebody else does too often."""
+"""A full server refuses at once and lets clients come again; no client is kept out by what another one does too often."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def clock():
 
 
 class Asking:
-    """Stands for a connection to somebody who says one thing, and hears what is answered."""
+    """Stands for a connection to a client that says one thing, and hears the answer."""
 
     def __init__(self, message):
         self.limits, self.answers, self._message = Limits(), [], message
@@ -77,7 +77,9 @@ def gateway(tmp_path, monkeypatch):
         box[0], _, often = create(box[0], "often", 0)
         box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
     status = lambda who: Status("", 0, 0.0, ())
-    tenants = SimpleNamespace(pool_of=lambda *_: Refusal("this server has executors for nobody at a time", again=True))
+    tenants = SimpleNamespace(
+        pool_of=lambda *_: Refusal("this server has executors for no tenant at a time", again=True)
+    )
     made = Admission(Authenticator(Token("own", ""), table), tenants, Audit(log), (), tuple, status)
 
     def hear(message):
@@ -115,7 +117,7 @@ def test_there_is_no_room_for_now(gateway):
     assert isinstance(answer, Refused)
     assert answer.again
     connection = Asking(answer)
-    with pytest.raises(ServerBusy, match="executors for nobody") as caught:
+    with pytest.raises(ServerBusy, match="executors for no tenant") as caught:
         ask(connection, Hello(PROTOCOL_VERSION, "", "", ""), Attached, 1.0, "it")
     assert caught.value.after == 0.0
 

@@ -1,4 +1,4 @@
-"""Where a program's own executors write what their sessions take."""
+"""Journals of the executors that a program starts for itself: where they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiler in a process of its own is given: the same graph, and nothing that is not on the allow-list."""
+"""Packing of graphs for a compiler in its own process: the same graph, and nothing that is not on the allow-list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway passes on where an end breaks off: the reason above all."""
+"""The gateway's relay when one end breaks off: the other end learns the reason above all."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def send_until_it_fails(connection, nbytes=100_000):
 
 
 def test_the_executors_reason_reaches_a_client_that_goes_on_sending(relayed, url, monkeypatch):
-    # No lingering: what the client sends finds nobody while the reason is still on its way.
+    # No lingering: what the client sends finds no receiver while the reason is still on its way.
     monkeypatch.setattr("djinn_core.builtins.sockets._LINGER_SECONDS", 0.0)
 
     def executor(connection):
@@ -98,7 +98,7 @@ def test_what_a_client_sent_last_reaches_the_executor(relayed, url):
             while True:
                 came.append(connection.receive(SECONDS).head)
                 with suppress(TransportError):
-                    connection.send(Frame(b"an answer that nobody reads"))
+                    connection.send(Frame(b"an answer that is not read"))
         except TransportError:
             over.set()
 

@@ -23,14 +23,14 @@ SUPPLIED = Token("a" * 32, "the test")
 def test_a_ticket_is_good_once_and_says_for_whom():
     key = new_key()
     checker = TicketChecker(key)
-    ticket = issue(key, "someone")
-    assert checker.redeem(ticket).client == "someone"
+    ticket = issue(key, "laptop")
+    assert checker.redeem(ticket).client == "laptop"
     assert checker.redeem(ticket) is None
 
 
 def test_tickets_of_another_executor_and_changed_ones_are_refused():
     key = new_key()
-    ticket = issue(key, "someone")
+    ticket = issue(key, "laptop")
     assert TicketChecker(new_key()).redeem(ticket) is None
     changed = ticket[:-8] + ("A" if ticket[-8] != "A" else "B") + ticket[-7:]
     assert TicketChecker(key).redeem(changed) is None

@@ -112,7 +112,7 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
     expected = [parameter.detach().clone() for parameter in model]
     djinn.reset_stats()
     model.to("remote_accelerator:0")
-    assert djinn.stats()["round_trips"] <= 3, "for all; for that which nobody has; for that which comes twice"
+    assert djinn.stats()["round_trips"] <= 3, "for all; for that which the server lacks; for that which comes twice"
     for parameter, right in zip(model, expected, strict=True):
         assert torch.equal(parameter.cpu(), right)
     assert not client._state.session._uploads.unanswered

@@ -81,7 +81,7 @@ class Forks:
 
 
 class PreparedPython(Forks):
-    """The process that is forked. Each started process belongs to whoever started it; this one ends with `close`."""
+    """The process that is forked. Each started process belongs to its starter; this one ends with `close`."""
 
     def __init__(self, environment):
         control, other = socket.socketpair()
@@ -196,7 +196,7 @@ def executors_forked(forks):
 
 
 def start_executor(forks, arguments, environment, pass_fds):
-    """What `djinn_core.launch` starts, with the streams that it asks for."""
+    """Process that `djinn_core.launch` starts, with the streams that it asks for."""
     try:
         folder = Path.cwd()
     except FileNotFoundError:

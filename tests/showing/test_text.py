@@ -1,4 +1,4 @@
-"""What `djinn.explain` prints and what it says as JSON."""
+"""Text that `djinn.explain` prints, and its JSON."""
 
 from __future__ import annotations
 

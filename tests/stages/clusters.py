@@ -157,7 +157,7 @@ def sizes(graph):
 
 
 def broken(result, request):
-    """What a plan breaks, in words: memory, limits or dtypes of a device; nothing where it keeps to all of them."""
+    """Constraints that a plan violates, in words: memory, limits or dtypes of a device; empty where it keeps to all of them."""
     graph, placement, found = result.graph, result.placement, []
     by_id = {d.id: d for d in request.topology.devices}
     replace = result.plan.replace
@@ -211,7 +211,7 @@ def broken(result, request):
 
 
 def fits_somewhere(graph, request):
-    """Whether a device could have all of a program at once, with nothing ever freed: then a plan has to be found."""
+    """True where a device could have all of a program at once, with nothing ever freed: then a plan has to be found."""
     used = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
     used |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
     whole = sum(sizes(graph).values())
@@ -228,7 +228,7 @@ def fits_somewhere(graph, request):
 
 @attrs.define
 class Tally:
-    """What came of all clusters: plans that were made, of which fallbacks made some, programs that fit nowhere, and faults."""
+    """Outcome of all clusters: plans that were made, of which fallbacks made some, programs that fit nowhere, and faults."""
 
     plans: int = 0
     fallen_back: int = 0

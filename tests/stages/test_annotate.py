@@ -1,4 +1,4 @@
-"""What programs are: real architectures through torch.export, their phases, residency and roles."""
+"""Annotation of real architectures through torch.export: their phases, residency and roles."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def recommender():
 
 
 class EmbeddingsOfAnEncoder(nn.Module):
-    """What BERT does before it looks whether the mask masks anything: the rest is a program of its own."""
+    """The part of BERT before it checks whether the mask masks anything: the rest is a program of its own."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Costs of programs that nobody thought of: shapes with zeros and ones in them, and whatever PyTorch's operators make."""
+"""Costs of arbitrary programs: shapes with zeros and ones in them, and whatever PyTorch's operators make."""
 
 from __future__ import annotations
 

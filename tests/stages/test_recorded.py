@@ -1,4 +1,4 @@
-"""What the stages say of programs that a real executor runs: generation and training as users write them."""
+"""The stages on programs that a real executor runs: generation and training as users write them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_what_is_bound_anew_comes_back(pairs):
 
 
 def exactly(value):
-    """What tells slots apart: 1 from 1.0, 0.0 from -0.0."""
+    """Key that tells slots apart: 1 from 1.0, 0.0 from -0.0."""
     return type(value), math.copysign(1, value), "nan" if value != value else value  # noqa: PLR0124
 
 

@@ -192,6 +192,6 @@ def test_a_decoder_is_gone_with_its_owner():
     gc.disable()
     try:
         del decoder
-        assert alive() is None, "its memory waits for somebody to look for cycles"
+        assert alive() is None, "its memory waits for the garbage collector"
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""How the zoo's models are built: small, from their configurations, and with inputs that each of them takes."""
+"""Models of the zoo: small, built from their configurations, with inputs that each of them takes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ TOLERANCE, REDUCED_TOLERANCE = 1e-3, 5e-2
 
 @attrs.frozen
 class Task:
-    """What is trained: a model, how its loss is told, and the batches."""
+    """A training task: a model, its loss, and the batches."""
 
     name: str
     model: nn.Module
@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the curve is the local one, and goes down: where nothing is learnt, nothing is shown."""
+        """True where the curve equals the local one and goes down: a run that learns nothing shows nothing."""
         return self.largest <= self.tolerance and self.last_loss < 0.9 * self.first_loss
 
 

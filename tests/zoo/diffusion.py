@@ -216,7 +216,7 @@ def cog_video() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def prior() -> tuple[nn.Module, Inputs]:
-    """What a text's picture would look like to CLIP."""
+    """Prior: predicts CLIP's embedding of a picture from that of its text."""
     from diffusers import PriorTransformer
 
     model = PriorTransformer(num_attention_heads=2, attention_head_dim=4, num_layers=2, embedding_dim=8, num_embeddings=5,

@@ -23,7 +23,7 @@ Tensors = dict[str, torch.Tensor]
 
 @attrs.frozen
 class Likeness:
-    """How a set of tensors compares with the local one.
+    """Comparison of a set of tensors with the local one.
 
     Attributes:
         bitwise: whether every bit is the same.
@@ -37,13 +37,13 @@ class Likeness:
 
     @property
     def close(self) -> bool:
-        """Whether everything is within the tolerances."""
+        """True where everything is within the tolerances."""
         return self.distance <= 1
 
 
 @attrs.frozen
 class Verdict:
-    """What became of one architecture.
+    """Result of one architecture.
 
     Attributes:
         ops: recorded in the forward pass. round_trips: likewise.
@@ -65,13 +65,13 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Whether it ran and is within the tolerances."""
+        """True where it ran and is within the tolerances."""
         return not self.error and self.forward.close and self.step.close and self.tokens is not False
 
 
 @attrs.frozen
 class Outcome:
-    """What one side made of a model."""
+    """Outputs of a model on one side."""
 
     forward: Tensors
     step: Tensors
@@ -148,7 +148,7 @@ def train(model: nn.Module, inputs: Inputs) -> Tensors:
 
 
 def same_tokens(theirs: nn.Module, sent: Inputs, model: nn.Module, inputs: Inputs) -> bool:
-    """Whether both write the same, token by token, with the caches that their kind of model has."""
+    """True where both write the same, token by token, with the caches that their kind of model has."""
     return generate(theirs, sent) == generate(model, inputs)
 
 
@@ -191,7 +191,7 @@ def on_cpu(found: Tensors) -> Tensors:
 
 
 def likeness(remote: Tensors, local: Tensors) -> Likeness:
-    """How what came from the remote side compares with what was made here."""
+    """Comparison of what came from the remote side with what was made here."""
     if remote.keys() != local.keys():
         return Likeness(worst=f"only on one side: {sorted(remote.keys() ^ local.keys())}")
     distances = {name: distance(remote[name], expected) for name, expected in local.items()}
@@ -215,7 +215,7 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two tensors are the same to the last bit."""
+    """True where two tensors are the same to the last bit."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return False
     one, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (actual, expected))

@@ -1,4 +1,4 @@
-"""What runs say about themselves in the documents."""
+"""Provenance lines of runs, for the documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 
 def versions() -> dict[str, str]:
-    """What a run was made with."""
+    """Environment that a run was made with."""
     return {"date": f"{datetime.now(UTC):%Y-%m-%d}"} | {
         name: version(name) for name in ("torch", "transformers", "diffusers")
     }

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def judge(name: str) -> Verdict:
-    """What became of one architecture, also where it raised."""
+    """Result of one architecture, also where it raised."""
     try:
         return compare(ZOO[name])
     except Exception as error:  # any failure is a row of the table
@@ -73,14 +73,14 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
 
 
 def word(likeness: Likeness) -> str:
-    """How equal: bit by bit, or the largest difference in units of what PyTorch tolerates."""
+    """Degree of equality: bit by bit, or the largest difference in units of what PyTorch tolerates."""
     if likeness.bitwise:
         return "bitwise"
     return f"{'equal' if likeness.close else 'DIFFERS'} ({likeness.distance:.2g})"
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """How many are equal, and how many to the last bit."""
+    """Counts of equal architectures, and of those equal to the last bit."""
     equal, forward = sum(v.equal for v in verdicts), sum(v.forward.bitwise for v in verdicts)
     step, trips = sum(v.step.bitwise for v in verdicts), sum(v.round_trips == 0 for v in verdicts)
     return (
@@ -130,7 +130,7 @@ and planning for a model never seen before.
 Bits differ where a kernel of another kind computes the same:
 
 - In the training step, attention. A local CPU has a fused kernel for it (where there is no dropout); the remote device takes
-  it apart under autograd. Whoever asks for `attn_implementation="eager"` gets the same bits.
+  it apart under autograd. With `attn_implementation="eager"` the bits are the same.
 - In the forward pass, products with a parameter that wants gradients: locally PyTorch folds them for its sake even where
   nothing is differentiated, and the executor's tensors never want gradients.
 - LSTM, GRU and `nn.MultiheadAttention` in evaluation, which are one kernel locally.

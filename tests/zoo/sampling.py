@@ -13,7 +13,7 @@ SEED = 11
 
 
 def draw(device: str) -> dict[str, torch.Tensor]:
-    """What one seed gives on `device`, drawn in a fixed order; on the CPU."""
+    """Samples that one seed gives on `device`, drawn in a fixed order; on the CPU."""
     torch.manual_seed(SEED)
     weights = torch.arange(1.0, 9.0, device=device)
     found = {

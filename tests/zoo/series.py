@@ -62,7 +62,7 @@ row("film", "vjepa2", "VJEPA2", "Model", lambda: {"pixel_values_videos": numbers
 
 @architecture("decisions")
 def decision_transformer() -> tuple[nn.Module, Inputs]:
-    """What to do next, from what was done, seen and gained."""
+    """A decision transformer: predicts the next action from past actions, states and rewards."""
     model = pretrained(
         "decision_transformer", "DecisionTransformerModel", "DecisionTransformerConfig", state_dim=5, act_dim=3,
         hidden_size=32, max_ep_len=16, n_layer=2, n_head=4, n_positions=32,

@@ -68,7 +68,7 @@ row("vision", "yolos", "Yolos", "ForObjectDetection", lambda: pixels(2, 3, 32, 3
 
 
 def boxes() -> list[Inputs]:
-    """What is where in two pictures."""
+    """Labels of two pictures: their objects' classes and boxes."""
     return [
         {"class_labels": torch.tensor([1, 2]), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.2, 0.3, 0.1, 0.1]])},
         {"class_labels": torch.tensor([0]), "boxes": torch.tensor([[0.4, 0.6, 0.3, 0.3]])},
@@ -108,7 +108,7 @@ def sam() -> tuple[nn.Module, Inputs]:
 
 @architecture("vision")
 def depth_anything() -> tuple[nn.Module, Inputs]:
-    """How far away things are."""
+    """Depth estimate."""
     from transformers import Dinov2Config
 
     backbone = Dinov2Config(**(SIZES | {"image_size": 28, "patch_size": 14, "num_hidden_layers": 4}), out_features=["stage1", "stage2", "stage3", "stage4"],
@@ -122,7 +122,7 @@ def depth_anything() -> tuple[nn.Module, Inputs]:
 
 @architecture("vision")
 def upernet() -> tuple[nn.Module, Inputs]:
-    """What each pixel belongs to."""
+    """Segmentation: the class of each pixel."""
     from transformers import ConvNextConfig
 
     backbone = ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1],

@@ -1,4 +1,4 @@
-"""What programs ask of CUDA: one line of JSON at the end, with what went wrong by the name of the check."""
+"""Calls that CUDA programs make. Prints one line of JSON at the end: each failure by the name of its check."""
 
 import copy
 import io

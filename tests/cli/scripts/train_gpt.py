@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - what everyone calls it
+from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.data import DataLoader, Dataset
 
 parser = argparse.ArgumentParser()
