@@ -82,9 +82,7 @@ class UnreadableMeaning:
 
 
 Unreadable = UnreadableSubmit | UnreadableDefine | UnreadableUpload | UnreadableMeaning
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    _Submission | _Definition | _Bytes | _Offered | _Hints
-)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Submission | _Definition | _Bytes | _Offered | _Hints)
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
 
 
