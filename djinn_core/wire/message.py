@@ -36,6 +36,13 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defau
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
+def tag_of(kind: type[msgspec.Struct]) -> str:
+    """The tag with which messages of a kind begin on the wire."""
+    tag = kind.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
 class Text:
     """Mixin for messages with text for people: it is made fit to be shown (`printable`), whatever the other end sent."""
 

@@ -25,6 +25,7 @@ from djinn_core.wire.message import (
     Text,
     Ticket,
     Word,
+    tag_of,
 )
 from djinn_core.wire.peer_messages import (
     Expect,
@@ -462,6 +463,11 @@ def decode(head: bytes | memoryview) -> AnyMessage:
         return _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ProtocolError(f"cannot read a message of {len(head)} bytes: {error}") from error
+
+
+def is_of_kind(head: bytes, kind: type[Message]) -> bool:
+    """True where `head` begins as a message of the kind does; the rest is not decoded, and may not be readable."""
+    return head.startswith(msgspec.msgpack.encode(tag_of(kind)), 1)  # after the byte that says how many fields follow
 
 
 def expect(head: bytes | memoryview, kind: type[M]) -> M:

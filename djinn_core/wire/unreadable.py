@@ -11,13 +11,14 @@ import attrs
 import msgspec
 
 from djinn_core.wire.bindings import Handles
-from djinn_core.wire.message import Count
-from djinn_core.wire.messages import First, Submit
+from djinn_core.wire.message import Count, tag_of
+from djinn_core.wire.messages import Define, First, Submit, ValueHints
+from djinn_core.wire.upload_messages import BlobOffer, Upload
 
 _NOTHING = msgspec.Raw()
 
 
-class _Submission(msgspec.Struct, frozen=True, array_like=True, tag="Submit"):
+class _Submission(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Submit)):
     """The fields of `Submit` up to the last that an answer needs; those in between are skipped."""
 
     sequence: Count
@@ -32,20 +33,20 @@ class _Submission(msgspec.Struct, frozen=True, array_like=True, tag="Submit"):
     describe: Handles = ()
 
 
-class _Definition(msgspec.Struct, frozen=True, array_like=True, tag="Define"):
+class _Definition(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Define)):
     template: msgspec.Raw = _NOTHING
     first: msgspec.Raw = _NOTHING
 
 
-class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag="Upload"):
+class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Upload)):
     handle: Count
 
 
-class _Offered(msgspec.Struct, frozen=True, array_like=True, tag="BlobOffer"):
+class _Offered(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(BlobOffer)):
     handle: Count
 
 
-class _Hints(msgspec.Struct, frozen=True, array_like=True, tag="ValueHints"):
+class _Hints(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ValueHints)):
     digest: msgspec.Raw
 
 

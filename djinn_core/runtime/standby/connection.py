@@ -19,16 +19,12 @@ from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
 from djinn_core.runtime.standby.failover_log import FailoverLog
 from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
-from djinn_core.wire.messages import Attached, ProtocolClose, decode, encode
+from djinn_core.wire.messages import Attached, ProtocolClose, Submit, decode, encode, is_of_kind
 from djinn_core.wire.state_messages import AskState
+from djinn_core.wire.stop_messages import Stop
 
 _TURN_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
-_SUBMIT, _CLOSE, _STOP = (
-    b"\xa6Submit",
-    b"\xadProtocolClose",
-    b"\xa4Stop",
-)  # how the heads of such messages begin, after a byte
 _log = get_logger("djinn.session")
 
 
@@ -84,9 +80,9 @@ class StandbyConnection(SuccessiveConnection):
         with self._sending:
             if self._closed:
                 raise TransportError(self._closed)
-            if frame.head.startswith(_SUBMIT, 1) and self._kept.is_due() and not self._expired:
+            if is_of_kind(frame.head, Submit) and self._kept.is_due() and not self._expired:
                 self._kept.begin_anew(self._ask_for_state)
-            stops = frame.head.startswith(_STOP, 1)
+            stops = is_of_kind(frame.head, Stop)
             if not stops and not self._expired:
                 self._kept.write_down(frame)
             try:
@@ -140,7 +136,7 @@ class StandbyConnection(SuccessiveConnection):
             TransportError: the server goes on with the session no more; another one may.
         """
         frame = inner.receive(timeout)
-        if frame.head.startswith(_CLOSE, 1):
+        if is_of_kind(frame.head, ProtocolClose):
             message = decode(frame.head)
             if isinstance(message, ProtocolClose) and message.stopped and not self._expired:
                 raise TransportError(f"{self.server} ended the session: {message.reason}")
@@ -270,7 +266,7 @@ class StandbyConnection(SuccessiveConnection):
                 frame = inner.receive(_PATIENCE_SECONDS)
             except TimeoutError:
                 continue
-            if frame.head.startswith(_CLOSE, 1):
+            if is_of_kind(frame.head, ProtocolClose):
                 raise TransportError(str(getattr(decode(frame.head), "reason", "")))
             if not self._kept.answers.agrees(position, frame):
                 self._end("what a standby server computes is not what was computed before")

@@ -1,0 +1,25 @@
+"""Messages: their kinds can be told without decoding them."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from djinn_core.wire.messages import AnyMessage, Goodbye, ProtocolClose, Submit, encode, is_of_kind
+from djinn_core.wire.stop_messages import Stop
+
+EXAMPLES = [Submit(7), Stop((7,)), ProtocolClose("the end"), Goodbye()]
+FIXED_ARRAY = 15  # elements at most of a MessagePack array whose header is one byte
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_kind_is_told_by_the_tag(message):
+    found = [type(one) for one in EXAMPLES if is_of_kind(encode(message), type(one))]
+    assert found == [type(message)]
+
+
+@pytest.mark.parametrize("kind", get_args(AnyMessage), ids=lambda kind: kind.__name__)
+def test_the_tag_comes_after_one_byte(kind):
+    assert 1 + len(msgspec.structs.fields(kind)) <= FIXED_ARRAY
