@@ -247,13 +247,9 @@ class Session:
                 self._make_room(source.nbytes)
             except KeyboardInterrupt:
                 self.send(Frame(encode(Withdraw(handle))))
-                self.interrupted()
                 raise
             try:
                 self._uploads.upload(handle, source)
-            except KeyboardInterrupt:
-                self.interrupted()
-                raise
             finally:
                 own(self.connection)
 
