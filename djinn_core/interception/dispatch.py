@@ -19,7 +19,7 @@ from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.cpu_operands import CpuOperand, upload_operands
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.own_calls import own_call
-from djinn_core.interception.ops.view_chains import LONGEST, chains, made_once_more
+from djinn_core.interception.ops.view_chains import LONGEST, chains, remade_view
 from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.module_calls import at_node
@@ -30,7 +30,7 @@ from djinn_core.interception.shape_inference.device_indexes import check_one_ind
 from djinn_core.interception.shape_inference.dtype_support import forget_taken
 from djinn_core.interception.shape_inference.float_arg_cache import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.shape_inference.foreach_infer import infer_by_element
-from djinn_core.interception.shape_inference.formulas import foretell, forget_examples, has_formula, learn
+from djinn_core.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
 from djinn_core.interception.shape_inference.message_limits import check_given, check_made
 from djinn_core.interception.shape_inference.meta_fallback import settle
 from djinn_core.interception.shape_inference.meta_infer import (
@@ -130,7 +130,7 @@ def _record_unknown(
     call: Call | None = None
     if has_formula(func):
         slots = slots_of(args, kwargs)
-        call = foretell(func, args, kwargs, key, operands, slots)
+        call = infer_by_formula(func, args, kwargs, key, operands, slots)
         if call is not None:
             check_given(func, (), operands, slots)
             return _record_foretold(call, func, key, operands, slots)
@@ -435,7 +435,7 @@ def _again(tensor: LazyTensor) -> LazyTensor:
 
 @handles(torch.ops.aten.as_strided.default)
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    view = made_once_more()
+    view = remade_view()
     return record(func, args, kwargs) if view is None else _wrap_view(view.remote, args[0])
 
 

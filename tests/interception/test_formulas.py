@@ -12,7 +12,7 @@ import torch
 import djinn
 from djinn_core.interception import dispatch
 from djinn_core.interception.shape_inference import formulas, shape_formulas, view_formulas
-from djinn_core.interception.shape_inference.formulas import foretell, forget_examples, has_formula, learn
+from djinn_core.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
 from djinn_core.interception.shape_inference.meta_infer import infer
 from djinn_core.ir.operators import allowed_operators
 
@@ -39,16 +39,16 @@ def compare(func, args, kwargs, operands):
     dispatch._flatten(args, key, found)
     if not has_formula(func):
         return False
-    foretold = foretell(func, args, kwargs, key, operands, dispatch.slots_of(args, kwargs))
+    by_formula = infer_by_formula(func, args, kwargs, key, operands, dispatch.slots_of(args, kwargs))
     try:
         inferred = infer(func, args, kwargs, 0)
     except Exception:
-        assert foretold is None
+        assert by_formula is None
         return False
     learn(func, args, kwargs, key, inferred, numbers_in_tensors=False)
-    if foretold is not None:
-        assert_equal(foretold, inferred)
-    return foretold is not None
+    if by_formula is not None:
+        assert_equal(by_formula, inferred)
+    return by_formula is not None
 
 
 def assert_equal(call, inferred):
@@ -65,18 +65,18 @@ def assert_equal(call, inferred):
 def compared(monkeypatch):
     """Every result that a formula tells is compared with the meta kernel's; which ops were, and how often."""
     counted = collections.Counter()
-    real = dispatch.foretell
+    real = dispatch.infer_by_formula
 
     def comparing(func, args, kwargs, key, operands, slots):
-        foretold = real(func, args, kwargs, key, operands, slots)
-        if foretold is not None:
+        by_formula = real(func, args, kwargs, key, operands, slots)
+        if by_formula is not None:
             counted[func] += 1
             device = operands[0].remote.meta.device if operands else 0
-            assert_equal(foretold, dispatch.infer(func, args, kwargs, device))
-        return foretold
+            assert_equal(by_formula, dispatch.infer(func, args, kwargs, device))
+        return by_formula
 
     forget_examples()
-    monkeypatch.setattr(dispatch, "foretell", comparing)
+    monkeypatch.setattr(dispatch, "infer_by_formula", comparing)
     return counted
 
 

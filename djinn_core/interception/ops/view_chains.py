@@ -2,7 +2,7 @@
 
 It does so only for tensors of Python backends, for which it does not rely on `as_strided`, and copies the path of one view
 for the next: a chain of n views takes O(n^2) time. So a view far from its base becomes a direct view of that base. Nothing
-is done before a program has such a chain, because a kernel in Python costs each view two microseconds.
+is done before a program has such a chain, because a kernel in Python costs each view about six microseconds.
 
 Gradients still flow through all views of the chain, because their hooks must run: the next view is made from a tensor with
 a short path, whose autograd node leads on to the view that it stands for.
@@ -94,26 +94,26 @@ def _near(view: torch.Tensor) -> torch.Tensor:
     assert isinstance(view, LazyTensor)
     assert view._base is not None
     meta = view.remote.meta
-    _standing.view = view
+    _remade.view = view
     try:
         with torch.no_grad():
             return torch.as_strided(view._base, meta.shape, meta.stride, meta.offset)
     finally:
-        _standing.view = None
+        _remade.view = None
 
 
-class _Standing(threading.local):
-    """The view that the `as_strided` of this thread makes once more, which has a value already."""
+class _Remade(threading.local):
+    """The view that the `as_strided` call under way in this thread makes again, and that has a value already."""
 
     view: LazyTensor | None = None
 
 
-_standing: Final = _Standing()
+_remade: Final = _Remade()
 
 
-def made_once_more() -> LazyTensor | None:
-    """The view that an `as_strided` makes that is under way, where it was made before."""
-    return _standing.view
+def remade_view() -> LazyTensor | None:
+    """The view that the `as_strided` call under way in this thread makes again; None where it makes a new one."""
+    return _remade.view
 
 
 class _Nearer(torch.autograd.Function):

@@ -128,7 +128,7 @@ class _Kind:
 _kinds: dict[Key, _Kind] = {}
 
 
-def foretell(
+def infer_by_formula(
     func: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
