@@ -38,7 +38,7 @@ def nothing(_: int) -> None:
 
 
 class SuccessiveConnection(abc.ABC):
-    """Base of connections that run over one transport connection after the other; buffers that are sent are borrowed."""
+    """Base of session channels that run over one transport connection after the other; buffers that are sent are borrowed."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
@@ -81,7 +81,7 @@ class SuccessiveConnection(abc.ABC):
 
 
 class ReliableConnection(SuccessiveConnection):
-    """Implements `Connection` over one connection after the other. What is sent arrives once, and in order.
+    """Implements `SessionChannel` over one connection after the other. What is sent arrives once, and in order.
 
     `send` may be called from several threads, `receive` from one at a time.
     """
@@ -406,15 +406,3 @@ def _bytes_of(frame: Frame) -> int:
     for buffer in frame.body:  # mostly one: no generator for it
         nbytes += memoryview(buffer).nbytes
     return nbytes
-
-
-def own(connection: Connection) -> None:
-    """As `ReliableConnection.own`; other connections borrow nothing."""
-    if isinstance(connection, SuccessiveConnection):
-        connection.own()
-
-
-def expire(connection: Connection) -> None:
-    """As `ReliableConnection.expire`; others have no further connection anyway."""
-    if isinstance(connection, SuccessiveConnection):
-        connection.expire()

@@ -11,13 +11,13 @@ from typing import NoReturn, TypeVar
 import attrs
 import torch
 
-from djinn_core.delivery.reliable_connection import expire, own
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
-from djinn_core.hookspecs.transports import Buffer, Connection, Frame
+from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.runtime_interface import Answer, Submission
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
+from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS, last_words
 from djinn_core.runtime.deadlines import cancelled, due, exceeded
 from djinn_core.runtime.observing import Observers
@@ -75,7 +75,7 @@ class Session:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClientChannel,
         planner: Planner,
         stats: Stats,
         server: str,
@@ -251,7 +251,7 @@ class Session:
             try:
                 self._uploads.upload(handle, source)
             finally:
-                own(self.connection)
+                self.connection.own()
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Runtime.expect_uploads`."""
@@ -596,7 +596,7 @@ class Session:
     def close(self) -> None:
         """End the session; the executor frees everything in it."""
         if not self.lost:
-            expire(self.connection)
+            self.connection.expire()
             try:
                 self.send(Frame(encode(Goodbye())))
             except DjinnError as error:

@@ -25,7 +25,7 @@ import torch
 
 from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
-from djinn_core.delivery.reliable_connection import expire
+from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions
@@ -47,8 +47,9 @@ from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, sen
 from djinn_core.server.malloc_trim import GIVING_BACK, keep_few_arenas, set_start_aside
 from djinn_core.server.peers.exchange import PeerListener
 from djinn_core.server.peers.inbox import PeerConnection
+from djinn_core.server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
 from djinn_core.server.recovery.journal import SessionIdentity, remove_stale
-from djinn_core.server.recovery.leased_connection import KillsExecutors, Leases, resend
+from djinn_core.server.recovery.leased_connection import KillsExecutors, Leases
 from djinn_core.server.rlimits import confine
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.session_registry import Entry, Session, SessionRegistry
@@ -156,7 +157,7 @@ class Executor:
         grant = admitted.grant
         owner = SessionIdentity(secrets.token_urlsafe(16), grant.client, secrets.token_urlsafe(32), grant.badge)
         leased = self._leases.lease(owner, connection) if self._leases.seconds else None
-        self._converse(owner, leased or connection, connection, self._attached(owner, admitted))
+        self._converse(owner, leased or PlainExecutorChannel(connection), connection, self._attached(owner, admitted))
 
     def _resume(self, connection: Connection, asked: Resume) -> None:
         """Let a client go on with a session that is here, or that an executor before this one has left."""
@@ -198,7 +199,9 @@ class Executor:
             return
         serve_aside(connection, session.exchange)
 
-    def _converse(self, owner: SessionIdentity, talk: Connection, connection: Connection, greeting: Message) -> None:
+    def _converse(
+        self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
+    ) -> None:
         name, client = owner.session, owner.client
         session = self._new_session(self._device.runtime, self._tenancy.store, self._harbour)
         try:
@@ -207,7 +210,7 @@ class Executor:
                 _log_session(talk, name, client),
             ):
                 send_message(connection, greeting)
-                resend(talk)
+                talk.resend()
                 session.serve(talk)
         finally:
             self._leases.end(name)
@@ -303,7 +306,7 @@ def _serve_guest(guest: PeerConnection, connection: Connection) -> None:
 
 
 @contextmanager
-def _log_session(connection: Connection, name: str, client: str) -> Iterator[None]:
+def _log_session(connection: SessionChannel, name: str, client: str) -> Iterator[None]:
     """Log how a session began and ended; what goes wrong in it ends this connection and nothing else."""
     log = _log.bind(session=name)
     log.info("session began", client=client)
@@ -325,9 +328,9 @@ def _log_session(connection: Connection, name: str, client: str) -> Iterator[Non
         log.info("session ended")
 
 
-def _part(connection: Connection, reason: str, *, stopped: bool = False) -> None:
+def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
     """Say why a session ends, if its client is still there. `stopped`: as in `Broken`."""
-    expire(connection)
+    connection.expire()
     complain(connection, reason, stopped=stopped)
 
 

@@ -10,10 +10,9 @@ from functools import partial
 
 import msgspec
 
-from djinn_core.delivery.reliable_connection import own
 from djinn_core.errors import DjinnError, ProtocolError, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.server.device_stats import device_figures, reset_device_peak
@@ -21,8 +20,8 @@ from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import Exchange, PeerListener
 from djinn_core.server.peers.packed_values import Packed, pack_copies, pack_storages, unpack_item
 from djinn_core.server.peers.route import frames_of
-from djinn_core.server.recovery.leased_connection import State as Found
-from djinn_core.server.recovery.leased_connection import decided, keep, recovery_state, send_unchecked
+from djinn_core.server.recovery.executor_channel import ExecutorChannel
+from djinn_core.server.recovery.executor_channel import State as Found
 from djinn_core.server.recovery.snapshots import (
     KnownTemplate,
     Snapshot,
@@ -107,14 +106,14 @@ class ExecutorSession:
         self._wanted = CancellationState(self._turn)
         METER.enter(self)
 
-    def serve(self, connection: Connection) -> None:
+    def serve(self, connection: ExecutorChannel) -> None:
         """Answer messages until the client says goodbye.
 
         Raises:
             TransportError: the connection ended without a goodbye.
             ProtocolError: the client sent something that cannot be accepted.
         """
-        journal, past = recovery_state(connection)
+        journal, past = connection.recovery_state
         self._uploads.journal = journal
         snapshot = decode_snapshot(past.base.state) if past is not None and past.base is not None else None
         shipments = past.shipments if past is not None else PastShipments()
@@ -126,9 +125,9 @@ class ExecutorSession:
         with OVERSEER.over(self._wanted, connection):
             while self._serve_one(connection):
                 if not self._backlog:  # not in the middle of what was read ahead
-                    keep(connection, self._state, self.exchange.inbox.writing)
+                    connection.keep(self._state, self.exchange.inbox.writing)
 
-    def _serve_one(self, connection: Connection) -> bool:
+    def _serve_one(self, connection: ExecutorChannel) -> bool:
         frame = self._next_frame(connection)
         started = time.perf_counter()
         message = _read(frame)
@@ -141,7 +140,7 @@ class ExecutorSession:
             self._take_upload(message, frame)
         elif isinstance(message, BlobOffer):
             METER.check_values()
-            recalled = decided(connection, lambda before: self._consider(message, before)) == YES
+            recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, Withdraw):
             self._take_withdrawal(message)
@@ -149,7 +148,7 @@ class ExecutorSession:
             if self._memory is not None:
                 self._memory.learn(message)
         elif isinstance(message, BlobQuery):
-            found = decided(connection, lambda before: self._hold(message, before))
+            found = connection.decide(lambda before: self._hold(message, before))
             connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
         elif isinstance(message, Query):
             figures = self.figures()
@@ -162,7 +161,7 @@ class ExecutorSession:
         elif isinstance(message, Stop):
             self._wanted.stop(message.submissions)
         elif isinstance(message, AskState):
-            hand_out(self._state, self.values.nbytes(), message.limit, partial(send_unchecked, connection))
+            hand_out(self._state, self.values.nbytes(), message.limit, connection.send_unchecked)
         elif isinstance(message, State):
             self._take_over(message, connection)
         elif isinstance(message, Goodbye):
@@ -200,7 +199,7 @@ class ExecutorSession:
         snapshot = Snapshot(self.submissions, templates, random=random, pool=counts, **taken[0])
         return encode_snapshot(snapshot), taken[1], shipments
 
-    def _take_over(self, state: State, connection: Connection) -> None:
+    def _take_over(self, state: State, connection: ExecutorChannel) -> None:
         """Go on where a session was whose server is lost, as its client has kept it.
 
         Raises:
@@ -223,7 +222,7 @@ class ExecutorSession:
             self.device.randomness.hand_to(self._randomness)
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
-    def _exchange_values(self, message: AnyMessage, connection: Connection) -> None:
+    def _exchange_values(self, message: AnyMessage, connection: ExecutorChannel) -> None:
         """Handle a message about values that go to or come from other executors."""
         if isinstance(message, SendValues):
             self._await_uploads(connection)
@@ -237,7 +236,7 @@ class ExecutorSession:
         elif isinstance(message, Invite):
             connection.send(Frame(encode(self.exchange.invite(message.source))))
         elif isinstance(message, Meet):
-            connection.send(Frame(decided(connection, lambda before: self._meet(message, before))))
+            connection.send(Frame(connection.decide(lambda before: self._meet(message, before))))
         else:
             raise ProtocolError(f"an executor does not expect {type(message).__name__}")
 
@@ -248,7 +247,7 @@ class ExecutorSession:
         self.exchange.met(meet, expect(before, Met))
         return before
 
-    def _ship(self, ship: SendValues, connection: Connection) -> None:
+    def _ship(self, ship: SendValues, connection: ExecutorChannel) -> None:
         handles = unpack_handles(ship.handles)
         if ship.peer == CLIENT:
             packed = self._pack(ship, handles)
@@ -265,7 +264,7 @@ class ExecutorSession:
         with self._turn:
             return pack(handles, self.values, self.device.runtime, self.exchange.number)
 
-    def _expect(self, expected: Expect, connection: Connection) -> None:
+    def _expect(self, expected: Expect, connection: ExecutorChannel) -> None:
         arrived = self.exchange.expect(expected.shipment, expected.source, partial(self._read_ahead, connection))
         handles = unpack_handles(expected.handles)
         if isinstance(arrived, str):
@@ -280,16 +279,16 @@ class ExecutorSession:
                     self.values[handle] = value
         METER.check_values()
 
-    def _read_ahead(self, connection: Connection) -> None:
+    def _read_ahead(self, connection: ExecutorChannel) -> None:
         """Take in what the client says while another executor is waited for: it can go on sending, and is seen to be gone."""
         with contextlib.suppress(TimeoutError):
             while len(self._backlog) < BACKLOG_LIMIT:
                 self._next_urgent(connection, 0.0)
 
-    def _next_frame(self, connection: Connection) -> Frame:
+    def _next_frame(self, connection: ExecutorChannel) -> Frame:
         return self._backlog.popleft() if self._backlog else connection.receive()
 
-    def _submit(self, submit: Submit, connection: Connection, started: float) -> None:
+    def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> None:
         work = self._begin(submit)
         decoded = time.perf_counter()
         self._await_uploads(connection)
@@ -300,7 +299,7 @@ class ExecutorSession:
             return
         self._wanted.begin(work)
         waited = time.perf_counter()
-        own(connection)  # what was sent and not taken yet may be written now
+        connection.own()  # what was sent and not taken yet may be written now
         with self._turn, METER.account:
             begun = time.perf_counter()
             run = self._run(known, work)
@@ -336,7 +335,7 @@ class ExecutorSession:
         self.submissions = submit.sequence
         return unpack(submit)
 
-    def _pass_over(self, message: Unreadable, connection: Connection) -> None:
+    def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> None:
         """Go on after a message that cannot be read: what it would have made is poison."""
         _log.warning("a message cannot be read", reason=message.reason)
         if isinstance(message, UnreadableSubmit):
@@ -351,7 +350,7 @@ class ExecutorSession:
         elif isinstance(message, UnreadableDefine):
             raise ProtocolError(message.reason)  # nothing has asked for it
 
-    def _known(self, submit: Submit, work: Work, connection: Connection) -> BoundTemplate | None:
+    def _known(self, submit: Submit, work: Work, connection: ExecutorChannel) -> BoundTemplate | None:
         """The template of a submission, compiled and bound for it; None where it runs nothing.
 
         Raises:
@@ -391,20 +390,20 @@ class ExecutorSession:
         compiling = self.device.compiling
         return BoundTemplate(compiled, [], [], compiling.template(digest, compiled) if compiling else None, digest)
 
-    def _await_definition(self, connection: Connection) -> Define | UnreadableDefine:
+    def _await_definition(self, connection: ExecutorChannel) -> Define | UnreadableDefine:
         """The template that was asked for."""
         while True:
             message = self._next_urgent(connection)
             if isinstance(message, Define | UnreadableDefine):
                 return message
 
-    def _await_uploads(self, connection: Connection) -> None:
+    def _await_uploads(self, connection: ExecutorChannel) -> None:
         """Wait until everything that was offered is here."""
         while self._uploads.wanted:
             self._next_urgent(connection)
 
     def _next_urgent(
-        self, connection: Connection, timeout: float | None = None
+        self, connection: ExecutorChannel, timeout: float | None = None
     ) -> AnyMessage | UnreadableDefine | None:
         """The next message, where something waits for it; uploads are taken, anything else is kept for later."""
         frame = connection.receive(timeout)
@@ -472,7 +471,7 @@ class ExecutorSession:
         except RuntimeError as error:
             run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
 
-    def _refuse(self, work: Work, refused: _Refused, digest: bytes, connection: Connection) -> None:
+    def _refuse(self, work: Work, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Answer a submission that cannot run: all that it would have made or written is poison.
 
         What the template was bound to last is not what the client believes, so the client is asked for it next time.

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import attrs
 
-from djinn_core.hookspecs.transports import Connection
+from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.logs import get_logger
+from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.wire.messages import SessionStatus
 
 _log = get_logger("djinn.server")
@@ -20,7 +21,7 @@ _log = get_logger("djinn.server")
 class Session(Protocol):
     """One client's work on an executor's device."""
 
-    def serve(self, connection: Connection) -> None:
+    def serve(self, connection: ExecutorChannel) -> None:
         """Answer the client's messages until it says goodbye or the connection ends."""
 
     def figures(self) -> Mapping[str, int]:
@@ -44,7 +45,7 @@ class Entry:
     client: str
     session: Session
     token: str = ""
-    connection: Connection | None = None
+    connection: SessionChannel | None = None
     since: float = attrs.field(factory=time.monotonic)
 
     def status(self) -> SessionStatus:

@@ -49,6 +49,12 @@ class Server:
     def begin(self):
         return self, ATTACHED
 
+    def own(self):
+        """It borrows nothing."""
+
+    def expire(self):
+        """It has no further connection."""
+
     def send(self, frame):
         if self.down:
             raise TransportError(self.down)
@@ -94,7 +100,7 @@ def often(monkeypatch):
 @pytest.fixture
 def two():
     first, second = Server(), Server()
-    return first, second, StandbyConnection(first, ATTACHED, "first", [second], 1 << 30)
+    return first, second, StandbyConnection(first, "first", [second], 1 << 30)
 
 
 def test_another_server_is_sent_everything_and_only_what_was_not_answered_comes(two):
@@ -210,7 +216,7 @@ def test_with_a_state_after_it_what_was_cut_short_is_forgotten(often, two):
 
 def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
     first, second = Server(), Server()
-    connection = StandbyConnection(first, ATTACHED, "first", [second], 1000)
+    connection = StandbyConnection(first, "first", [second], 1000)
     connection.send(Frame(encode(Query()), [bytes(2000)]))
     assert "no standby server can take this session over any more" in caplog.text
     first.down = "gone"

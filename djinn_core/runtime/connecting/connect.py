@@ -17,6 +17,7 @@ from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.tls_transports import travels_bare
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.dialling import (
     Dialled,
     given_up,
@@ -28,13 +29,21 @@ from djinn_core.runtime.connecting.dialling import (
 from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.redialling import lasting
-from djinn_core.runtime.connecting.resuming import hasten
 from djinn_core.runtime.connecting.retry import with_patience
 from djinn_core.runtime.connecting.servers import Servers, find_servers, standby_servers
 from djinn_core.runtime.standby.servers import Candidate, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
 _log = get_logger("djinn.runtime")
+
+
+@attrs.frozen
+class _Begun:
+    """A session that has begun on an executor of a server."""
+
+    channel: ClientChannel
+    dialled: Dialled
+    welcome: Welcome
 
 
 def open_connections(
@@ -122,8 +131,8 @@ def _stood_by(
     except BaseException:
         only.connection.close()
         raise
-    hasten(only.connection, settings.standby_seconds)
-    connection = with_standby(only.connection, only.attached, mine.urls[0], candidates, settings)
+    only.connection.hasten(settings.standby_seconds)
+    connection = with_standby(only.connection, mine.urls[0], candidates, settings)
     # Another server does not have what this one recalls: everything travels, and is written down.
     return (attrs.evolve(only, connection=connection, attached=msgspec.structs.replace(only.attached, recalls=False)),)
 
@@ -131,11 +140,11 @@ def _stood_by(
 def _candidate(settings: Settings, registry: Registry, servers: Servers, first: Attached) -> Candidate:
     reachable = _reachable(registry, servers)
 
-    def dial() -> Dialled:
+    def dial() -> tuple[ClientChannel, Attached]:
         device = (settings.server_devices or (settings.device,))[0]
-        reached, _ = _dial(settings, reachable, servers.urls, servers.token, device)
-        hasten(reached.connection, settings.standby_seconds)
-        return reached
+        begun = _dial(settings, reachable, servers.urls, servers.token, device)
+        begun.channel.hasten(settings.standby_seconds)
+        return begun.channel, begun.dialled.attached
 
     return Candidate(servers.urls[0], first, dial)
 
@@ -178,17 +187,17 @@ def _open_remote(
 ) -> tuple[list[Opened], list[tuple[str, DjinnError]]]:
     """A session with each wanted device of one server, and the devices that cannot be had, each with the reason."""
     first, *others = settings.server_devices or (settings.device,)
-    reached, welcome = _dial(settings, registry, urls, token, first)
-    opened = [_opened(reached, welcome.gateway, urls)]
+    begun = _dial(settings, registry, urls, token, first)
+    opened = [_opened(begun, urls)]
     failed: list[tuple[str, DjinnError]] = []
     try:
-        for number in _others_wanted(welcome, (first, *others)):
+        for number in _others_wanted(begun.welcome, (first, *others)):
             try:
-                reached, _ = _dial(settings, registry, urls, token, str(number))
+                another = _dial(settings, registry, urls, token, str(number))
             except (TransportError, AccessRefused) as error:
                 failed.append((f"device {number} of {urls[0]}", error))
             else:
-                opened.append(_opened(reached, welcome.gateway, urls))
+                opened.append(_opened(another, urls))
     except BaseException:
         for member in opened:
             member.connection.close()
@@ -206,16 +215,12 @@ def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
     return [number for number in found if number != welcome.number]
 
 
-def _dial(
-    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str
-) -> tuple[Dialled, Welcome]:
+def _dial(settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str) -> _Begun:
     attempt = partial(_dial_once, settings, registry, urls, token, device)
     return with_patience(attempt, settings.connect_timeout)
 
 
-def _dial_once(
-    settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str
-) -> tuple[Dialled, Welcome]:
+def _dial_once(settings: Settings, registry: Registry, urls: tuple[str, ...], token: str, device: str) -> _Begun:
     gateway = reach_gateway(urls, token, device, registry.transports, settings.connect_timeout)
     try:
         reached = reach_executor(gateway, registry.transports, settings.connect_timeout)
@@ -225,13 +230,20 @@ def _dial_once(
     if reached.connection is not gateway.connection:
         gateway.connection.close()
     number = str(gateway.welcome.number)
-    talk = lasting(reached, urls, token, number, registry.transports, settings.connect_timeout)
-    return attrs.evolve(reached, connection=talk), gateway.welcome
+    channel = lasting(reached, urls, token, number, registry.transports, settings.connect_timeout)
+    return _Begun(channel, reached, gateway.welcome)
 
 
-def _opened(reached: Dialled, addresses: tuple[str, ...], configured: tuple[str, ...]) -> Opened:
-    known = (reached.connection, reached.attached, reached.url, reached.fallbacks)
-    return Opened(*known, addresses=addresses, server=called(configured))
+def _opened(begun: _Begun, configured: tuple[str, ...]) -> Opened:
+    dialled = begun.dialled
+    return Opened(
+        begun.channel,
+        dialled.attached,
+        dialled.url,
+        dialled.fallbacks,
+        addresses=begun.welcome.gateway,
+        server=called(configured),
+    )
 
 
 def _compare_torch(opened: Opened) -> None:

@@ -14,6 +14,7 @@ from djinn_core.launch.own_journals import own_journals
 from djinn_core.launch.process import ExecutorOptions
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import attach, client_name
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.restarting import outliving
@@ -74,10 +75,11 @@ def _open_own(settings: Settings, registry: Registry, executor: OwnExecutor) -> 
     url = executor.wait_ready(settings.start_timeout).urls[0]
     connection = transport_for(url, registry.transports).connect(url, Limits(), settings.connect_timeout)
     attached = attach(connection, executor.issue_ticket(client_name()), settings.connect_timeout)
+    channel: ClientChannel = PlainClientChannel(connection)
     if attached.recovers:
         seconds = settings.connect_timeout, settings.start_timeout
-        connection = outliving(connection, attached, executor, registry.transports, seconds)
-    return Opened(connection, attached, url, executor=executor)
+        channel = outliving(connection, attached, executor, registry.transports, seconds)
+    return Opened(channel, attached, url, executor=executor)
 
 
 def open_inline(settings: Settings) -> Opened:
@@ -85,7 +87,7 @@ def open_inline(settings: Settings) -> Opened:
     # The one place where the client reaches into the server, which it may not import: for debugging they share a process.
     begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_core.server.inline").begin
     connection, ticket = begin(settings, client_name())
-    return Opened(connection, attach(connection, ticket, settings.connect_timeout), "inline")
+    return Opened(PlainClientChannel(connection), attach(connection, ticket, settings.connect_timeout), "inline")
 
 
 def plugin_names(plugins: tuple[Any, ...] | None) -> tuple[str, ...] | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from djinn_core.hookspecs.transports import Connection
 from djinn_core.launch.own_executor import OwnExecutor
-from djinn_core.runtime.standby.connection import StandbyConnection
+from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.wire.messages import Attached
 
 
@@ -24,7 +23,7 @@ class Opened:
         server: what messages call it: the address that is configured.
     """
 
-    connection: Connection
+    connection: ClientChannel
     attached: Attached
     url: str
     fallbacks: tuple[str, ...] = ()
@@ -35,7 +34,7 @@ class Opened:
     @property
     def now(self) -> Attached:
         """`Attached` reply of the executor that has the session now; after a failover, that of the other server."""
-        return self.connection.attached if isinstance(self.connection, StandbyConnection) else self.attached
+        return self.connection.successor or self.attached
 
     @property
     def codings(self) -> tuple[str, ...]:

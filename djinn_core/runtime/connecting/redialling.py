@@ -8,6 +8,7 @@ from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import called, transport_for
 from djinn_core.logs import get_logger
+from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
 from djinn_core.runtime.connecting.dialling import DIRECT_SECONDS, Dialled, Gateway, ask, direct_ways, reach_gateway
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.message import Message
@@ -106,11 +107,11 @@ class Redialling:
 
 def lasting(
     reached: Dialled, urls: tuple[str, ...], token: str, device: str, transports: tuple[Transport, ...], timeout: float
-) -> Connection:
-    """The connection of a session that has begun; one that is dialled again where the executor waits for that."""
+) -> ClientChannel:
+    """The channel of a session that has begun; one that is dialled again where the executor waits for that."""
     attached = reached.attached
     if not attached.lease:
-        return reached.connection
+        return PlainClientChannel(reached.connection)
     direct = "" if reached.relayed else reached.url
     where = (urls, token, device, direct, attached.recovers, transports, timeout)
     redial = Redialling(*where, attached.session, attached.secret, attached.instance)

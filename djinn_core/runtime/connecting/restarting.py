@@ -8,6 +8,7 @@ from djinn_core.errors import AccessRefused
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.own_executor import LEASE_SECONDS, OwnExecutor
+from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.connecting.dialling import ask
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.messages import Attached
@@ -75,8 +76,8 @@ def outliving(
     executor: OwnExecutor,
     transports: tuple[Transport, ...],
     seconds: tuple[float, float],
-) -> Connection:
-    """The connection of a session that has begun with `executor`, which is started again when it dies.
+) -> ClientChannel:
+    """The channel of a session that has begun with `executor`, which is started again when it dies.
 
     `seconds`: that any single step may take, and until an executor is ready.
     """

@@ -12,27 +12,26 @@ from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
+from djinn_core.runtime.connecting.client_channel import Reconnection
 from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
 from djinn_core.runtime.connecting.retry import jittered
+from djinn_core.wire.messages import Attached
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _IN_VAIN: Final = 10
 _log = get_logger("djinn.session")
 
-# Told how many frames this end has taken and how many seconds there are, gives a connection and how many the other end has.
-Redial = Callable[[int, float], tuple[Connection, int]]
 
-
-def _nobody() -> None:
+def _nothing() -> None:
     """Ignore that the connection is there again."""
 
 
 class ResumingConnection(ReliableConnection):
-    """A connection to an executor that is dialled again when it breaks, for as long as the executor keeps the session."""
+    """Implements `ClientChannel`: dialled again when it breaks, for as long as the executor keeps the session."""
 
-    def __init__(self, inner: Connection, redial: Redial, patience: float, server: str) -> None:
-        """`patience`: seconds after which it gives up. `resumed_by` is called when the connection is there again."""
+    def __init__(self, inner: Connection, redial: Reconnection, patience: float, server: str) -> None:
+        """`patience`: seconds after which it gives up."""
         super().__init__(inner)
         self._redial = redial
         self._patience = patience
@@ -42,16 +41,21 @@ class ResumingConnection(ReliableConnection):
         self._in_vain = 0
         self.resumed = 0
         self.deadly = False  # whether it is what the session does that kills executors
-        self.resumed_by: Callable[[], None] = _nobody
+        self.successor: Attached | None = None
+        self._when_resumed: Callable[[], None] = _nothing
 
     @property
-    def redial(self) -> object:
-        """The callable that dials it again."""
+    def reconnection(self) -> Reconnection:
+        """As `ClientChannel.reconnection`."""
         return self._redial
 
     def hasten(self, patience: float) -> None:
-        """Give up after so many seconds, where that is sooner."""
+        """As `ClientChannel.hasten`."""
         self._patience = min(self._patience, patience)
+
+    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
+        """As `ClientChannel.call_when_resumed`."""
+        self._when_resumed = resumed
 
     @property
     def _probes(self) -> bool:
@@ -118,7 +122,7 @@ class ResumingConnection(ReliableConnection):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 self.resumed += 1
-                self.resumed_by()
+                self._when_resumed()
                 return
         self._give_up(str(error))
 
@@ -145,9 +149,3 @@ def _sleep(seconds: float) -> None:
 def _leave_if_interrupted() -> None:
     if held.pending:
         raise NotYet
-
-
-def hasten(connection: Connection, patience: float) -> None:
-    """As `ResumingConnection.hasten`; other connections are not dialled again anyway."""
-    if isinstance(connection, ResumingConnection):
-        connection.hasten(patience)

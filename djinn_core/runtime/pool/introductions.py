@@ -9,16 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import attrs
 
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.hookspecs.transports import Connection
 from djinn_core.launch.addresses import at_host, is_loopback, parse_url, with_host
 from djinn_core.logs import get_logger
+from djinn_core.runtime.connecting.client_channel import ClientChannel, Reconnection
 from djinn_core.runtime.connecting.dialling import ask
-from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.peer_messages import Invite, Invited, Meet, Met
 
 _PAUSE_SECONDS: Final = 0.1
@@ -26,20 +25,6 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 _PATIENCE_SECONDS: Final = 120.0  # the other one may have to be started again as well
 _ANSWER_SECONDS: Final = 30.0
 _log = get_logger("djinn.pool")
-
-
-@runtime_checkable
-class Reachable(Protocol):
-    """Reconnection to a session, also on a side connection; `instance` is of the process that it was found in last."""
-
-    instance: str
-
-    def aside(self) -> Connection:
-        """A connection to say something beside the session.
-
-        Raises:
-            DjinnError: there is none, for the time being.
-        """
 
 
 def invitation(source: int, target: int, invited: Invited, server: str) -> Meet:
@@ -60,7 +45,7 @@ def _placed(url: str, host: str) -> str:
 class _Acquaintance:
     """One executor as the others need to know it."""
 
-    reach: Reachable
+    reach: Reconnection
     server: str
 
 
@@ -69,7 +54,7 @@ class Introductions:
 
     def __init__(
         self,
-        connections: Sequence[Connection],
+        connections: Sequence[ClientChannel],
         servers: Sequence[str],
         instances: Sequence[str],
         pairs: Callable[[int], Sequence[tuple[int, int]]],
@@ -80,9 +65,9 @@ class Introductions:
         self._known: dict[int, _Acquaintance] = {}
         self._closed = threading.Event()
         for number, (connection, server) in enumerate(zip(connections, servers, strict=True)):
-            if isinstance(connection, ResumingConnection) and isinstance(connection.redial, Reachable):
-                self._known[number] = _Acquaintance(connection.redial, server)
-                connection.resumed_by = partial(self._look, number)
+            if connection.reconnection is not None:
+                self._known[number] = _Acquaintance(connection.reconnection, server)
+                connection.call_when_resumed(partial(self._look, number))
 
     def _look(self, number: int) -> None:
         """A member's connection is there again, maybe to another process."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from djinn_core.delivery.reliable_connection import SuccessiveConnection, expire, own
+from djinn_core.delivery.reliable_connection import SuccessiveConnection
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
+from djinn_core.runtime.connecting.client_channel import ClientChannel, Reconnection
 from djinn_core.runtime.standby.failover_log import FailoverLog
 from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
 from djinn_core.wire.messages import Attached, ProtocolClose, Submit, decode, encode, is_of_kind
@@ -35,8 +36,8 @@ class Other(Protocol):
     def name(self) -> str:
         """Name of the server in messages."""
 
-    def begin(self) -> tuple[Connection, Attached]:
-        """A connection to an executor of it, in a new session, and what that said.
+    def begin(self) -> tuple[ClientChannel, Attached]:
+        """A channel to an executor of it, in a new session, and what that said.
 
         Raises:
             DjinnError: it cannot be had.
@@ -44,13 +45,13 @@ class Other(Protocol):
 
 
 class StandbyConnection(SuccessiveConnection):
-    """Implements `Connection` over a session with one server after the other.
+    """Implements `ClientChannel` over a session with one server after the other.
 
     `send` may be called from several threads, `receive` from one at a time.
     """
 
-    def __init__(self, inner: Connection, attached: Attached, server: str, others: Iterable[Other], limit: int) -> None:
-        """`attached`: what the executor said that has the session. `others`: servers that may take over, in this order.
+    def __init__(self, inner: ClientChannel, server: str, others: Iterable[Other], limit: int) -> None:
+        """`others`: servers that may take over, in this order.
 
         `limit`: bytes that may be written down.
 
@@ -58,7 +59,10 @@ class StandbyConnection(SuccessiveConnection):
             OSError: nothing can be written down.
         """
         self.server = server
-        self.attached = attached
+        self.successor: Attached | None = None
+        self.deadly = False
+        self.reconnection: Reconnection | None = None  # of each server of its own
+        self._channel = inner
         super().__init__(inner)
         self._others = list(others)
         self._kept = FailoverLog(limit)
@@ -95,7 +99,7 @@ class StandbyConnection(SuccessiveConnection):
 
     def own(self) -> None:
         """As `ReliableConnection.own`."""
-        own(self._inner)
+        self._channel.own()
 
     # --- in ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +194,7 @@ class StandbyConnection(SuccessiveConnection):
                 self._reading.release()
         broken.close()  # the thread that reads gets out of it
         with self._reading:
-            reason = self._cannot(broken)
+            reason = self._cannot()
             if reason:
                 self._end(f"{error}; {reason}")
             _log.warning("a server is lost; another one is asked to go on", server=self.server, reason=str(error))
@@ -206,9 +210,9 @@ class StandbyConnection(SuccessiveConnection):
         except (TransportError, TimeoutError) as end:
             _log.debug("nothing more came", reason=str(end))
 
-    def _cannot(self, broken: Connection) -> str:
+    def _cannot(self) -> str:
         """Reason why no other server can take the session over; empty where one may."""
-        if getattr(broken, "deadly", ""):
+        if self._channel.deadly:
             return "another server would come to the same end"
         if self._kept.sent is None or self._kept.why_not:
             return f"no standby server could go on: {self._kept.why_not}"
@@ -240,10 +244,11 @@ class StandbyConnection(SuccessiveConnection):
                 return
         self._end(f"{error}; no standby server goes on: {'; '.join(failed)}")
 
-    def _adopt(self, inner: Connection, attached: Attached, other: Other) -> None:
+    def _adopt(self, inner: ClientChannel, attached: Attached, other: Other) -> None:
         self._kept.drop_state()
+        self._channel = inner
         self._follow(inner)
-        self.attached, self.server = attached, other.name
+        self.successor, self.server = attached, other.name
         self._others.remove(other)
         self._others.append(other)
 
@@ -277,10 +282,17 @@ class StandbyConnection(SuccessiveConnection):
         self._closed = reason
         raise TransportError(reason)
 
+    def hasten(self, patience: float) -> None:
+        """As `ClientChannel.hasten`."""
+        self._channel.hasten(patience)
+
+    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
+        """As `ClientChannel.call_when_resumed`: each server reconnects for itself, which no session has to hear of."""
+
     def expire(self) -> None:
         """As `ReliableConnection.expire`: no server takes over any more."""
         self._expired = True
-        expire(self._inner)
+        self._channel.expire()
 
     def close(self) -> None:
         """As `Connection.close`."""

@@ -8,9 +8,8 @@ import attrs
 
 from djinn_core.config import Settings, bytes_of
 from djinn_core.errors import TransportError
-from djinn_core.hookspecs.transports import Connection
 from djinn_core.logs import get_logger
-from djinn_core.runtime.connecting.dialling import Dialled
+from djinn_core.runtime.connecting.client_channel import ClientChannel
 from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.wire.messages import Attached
 
@@ -23,21 +22,21 @@ class Candidate:
 
     name: str
     first: Attached
-    dial: Callable[[], Dialled]
+    dial: Callable[[], tuple[ClientChannel, Attached]]
 
-    def begin(self) -> tuple[Connection, Attached]:
-        """A connection to an executor of it, in a new session, and what that said.
+    def begin(self) -> tuple[ClientChannel, Attached]:
+        """A channel to an executor of it, in a new session, and what that said.
 
         Raises:
             TransportError: it cannot be reached, or has another kind of device.
             AccessRefused: it does not let this client in.
         """
-        reached = self.dial()
-        reason = _unlike(self.first, reached.attached)
+        channel, attached = self.dial()
+        reason = _unlike(self.first, attached)
         if reason:
-            reached.connection.close()
+            channel.close()
             raise TransportError(reason)
-        return reached.connection, reached.attached
+        return channel, attached
 
 
 def _unlike(first: Attached, now: Attached) -> str:
@@ -52,11 +51,11 @@ def _unlike(first: Attached, now: Attached) -> str:
 
 
 def with_standby(
-    connection: Connection, attached: Attached, server: str, others: Sequence[Candidate], settings: Settings
-) -> Connection:
+    connection: ClientChannel, server: str, others: Sequence[Candidate], settings: Settings
+) -> ClientChannel:
     """Wrap a session's connection for failover to other servers; unchanged, with a log line, where no file can be written."""
     try:
-        return StandbyConnection(connection, attached, server, others, bytes_of(settings.standby_gib))
+        return StandbyConnection(connection, server, others, bytes_of(settings.standby_gib))
     except OSError as error:
         _log.warning("no standby server can take this session over: nothing can be written down", reason=str(error))
         return connection

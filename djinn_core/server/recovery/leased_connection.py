@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import INSTANCE, refuse, send_message
 from djinn_core.server.recovery.blob_files import Contents, contents_folder
+from djinn_core.server.recovery.executor_channel import State
 from djinn_core.server.recovery.journal import (
     Journal,
     JournalReader,
@@ -29,9 +30,8 @@ from djinn_core.server.recovery.journal import (
     owner_of,
     remove_stale,
 )
-from djinn_core.server.recovery.transfer_log import Record
 from djinn_core.server.usage_metrics import METER
-from djinn_core.wire.frames import Buffer, flatten
+from djinn_core.wire.frames import flatten
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
@@ -42,8 +42,6 @@ TRIES: Final = 3  # of recovering a session at the same place: an op that kills 
 SWEEP_SECONDS: Final = 60.0
 _SHARE: Final = 20
 _CROWDED_SECONDS: Final = 1.0  # between snapshots at least, where a journal has half of what it may have
-# A session between two frames: encoded, its memory, and records of shipments that wait or are under way.
-State = tuple[bytes, Sequence[Buffer], Sequence[Record]]
 _log = get_logger("djinn.server")
 
 
@@ -52,7 +50,9 @@ class KillsExecutors(SessionLost):
 
 
 class LeasedConnection(ReliableConnection):
-    """A connection to a client that may reconnect with a secret that it was told at the beginning."""
+    """Implements `ExecutorChannel` for a client that may reconnect with a secret that it was told at the beginning."""
+
+    reads_ahead = True
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LeasedConnection(ReliableConnection):
 
     @property
     def recovery_state(self) -> tuple[Journal | None, JournalReader | None]:
-        """The session's journal, and the reader of the journal that another process has left."""
+        """As `ExecutorChannel.recovery_state`."""
         return self._journal, self._past
 
     def keep(self, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
@@ -135,15 +135,11 @@ class LeasedConnection(ReliableConnection):
         super().send(frame)
 
     def send_unchecked(self, frame: Frame) -> None:
-        """As `send`, for what need not be the same again, as long as it comes in as many frames."""
+        """As `ExecutorChannel.send_unchecked`; it must come in as many frames again."""
         super().send(frame)
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
-        """Make a decision and journal it. `decision` is passed what it returned in the process before, or None.
-
-        Raises:
-            SessionLost: it decides differently now.
-        """
+        """As `ExecutorChannel.decide`."""
         before = self._past.next_note() if self._past is not None else None
         now = decision(before)
         if before is None and self._journal is not None:
@@ -153,7 +149,7 @@ class LeasedConnection(ReliableConnection):
         return now
 
     def resend(self) -> None:
-        """Send what was not taken over the connection that there is."""
+        """As `ExecutorChannel.resend`."""
         self._again(self._inner)
 
     def _took(self, frame: Frame) -> Frame:
@@ -365,33 +361,3 @@ class Leases:
             leased = list(self._leased.values())
         for connection in leased:
             connection.expire()
-
-
-def decided(connection: Connection, decision: Callable[[bytes | None], bytes]) -> bytes:
-    """As `LeasedConnection.decide`; on other connections nothing was decided before."""
-    return connection.decide(decision) if isinstance(connection, LeasedConnection) else decision(None)
-
-
-def send_unchecked(connection: Connection, frame: Frame) -> None:
-    """As `LeasedConnection.send_unchecked`; other connections check nothing anyway."""
-    if isinstance(connection, LeasedConnection):
-        connection.send_unchecked(frame)
-    else:
-        connection.send(frame)
-
-
-def keep(connection: Connection, state: Callable[[], State | None], still: AbstractContextManager[object]) -> None:
-    """As `LeasedConnection.keep`; on other connections nothing is kept."""
-    if isinstance(connection, LeasedConnection):
-        connection.keep(state, still)
-
-
-def recovery_state(connection: Connection) -> tuple[Journal | None, JournalReader | None]:
-    """As `LeasedConnection.recovery_state`; sessions of other connections have none."""
-    return connection.recovery_state if isinstance(connection, LeasedConnection) else (None, None)
-
-
-def resend(connection: Connection) -> None:
-    """Send what another process had sent and the client has not taken."""
-    if isinstance(connection, LeasedConnection):
-        connection.resend()

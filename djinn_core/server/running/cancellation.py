@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from typing import Final
 
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
+from djinn_core.server.recovery.executor_channel import ExecutorChannel
 from djinn_core.server.recovery.journal import Journal, JournalReader
-from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.running.fair_share import Share
 from djinn_core.server.running.run import Run
 from djinn_core.server.running.work import Work
@@ -115,14 +115,14 @@ class CancellationMonitor:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: dict[int, tuple[CancellationState, LeasedConnection]] = {}
+        self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(self, wanted: CancellationState, connection: Connection) -> Iterator[None]:
+    def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
         """Look after a session as long as the block lasts; one without a lease is not looked after while it computes."""
-        if not isinstance(connection, LeasedConnection):
+        if not connection.reads_ahead:
             yield
             return
         with self._lock:
@@ -154,7 +154,7 @@ class CancellationMonitor:
                         _log.exception("a session that computes could not be looked after", error=repr(error))
 
 
-def look(wanted: CancellationState, connection: LeasedConnection) -> None:
+def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
     """Once: what has come while the session computes, or whether its client is gone."""
     try:
         came = connection.read_ahead(AHEAD_FRAMES, AHEAD_BYTES)

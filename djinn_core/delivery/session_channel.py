@@ -1,0 +1,61 @@
+"""Session channel: the connection of a session, whether it outlives a broken transport connection or not."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
+
+
+class SessionChannel(Connection, Protocol):
+    """A connection that may borrow the memory of frames that it was given, and may go on over another one after a break."""
+
+    def own(self) -> None:
+        """Copy what was sent and is still borrowed, since its memory is about to change."""
+
+    def expire(self) -> None:
+        """Go on over no further connection; the one that there is goes on."""
+
+
+class PlainChannel:
+    """Implements `SessionChannel` over a single connection, with which the session ends. It borrows nothing."""
+
+    def __init__(self, inner: Connection) -> None:
+        self._inner = inner
+
+    @property
+    def limits(self) -> Limits:
+        """As `Connection.limits`."""
+        return self._inner.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._inner.limits = limits
+
+    @property
+    def bytes_sent(self) -> int:
+        """As `Connection.bytes_sent`."""
+        return self._inner.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """As `Connection.bytes_received`."""
+        return self._inner.bytes_received
+
+    def send(self, frame: Frame) -> None:
+        """As `Connection.send`."""
+        self._inner.send(frame)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """As `Connection.receive`."""
+        return self._inner.receive(timeout)
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        self._inner.close()
+
+    def own(self) -> None:
+        """As `SessionChannel.own`: nothing is borrowed."""
+
+    def expire(self) -> None:
+        """As `SessionChannel.expire`: there is no further connection anyway."""

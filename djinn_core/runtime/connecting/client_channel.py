@@ -1,0 +1,67 @@
+"""The client's channel to an executor: what a session needs to know of reconnection and failover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from djinn_core.delivery.session_channel import PlainChannel, SessionChannel
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.wire.messages import Attached
+
+
+class Reconnection(Protocol):
+    """Finds an executor again that has a session; `instance` is the process that it was found in last."""
+
+    instance: str
+
+    def __call__(self, taken: int, seconds: float) -> tuple[Connection, int]:
+        """A connection that goes on with the session, and how many frames the executor has taken; this end took `taken`.
+
+        Raises:
+            AccessRefused: the session is over.
+            DjinnError: there is none within so many seconds.
+        """
+
+    def aside(self) -> Connection:
+        """A connection to say something beside the session.
+
+        Raises:
+            DjinnError: there is none, for the time being.
+        """
+
+
+class ClientChannel(SessionChannel, Protocol):
+    """The client's end of a session's channel."""
+
+    @property
+    def deadly(self) -> bool:
+        """True where the session itself kills its executors: any other one would come to the same end."""
+
+    @property
+    def successor(self) -> Attached | None:
+        """Reply of the executor that took the session over from the first one; None where that one has it."""
+
+    @property
+    def reconnection(self) -> Reconnection | None:
+        """Reconnection to the executor after a break; None where there is none."""
+
+    def hasten(self, patience: float) -> None:
+        """Stop reconnecting after so many seconds, where that is sooner."""
+
+    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
+        """Call `resumed` each time that the session goes on over another connection to its executor."""
+
+
+class PlainClientChannel(PlainChannel):
+    """Implements `ClientChannel` over a single connection: the session is lost with it."""
+
+    deadly = False
+    successor: Attached | None = None
+    reconnection: Reconnection | None = None
+
+    def hasten(self, patience: float) -> None:
+        """As `ClientChannel.hasten`: it does not reconnect anyway."""
+
+    def call_when_resumed(self, resumed: Callable[[], None]) -> None:
+        """As `ClientChannel.call_when_resumed`: it does not come to that."""
