@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from djinn_core.conformance.builders import ProgramBuilder
 from djinn_core.conformance.certificates import self_signed_tls
+from djinn_core.conformance.commands import CommandConformance
 from djinn_core.conformance.comparing import compare_results
 from djinn_core.conformance.compilers import CompilerConformance
 from djinn_core.conformance.contexts import optimization_context, placement_context, scheduling_context, topology
@@ -23,6 +24,7 @@ from djinn_core.conformance.tls_transports import TlsTransportConformance
 from djinn_core.conformance.transports import TransportConformance
 
 __all__ = [
+    "CommandConformance",
     "CompilerConformance",
     "CostModelConformance",
     "DeviceConformance",

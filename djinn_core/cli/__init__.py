@@ -7,13 +7,17 @@ import difflib
 import importlib
 import os
 import sys
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.plugins.command_listing import list_commands
+
+if TYPE_CHECKING:
+    from djinn_core.plugins.commands import PluginCommands
+    from djinn_core.plugins.report import PluginRow
 
 # Name and summary of each subcommand; `djinn_core.cli.<name>` offers it as `command`.
 COMMANDS = {
@@ -33,53 +37,98 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are imported when they run, so that `djinn --help` does not wait for PyTorch."""
+    """A group whose subcommands are imported when they run, so that `djinn --help` does not wait for PyTorch.
+
+    Besides the core's subcommands it has those of plugins, which are looked for where one of them is named or all are listed.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands."""
         del ctx
-        return sorted(COMMANDS)
+        return sorted({*COMMANDS, *list_commands(_WIDTH)[0]})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand of that name, imported now."""
-        del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"djinn_core.cli.{cmd_name}").command
-        return command
+        if cmd_name in COMMANDS:
+            command: click.Command = importlib.import_module(f"djinn_core.cli.{cmd_name}").command
+            return command
+        return _offered(ctx).commands.get(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Like click's, with a suggestion for a name that is nearly right."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            close = difflib.get_close_matches(args[0], COMMANDS, 1)
-            hint = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(sorted(COMMANDS))}."
-            ctx.fail(f"There is no command '{args[0]}'. {hint}")
+        """Like click's, with a suggestion for a name that is nearly right, and what plugins have to do with it."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            there = sorted({*COMMANDS, *_offered(ctx).commands})
+            close = difflib.get_close_matches(args[0], there, 1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(there)}."
+            ctx.fail(" ".join([f"There is no command '{args[0]}'. {hint}", *_absent(_offered(ctx))]))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of subcommands, without importing them."""
+        """The list of subcommands, without importing the core's; below it, plugins that cannot say theirs."""
         del ctx
+        summaries, failures = list_commands(_WIDTH)
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
+            formatter.write_dl(sorted({**summaries, **COMMANDS}.items()))
+        for failure in failures:
+            formatter.write_paragraph()
+            formatter.write_text(failure)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; an error of Djinn's becomes one message and exit code 1."""
+        """Run a subcommand; an error of Djinn's, and any error of a plugin's command, becomes one message and exit code 1."""
         try:
             return super().invoke(ctx)
-        except DjinnError as error:
-            if os.environ.get("DJINN_DEBUG"):
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            owner = _offered(ctx).owners.get(ctx.invoked_subcommand or "") if _PLUGINS in ctx.meta else None
+            if os.environ.get("DJINN_DEBUG") or not (owner or isinstance(error, DjinnError)):
                 raise
-            raise click.ClickException(str(error)) from error
+            if owner is None or isinstance(error, DjinnError):
+                raise click.ClickException(str(error)) from error
+            raise click.ClickException(_of_plugin(ctx, owner, error)) from error
 
 
-def installed_version(distribution: str = "djinn") -> str:
-    """Version of an installed distribution, or an empty string where it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
+_WIDTH = 100  # of summaries
+_PLUGINS = "djinn.commands of plugins"  # where a context keeps them
+
+
+def _offered(ctx: click.Context) -> PluginCommands:
+    """Commands of plugins, looked for once.
+
+    Raises:
+        ConfigurationError: a setting is wrong.
+    """
+    if _PLUGINS not in ctx.meta:
+        from djinn_core.config import resolve
+        from djinn_core.plugins.commands import find_commands
+        from djinn_core.plugins.registry import Selection
+
+        settings = resolve().settings
+        if settings.plugins:
+            _find_in_working_directory()
+        ctx.meta[_PLUGINS] = find_commands(Selection.from_settings(settings), COMMANDS)
+    found: PluginCommands = ctx.meta[_PLUGINS]
+    return found
+
+
+def _absent(offered: PluginCommands) -> list[str]:
+    """Sentences about plugins whose commands are not there."""
+    told = [str(failure.error).rstrip(".") + "." for failure in offered.failures]
+    if offered.disabled:
+        told.append(f"The setting `disable` leaves out the commands of {', '.join(offered.disabled)}.")
+    return told
+
+
+def _of_plugin(ctx: click.Context, owner: PluginRow, error: Exception) -> str:
+    """Message for what a command of a plugin raised and should not have."""
+    from djinn_core.plugins.loading import shown
+
+    return (
+        f"`djinn {ctx.invoked_subcommand}`, a command of {owner.label}, raised {shown(error)}. "
+        "DJINN_DEBUG=plugins shows the traceback, which is of use to its author."
+    )
 
 
 def _find_in_working_directory() -> None:
@@ -91,7 +140,7 @@ def _find_in_working_directory() -> None:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(installed_version() or "unknown", prog_name="djinn")
+@click.version_option(package_name="djinn", prog_name="djinn")
 def main() -> None:
     """A remote accelerator as a local PyTorch device.
 
@@ -103,13 +152,17 @@ def main() -> None:
 
 def _prepare() -> None:
     from djinn_core import config, logs
+    from djinn_core.plugins.intake import warn_of_hooks
 
     logs.show("warning")
+    context = click.get_current_context()
+    if _PLUGINS in context.meta:
+        warn_of_hooks(_offered(context).failures)
     try:
         settings = config.resolve().settings
         logs.set_debug_level(settings.debug)
         if settings.plugins:
             _find_in_working_directory()
     except ConfigurationError:
-        if click.get_current_context().invoked_subcommand != "doctor":
+        if context.invoked_subcommand != "doctor":
             raise

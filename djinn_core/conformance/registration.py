@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 import pytest
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.conformance.suite import Ending, missing
 from djinn_core.hookspecs import API_VERSION
+from djinn_core.plugins.command_listing import COMMAND_GROUP
 from djinn_core.plugins.registry import Registry, Selection, load_registry
 
 
@@ -28,6 +31,16 @@ class PluginConformance(Ending):
         strangers = [row for row in registry.rows if row.status == "active" and row.distribution != "djinn"]
         assert len(strangers) == 1, f"expected one active plugin, got {strangers}"
         assert strangers[0].kind, "it implements no hook"
+
+    def test_its_commands_are_found(self, registry: Registry) -> None:
+        """An installed plugin with commands has an entry point for them, too."""
+        named = {point.dist.name for point in entry_points(group=COMMAND_GROUP) if point.dist}
+        lacking = {
+            row.distribution
+            for (objects, _), row in registry.owners.items()
+            if objects == "commands" and row.distribution not in {"", *named}
+        }
+        assert not lacking, f"{', '.join(lacking)} has no entry point in the group {COMMAND_GROUP!r}"
 
     def test_it_registers_the_same_twice(self, plugin: object) -> None:
         """A process may load plugins more than once; a hook must not run out or pile up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Protocol, get_origin, get_type_hints
 
 from djinn_core.plugins.kinds import Kind
 
@@ -16,12 +16,20 @@ def complaint(candidate: object, kind: Kind) -> str:
     shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
     if isinstance(candidate, type):
         return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
-    faults = [*_attribute_faults(candidate, kind.protocol), *_method_faults(candidate, kind.protocol)]
+    faults = list(_faults(candidate, kind.protocol))
     if faults:
         return f"returned {shown}, which is no {wanted}: {'; '.join(faults)}"
     if not name:
         return f"returned a {type(candidate).__name__} with an empty `name`"
     return ""
+
+
+def _faults(candidate: object, wanted: type) -> Iterator[str]:
+    if Protocol in wanted.__mro__:
+        yield from _attribute_faults(candidate, wanted)
+        yield from _method_faults(candidate, wanted)
+    elif not isinstance(candidate, wanted):
+        yield f"it is no instance of {wanted.__module__.partition('.')[0]}.{wanted.__name__}"
 
 
 def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:

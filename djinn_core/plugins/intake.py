@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
-from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import Candidate
 from djinn_core.plugins.kinds import KINDS
 from djinn_core.plugins.loading import HookError, Loaded, load
-from djinn_core.plugins.report import PluginRow
+from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import Declared
-
-log = get_logger("djinn.plugins")
 
 
 @attrs.frozen
@@ -30,7 +27,14 @@ class Failure:
 
     def warn(self) -> None:
         """Say once, in the log, that the rest goes on without it."""
-        log.warning("a plugin cannot be used", plugin=self.row.name, error=str(self.error))
+        log().warning("a plugin cannot be used", plugin=self.row.name, error=str(self.error))
+
+
+def warn_of_hooks(failures: Iterable[Failure]) -> None:
+    """Warn of hooks that failed, and of nothing that a process which loads all plugins says, too."""
+    for failure in failures:
+        if isinstance(failure.error, HookError):
+            failure.warn()
 
 
 @attrs.define

@@ -1,63 +1,64 @@
-"""The kinds of plugin: one for each hook, in pipeline order, named like the folders under `plugins/`."""
+"""The kinds of plugin: one for each hook, in pipeline order, named like the folders under `plugins/` and the modules of the hooks."""
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 from typing import Final
 
 import attrs
-
-from djinn_core.hookspecs import (
-    compilers,
-    costs,
-    devices,
-    interception,
-    observers,
-    optimizations,
-    patterns,
-    placement,
-    schedulers,
-    transports,
-)
 
 
 @attrs.frozen
 class Kind:
     """One kind of plugin.
 
+    What declares its hook is imported when it is asked for: that of commands needs no PyTorch.
+
     Attributes:
-        name: what `djinn plugins` shows.
+        name: what `djinn plugins` shows, and the module in `djinn_core.hookspecs` that declares its hook.
         objects: what its hook returns, in the plural, as in `Registry` and in the name of the hook.
-        protocol: what each of these objects must satisfy.
-        specification: the module that declares the hook.
+        wanted: name of the type that each of these objects must satisfy, as that module has it.
     """
 
     name: str
     objects: str
-    protocol: type
-    specification: ModuleType
+    wanted: str
 
     @property
     def hook(self) -> str:
         """Name of the hook."""
         return f"djinn_register_{self.objects}"
 
+    @property
+    def specification(self) -> ModuleType:
+        """The module that declares the hook."""
+        return importlib.import_module(f"djinn_core.hookspecs.{self.name}")
+
+    @property
+    def protocol(self) -> type:
+        """The type that each object of the kind must satisfy: a Protocol, or a class of another library."""
+        found: type = vars(self.specification)[self.wanted]
+        return found
+
 
 KINDS: Final[tuple[Kind, ...]] = (
-    Kind("interception", "interceptors", interception.Interceptor, interception),
-    Kind("patterns", "patterns", patterns.Pattern, patterns),
-    Kind("costs", "cost_models", costs.CostModel, costs),
-    Kind("optimizations", "optimizations", optimizations.Optimization, optimizations),
-    Kind("placement", "placement_policies", placement.PlacementPolicy, placement),
-    Kind("schedulers", "schedulers", schedulers.ScheduleMaker, schedulers),
-    Kind("transports", "transports", transports.Transport, transports),
-    Kind("devices", "devices", devices.Device, devices),
-    Kind("compilers", "compilers", compilers.Compiler, compilers),
-    Kind("observers", "observers", observers.Observer, observers),
+    Kind("interception", "interceptors", "Interceptor"),
+    Kind("patterns", "patterns", "Pattern"),
+    Kind("costs", "cost_models", "CostModel"),
+    Kind("optimizations", "optimizations", "Optimization"),
+    Kind("placement", "placement_policies", "PlacementPolicy"),
+    Kind("schedulers", "schedulers", "ScheduleMaker"),
+    Kind("transports", "transports", "Transport"),
+    Kind("devices", "devices", "Device"),
+    Kind("compilers", "compilers", "Compiler"),
+    Kind("observers", "observers", "Observer"),
+    Kind("commands", "commands", "Command"),
 )
 
 EVERY_KIND: Final = frozenset(kind.name for kind in KINDS)
 # Which hooks are called in which process, as the docstrings of the hooks promise.
-CLIENT_KINDS: Final = EVERY_KIND - {"devices", "compilers"}
+COMMAND_KINDS: Final = frozenset({"commands"})
+CLIENT_KINDS: Final = EVERY_KIND - {"devices", "compilers"} - COMMAND_KINDS
 GATEWAY_KINDS: Final = frozenset({"transports", "devices"})
 EXECUTOR_KINDS: Final = GATEWAY_KINDS | {"compilers"}

@@ -7,6 +7,7 @@ import inspect
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -16,24 +17,26 @@ import pluggy
 from djinn_core.config import PluginSetting
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs import API_VERSION, PROJECT
-from djinn_core.logs import get_logger
 from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.discovery import Candidate
-from djinn_core.plugins.kinds import KINDS, Kind
+from djinn_core.plugins.kinds import COMMAND_KINDS, KINDS, Kind
+from djinn_core.plugins.report import log
 from djinn_core.plugins.settings import Declared, read_settings
 
-log = get_logger("djinn.plugins")
+_HOOKS: Final = frozenset(kind.hook for kind in KINDS)
 
 
-def _specifications() -> ModuleType:
-    """All hooks and nothing else: pluggy looks at each name of a module, for each plugin again."""
+@cache
+def _specifications(commands_only: bool) -> ModuleType:
+    """All hooks and nothing else: pluggy looks at each name of a module, for each plugin again.
+
+    Where nothing but commands is looked for, the hook of commands alone: what declares the others imports PyTorch.
+    """
     hooks = ModuleType("djinn_core.hookspecs.hooks")
     for kind in KINDS:
-        setattr(hooks, kind.hook, getattr(kind.specification, kind.hook))
+        if kind.name in COMMAND_KINDS or not commands_only:
+            setattr(hooks, kind.hook, getattr(kind.specification, kind.hook))
     return hooks
-
-
-_SPECIFICATIONS: Final = _specifications()
 
 
 class HookError(PluginError):
@@ -63,8 +66,8 @@ def load(candidate: Candidate, kinds: Collection[str], trace: bool, given: Seque
     try:
         plugin = _import(candidate)
         _check_version(plugin)
-        manager = _manager(candidate, plugin, trace)
-        implemented = tuple(kind for kind in KINDS if getattr(manager.hook, kind.hook).get_hookimpls())
+        manager = _manager(candidate, plugin, _specifications(commands_only=COMMAND_KINDS.issuperset(kinds)), trace)
+        implemented = tuple(kind for kind in KINDS if _implementations(manager, kind))
         settings = read_settings(plugin, candidate.name, given)
         asked = [kind for kind in implemented if kind.name in kinds]
         objects = {kind.objects: _registered(manager, kind, settings.values) for kind in asked}
@@ -79,7 +82,7 @@ def _import(candidate: Candidate) -> object:
     except PluginError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(f"importing it raised {_shown(error)}. Mend or uninstall it, or disable it") from error
+        raise PluginError(f"importing it raised {shown(error)}. Mend or uninstall it, or disable it") from error
 
 
 def _check_version(plugin: object) -> None:
@@ -99,11 +102,17 @@ def _check_version(plugin: object) -> None:
         )
 
 
-def _manager(candidate: Candidate, plugin: object, trace: bool) -> pluggy.PluginManager:
+def _implementations(manager: pluggy.PluginManager, kind: Kind) -> Sequence[pluggy.HookImpl]:
+    """Implementations of a kind's hook; a hook that was not declared to the manager may have no caller."""
+    caller = getattr(manager.hook, kind.hook, None)
+    return caller.get_hookimpls() if caller is not None else ()
+
+
+def _manager(candidate: Candidate, plugin: object, specifications: ModuleType, trace: bool) -> pluggy.PluginManager:
     if isinstance(plugin, type):
         raise PluginError(f"it is the class {plugin.__name__}; pass an instance")
     manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(_SPECIFICATIONS)
+    manager.add_hookspecs(specifications)
     try:
         manager.register(plugin, name=candidate.name)
     except (pluggy.PluginValidationError, ValueError) as error:
@@ -115,19 +124,18 @@ def _manager(candidate: Candidate, plugin: object, trace: bool) -> pluggy.Plugin
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    known = [kind.hook for kind in KINDS]
     callers = manager.get_hookcallers(plugin) or []
     for caller in callers:
-        if caller.spec is None:
-            close = difflib.get_close_matches(caller.name, known, n=1, cutoff=0.0)[0]
+        if caller.name not in _HOOKS:
+            close = difflib.get_close_matches(caller.name, _HOOKS, n=1, cutoff=0.0)[0]
             raise PluginError(f"there is no hook {caller.name}; did you mean {close}?")
         if any(implementation.hookwrapper or implementation.wrapper for implementation in caller.get_hookimpls()):
             raise PluginError(f"its {caller.name} is a wrapper; hooks of Djinn register objects and wrap nothing")
-    unmarked = sorted({name for name in known if hasattr(plugin, name)} - {caller.name for caller in callers})
+    unmarked = sorted({name for name in _HOOKS if hasattr(plugin, name)} - {caller.name for caller in callers})
     if unmarked:
         raise PluginError(f"its {unmarked[0]} is not marked as a hook. Put `@djinn.hookimpl` above it")
     if not callers:
-        raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(known)}")
+        raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(kind.hook for kind in KINDS)}")
 
 
 def _registered(manager: pluggy.PluginManager, kind: Kind, settings: Any) -> tuple[Any, ...]:
@@ -137,7 +145,7 @@ def _registered(manager: pluggy.PluginManager, kind: Kind, settings: Any) -> tup
     except PluginError:
         raise
     except Exception as error:
-        raise HookError(f"its {kind.hook} raised {_shown(error)}") from error
+        raise HookError(f"its {kind.hook} raised {shown(error)}") from error
     for item in objects:
         if problem := complaint(item, kind):
             raise HookError(f"its {kind.hook} {problem}")
@@ -154,7 +162,7 @@ def _listed(answer: object, kind: Kind) -> Iterable[Any]:
     return answer
 
 
-def _shown(error: BaseException) -> str:
+def shown(error: BaseException) -> str:
     """Type, message and innermost line of an exception."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -169,8 +177,8 @@ def _trace(manager: pluggy.PluginManager, candidate: Candidate) -> None:
 
     def after(outcome: pluggy.Result[Any], hook: str, *_: object) -> None:
         seconds = round(time.monotonic() - started.pop(), 6)
-        raised = _shown(outcome.exception) if outcome.exception else None
+        raised = shown(outcome.exception) if outcome.exception else None
         # The person who runs this asked to see it, so its level is one that is shown without further settings.
-        log.warning("called a hook", plugin=candidate.name, hook=hook, seconds=seconds, raised=raised)
+        log().warning("called a hook", plugin=candidate.name, hook=hook, seconds=seconds, raised=raised)
 
     manager.add_hookcall_monitoring(before, after)

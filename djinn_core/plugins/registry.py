@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from djinn_core.config import PluginSetting, SettingRow, Settings
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs.compilers import Compiler
-from djinn_core.hookspecs.costs import CostModel
-from djinn_core.hookspecs.devices import Device
-from djinn_core.hookspecs.interception import Interceptor
-from djinn_core.hookspecs.observers import Observer
-from djinn_core.hookspecs.optimizations import Optimization
-from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.hookspecs.placement import PlacementPolicy
-from djinn_core.hookspecs.schedulers import ScheduleMaker
-from djinn_core.hookspecs.transports import Transport
-from djinn_core.logs import get_logger
 from djinn_core.plugins.discovery import Candidate, built_in, choices, installed, named
-from djinn_core.plugins.intake import Failure, PluginLoader
+from djinn_core.plugins.intake import Failure, PluginLoader, warn_of_hooks
 from djinn_core.plugins.kinds import EVERY_KIND
-from djinn_core.plugins.loading import HookError
-from djinn_core.plugins.report import PluginRow
+from djinn_core.plugins.report import PluginRow, log
 from djinn_core.plugins.settings import strangers
 
-log = get_logger("djinn.plugins")
+if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
+    from click import Command
+
+    from djinn_core.hookspecs.compilers import Compiler
+    from djinn_core.hookspecs.costs import CostModel
+    from djinn_core.hookspecs.devices import Device
+    from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.observers import Observer
+    from djinn_core.hookspecs.optimizations import Optimization
+    from djinn_core.hookspecs.patterns import Pattern
+    from djinn_core.hookspecs.placement import PlacementPolicy
+    from djinn_core.hookspecs.schedulers import ScheduleMaker
+    from djinn_core.hookspecs.transports import Transport
 
 
 @attrs.frozen
@@ -76,6 +77,7 @@ class Registry:
     devices: tuple[Device, ...] = ()
     compilers: tuple[Compiler, ...] = ()
     observers: tuple[Observer, ...] = ()
+    commands: tuple[Command, ...] = ()
     rows: tuple[PluginRow, ...] = ()
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)
     plugin_settings: tuple[SettingRow, ...] = ()
@@ -150,9 +152,7 @@ def load_where_started(
     """
     found, _ = _survey(selection, builtins, entry_points, kinds)
     registry = found.usable(selection.strict)
-    for failure in found.failures:
-        if isinstance(failure.error, HookError):
-            failure.warn()
+    warn_of_hooks(found.failures)
     return registry
 
 
@@ -167,7 +167,7 @@ def survey(
     found, available = _survey(selection, builtins, entry_points, kinds)
     _warn_of_unknown(selection.disable, available)
     for stranger, meant in found.strangers.items():
-        log.warning("there is no such setting of a plugin", setting=stranger, meant=meant or "nothing that is known")
+        log().warning("there is no such setting of a plugin", setting=stranger, meant=meant or "nothing that is known")
     return found
 
 
@@ -214,6 +214,6 @@ def _take_requested(
 def _warn_of_unknown(disable: frozenset[str], available: tuple[Candidate, ...]) -> None:
     names = {candidate.name for candidate in available}
     for unknown in sorted(disable - names):
-        log.warning(
+        log().warning(
             "there is no such plugin to disable", plugin=unknown, error=f"{unknown!r}{choices(unknown, available)}"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import attrs
 
@@ -35,3 +36,11 @@ class PluginRow:
         """The plugin as messages name it: `plugin 'attention' (djinn-attention 26.11.0)`."""
         origin = " ".join(part for part in (self.distribution, self.version) if part)
         return f"plugin {self.name!r} ({origin or 'given as an object'})"
+
+
+@cache
+def log() -> Any:
+    """The logger of plugins. Made when something is logged: `djinn --help` loads plugins, and need not import structlog."""
+    from djinn_core.logs import get_logger
+
+    return get_logger("djinn.plugins")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import pytest
 
 from djinn_core.plugins.contract import complaint
@@ -48,7 +49,13 @@ def test_a_class_is_no_instance() -> None:
     assert complaint(type(pattern()), KIND["patterns"]).endswith("must return instances: Made()")
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_commands_are_those_of_click() -> None:
+    assert complaint(click.Command("sound"), KIND["commands"]) == ""
+    assert "it is no instance of click.Command" in complaint(pattern(), KIND["commands"])
+    assert "with an empty `name`" in complaint(click.Command(None), KIND["commands"])
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.name != "commands"], ids=lambda kind: kind.name)
 def test_an_object_without_anything_lacks_every_member(kind: Any) -> None:
     problem = complaint(object(), kind)
     members = [name for name in (*kind.protocol.__annotations__, *vars(kind.protocol)) if not name.startswith("_")]

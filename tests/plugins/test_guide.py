@@ -34,7 +34,7 @@ def test_its_tests_pass(python, plain_environment, written: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error"]
     done = python.run("-m", "pytest", *options, cwd=written, env=plain_environment)
     assert done.returncode == 0, done.stdout
-    assert "7 passed" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 def test_the_plugin_with_settings_has_them(python, plain_environment, written: Path) -> None:

@@ -1,0 +1,67 @@
+"""The suite for commands of the command line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+from click import Command
+from click.testing import CliRunner
+
+from djinn_core.conformance.suite import SECONDS, Ending, missing, require_protocol
+
+_LISTED = (
+    "import importlib, sys; importlib.import_module({module!r}).djinn_register_commands(); "
+    "print(*({{'torch', 'djinn', 'numpy'}} & {{*sys.modules}}))"
+)
+
+
+class CommandConformance(Ending):
+    """Subclass it and give the fixtures `command`, and `plugin`: the module that registers it."""
+
+    @pytest.fixture
+    def command(self) -> Command:
+        """The command."""
+        return missing(self, "command", "your command, as click made it")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def plugin(self) -> ModuleType:
+        """The module that an entry point of the group `djinn.commands` names."""
+        return missing(self, "plugin", "the module that registers it")  # type: ignore[return-value]
+
+    def test_it_is_a_command(self, command: Command) -> None:
+        """It has a name that can be typed, and a summary for the list of commands."""
+        require_protocol(command, "commands")
+        name = command.name or ""
+        assert re.fullmatch(r"[a-z][a-z0-9_-]*", name), f"{name!r} is no name of a command: small letters, digits, `-`"
+        assert command.get_short_help_str(), f"`djinn {name}` has no summary: give its function a docstring"
+
+    def test_it_is_registered(self, command: Command, plugin: ModuleType) -> None:
+        """The plugin's hook returns it."""
+        offered = [found.name for found in plugin.djinn_register_commands()]
+        assert command.name in offered, f"{plugin.__name__} registers {offered}"
+
+    def test_it_explains_itself(self, command: Command) -> None:
+        """`--help` is answered without anything being done."""
+        done = CliRunner().invoke(command, ["--help"])
+        assert done.exit_code == 0, done.output
+        assert "Usage:" in done.output
+
+    def test_it_refuses_options_that_it_does_not_have(self, command: Command) -> None:
+        """With click's message, and exit code 2."""
+        if command.ignore_unknown_options:
+            pytest.skip("it hands options on")
+        done = CliRunner().invoke(command, ["--no-option-of-any-command"])
+        assert done.exit_code == 2, done.output
+
+    def test_listing_it_is_quick(self, plugin: ModuleType) -> None:
+        """`djinn --help` imports the module: it imports neither PyTorch nor `djinn`; a command does when it runs."""
+        script = _LISTED.format(module=plugin.__name__)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=4 * SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert not done.stdout.split(), f"listing its commands imports {done.stdout.strip()}"

@@ -1,0 +1,173 @@
+"""Commands of plugins: listed without PyTorch, run with their errors named after the plugin, refused where a name is taken."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djinn_core.cli import COMMANDS
+from djinn_core.plugins.command_listing import list_commands
+from djinn_core.plugins.commands import PluginCommands, find_commands
+from djinn_core.plugins.registry import Selection
+
+COMMAND = """
+import click, pluggy
+hookimpl = pluggy.HookimplMarker("djinn")
+djinn_api_version = 1
+@click.command("{name}")
+@click.option("--fail", is_flag=True)
+@click.option("--refuse", is_flag=True)
+def command(fail, refuse):
+    "Greet the {name}. And more."
+    if refuse:
+        from djinn_core.errors import TransportError
+        raise TransportError("No server answers.")
+    if fail:
+        raise KeyError("a mistake")
+    click.echo("hello, {name}")
+@hookimpl
+def djinn_register_commands():
+    return [command]
+"""
+Djinn = Callable[..., Any]
+
+
+@pytest.fixture
+def offer(site: Path) -> Callable[..., None]:
+    """Install a plugin that has commands."""
+
+    def offer(name: str, source: str, groups: tuple[str, ...] = ("djinn", "djinn.commands")) -> None:
+        (site / f"plugin_{name}.py").write_text(source)
+        metadata = site / f"dist_{name}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dist-{name}\nVersion: 1.0\n")
+        lines = [f"[{group}]\n{name} = plugin_{name}\n" for group in groups]
+        (metadata / "entry_points.txt").write_text("\n".join(lines))
+
+    return offer
+
+
+@pytest.fixture
+def points(site: Path) -> Callable[[], list[Any]]:
+    """Entry points of what was installed in the test."""
+    return lambda: [
+        point
+        for distribution in importlib.metadata.distributions(path=[str(site)])
+        for point in distribution.entry_points
+        if point.group == "djinn.commands"
+    ]
+
+
+@pytest.fixture
+def found(points: Callable[[], list[Any]]) -> Callable[..., PluginCommands]:
+    """Commands of what was installed in the test."""
+    return lambda **selection: find_commands(Selection(**selection), COMMANDS, points())
+
+
+@pytest.fixture
+def djinn(site: Path, plain_environment: dict[str, str]) -> Djinn:
+    """Run the command `djinn` with what was installed in the test."""
+
+    def djinn(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+        environment = plain_environment | {"PYTHONPATH": path, "COLUMNS": "300"} | environ
+        command = [sys.executable, "-m", "djinn_core.cli", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+    return djinn
+
+
+def test_a_command_is_listed_without_pytorch_and_run(offer: Any, points: Any, djinn: Djinn) -> None:
+    offer("world", COMMAND.format(name="world"))
+    assert list_commands(100, points()) == ({"world": "Greet the world."}, [])
+    helped = djinn("--help")
+    assert re.search(r"^  world +Greet the world\.$", helped.stdout, re.MULTILINE)
+    assert (helped.returncode, helped.stderr) == (0, "")
+    done = djinn("world")
+    assert (done.stdout, done.stderr) == ("hello, world\n", "")
+    assert "Did you mean 'world'?" in djinn("wrld").stderr
+
+
+def test_an_error_names_the_plugin_unless_it_is_djinns_own(offer: Any, djinn: Djinn) -> None:
+    offer("world", COMMAND.format(name="world"))
+    failed = djinn("world", "--fail")
+    assert failed.returncode == 1
+    (line,) = failed.stderr.splitlines()
+    assert line.startswith(
+        "Error: `djinn world`, a command of plugin 'world' (dist-world 1.0), raised KeyError: 'a mistake'"
+    )
+    assert "plugin_world.py:" in line
+    traced = djinn("world", "--fail", DJINN_DEBUG="plugins")
+    assert traced.stderr.splitlines()[-1] == "KeyError: 'a mistake'"
+    refused = djinn("world", "--refuse")
+    assert (refused.returncode, refused.stderr) == (1, "Error: No server answers.\n")
+    unknown = djinn("world", "--unknown")
+    assert unknown.returncode == 2
+    assert "No such option" in unknown.stderr
+
+
+def test_a_name_that_is_taken_twice_is_refused(offer: Any, found: Any) -> None:
+    offer("ant", COMMAND.format(name="greet"))
+    offer("bee", COMMAND.format(name="greet"))
+    offer("cow", COMMAND.format(name="serve"))
+    there = found()
+    assert {name: row.name for name, row in there.owners.items()} == {"greet": "ant"}
+    messages = [str(failure.error) for failure in there.failures]
+    assert len(messages) == 2
+    assert "the command 'greet' is taken twice: plugin 'ant' (dist-ant 1.0) has it" in messages[0]
+    assert "plugin 'bee' (dist-bee 1.0) is refused" in messages[0]
+    assert "the command 'serve' is taken twice: plugin 'djinn' (djinn) has it" in messages[1]
+
+
+def test_a_clash_is_told_when_the_first_one_runs(offer: Any, djinn: Djinn) -> None:
+    offer("ant", COMMAND.format(name="greet"))
+    offer("bee", COMMAND.format(name="greet"))
+    done = djinn("greet")
+    assert done.stdout == "hello, greet\n"
+    assert "plugin 'bee' (dist-bee 1.0) is refused" in done.stderr
+
+
+def test_plugins_that_fail_are_named_and_the_others_are_there(offer: Any, djinn: Djinn) -> None:
+    offer("world", COMMAND.format(name="world"))
+    offer("broken", "raise OSError('no wings')")
+    offer("vague", COMMAND.format(name="vague").replace("return [command]", "return [command.callback]"))
+    helped = " ".join(djinn("--help").stdout.split())
+    assert "Greet the world." in helped
+    assert "The plugin 'broken' (dist-broken 1.0) cannot list its commands: OSError: no wings." in helped
+    missing = djinn("vague").stderr
+    assert "There is no command 'vague'." in missing
+    assert "no instance of click.Command" in missing
+    assert "importing it raised OSError: no wings" in missing
+
+
+def test_the_setting_disable_leaves_commands_out_and_plugins_does_not(offer: Any, djinn: Djinn) -> None:
+    offer("world", COMMAND.format(name="world"))
+    refused = djinn("world", DJINN_DISABLE="world").stderr
+    assert "The setting `disable` leaves out the commands of world." in refused
+    assert djinn("world", DJINN_PLUGINS="").stdout == "hello, world\n"
+
+
+def test_modules_that_the_settings_name_may_have_commands(site: Path, djinn: Djinn) -> None:
+    (site / "here_only.py").write_text(COMMAND.format(name="here"))
+    assert djinn("here", DJINN_PLUGINS="here_only,missing_one").stdout == "hello, here\n"
+
+
+def test_other_plugins_are_not_imported(offer: Any, djinn: Djinn) -> None:
+    offer("world", COMMAND.format(name="world"))
+    offer("heavy", "print('imported')", groups=("djinn",))
+    assert djinn("world").stdout == "hello, world\n"
+    assert "imported" not in djinn("--help").stdout
+
+
+def test_help_is_given_whatever_is_set(offer: Any, djinn: Djinn) -> None:
+    offer("world", COMMAND.format(name="world"))
+    assert "Greet the world." in djinn("--help", DJINN_THREADS="x").stdout
+    assert "must be a whole number" in djinn("world", DJINN_THREADS="x").stderr
