@@ -34,7 +34,7 @@ def main() -> None:
             broken.append(script.name)
     print(flush=True)
     if importlib.util.find_spec("matplotlib") is None:
-        print("no picture: `pip install matplotlib` (the extra `bench`), then `python benchmarks/plot.py`")
+        print("no picture: `pip install matplotlib`, then `python benchmarks/plot.py`")
     else:
         subprocess.run([sys.executable, str(HERE / "plot.py"), "--results", options.save], check=False)
     if options.json:

@@ -20,13 +20,13 @@ from torch import nn
 
 import djinn
 from djinn.scheduling import simulated
-from djinn_core.calibration.calibrate import Bench, calibrated_models
-from djinn_core.calibration.measuring import measuring
-from djinn_core.calibration.session import open_session
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.result import PipelineResult
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.calibrations import keep_calibration
+from djinn_roofline.calibration.calibrate import Bench, calibrated_models
+from djinn_roofline.calibration.measuring import measuring
+from djinn_roofline.calibration.session import open_session
 
 REMOTE = "remote_accelerator:0"
 Step = Callable[[], object]

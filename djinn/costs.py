@@ -1,9 +1,23 @@
-"""Helpers for cost models: FLOPs and memory traffic of an op, from its metadata alone."""
+"""Helpers for cost models: FLOPs and memory traffic of an op, from its metadata alone; what was measured of a device."""
 
 from __future__ import annotations
 
 from djinn_core.builtins.flops import flops_of
 from djinn_core.builtins.memory_traffic import distinct_bytes, traffic_of
 from djinn_core.builtins.work import Kind, Layout, Work, work_of
+from djinn_core.runtime.planning.calibrations import calibration_file, calibration_of, keep_calibration
+from djinn_core.stages.estimate import estimate
 
-__all__ = ["Kind", "Layout", "Work", "distinct_bytes", "flops_of", "traffic_of", "work_of"]
+__all__ = [
+    "Kind",
+    "Layout",
+    "Work",
+    "calibration_file",
+    "calibration_of",
+    "distinct_bytes",
+    "estimate",
+    "flops_of",
+    "keep_calibration",
+    "traffic_of",
+    "work_of",
+]

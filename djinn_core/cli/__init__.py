@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Name and summary of each subcommand; `djinn_core.cli.<name>` offers it as `command`.
 COMMANDS = {
-    "calibrate": "Measure how fast a device is, once, for predictions.",
     "demo": "Show Djinn at work on this machine, no GPU needed.",
     "doctor": "Say what is wrong with this installation and how to mend it.",
     "explain": "Show what each stage decides about a script or a model, and why.",
@@ -32,7 +31,6 @@ COMMANDS = {
     "serve": "Offer this machine's devices to clients.",
     "status": "Show a server's sessions, executors and memory.",
     "token": "Make, list and revoke the tokens of a server's tenants.",
-    "validate": "Compare predicted with measured times.",
 }
 
 

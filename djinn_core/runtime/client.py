@@ -43,6 +43,7 @@ from djinn_core.runtime.planning.session_plans import (
     plan_whole,
     record_plans,
     switched_off,
+    whole_programs,
 )
 from djinn_core.runtime.pool.opening import open_pool
 from djinn_core.runtime.pool.session import PoolSession
@@ -84,6 +85,7 @@ __all__ = [
     "stats",
     "switched_off",
     "synchronize",
+    "whole_programs",
 ]
 
 log = get_logger("djinn.client")

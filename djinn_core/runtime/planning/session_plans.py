@@ -124,9 +124,18 @@ def record_plans() -> Iterator[list[PipelineResult]]:
     """Collects the result of every plan that is made meanwhile, of programs as they are and not in pieces."""
     recording: list[PipelineResult] = []
     state.recordings.append(recording)
+    try:
+        with whole_programs():
+            yield recording
+    finally:
+        state.recordings.remove(recording)
+
+
+@contextmanager
+def whole_programs() -> Iterator[None]:
+    """Send programs whole inside the block, and not in pieces while they are recorded."""
     port.whole_programs += 1
     try:
-        yield recording
+        yield
     finally:
         port.whole_programs -= 1
-        state.recordings.remove(recording)

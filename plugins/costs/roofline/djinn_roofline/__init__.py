@@ -1,16 +1,37 @@
-"""Predicts how long programs take, from what was measured of each device."""
+"""Predicts how long programs take, from what was measured of each device; `djinn calibrate` and `djinn validate`.
+
+This module is imported for `djinn --help`, so PyTorch is imported where it is needed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from djinn.hooks import CostModel, hookimpl
-from djinn_roofline.model import MeasuredRoofline
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from djinn.hooks import CostModel
 
 djinn_api_version = 1
+
+hookimpl = pluggy.HookimplMarker("djinn")
 
 
 @hookimpl
 def djinn_register_cost_models() -> Iterable[CostModel]:
     """The cost model `measured_roofline`."""
+    from djinn_roofline.model import MeasuredRoofline
+
     return [MeasuredRoofline()]
+
+
+@hookimpl
+def djinn_register_commands() -> Iterable[click.Command]:
+    """Commands that measure a device, and that compare predictions with what programs take."""
+    from djinn_roofline.calibrate_command import calibrate
+    from djinn_roofline.validate_command import validate
+
+    return [calibrate, validate]

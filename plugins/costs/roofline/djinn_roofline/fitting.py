@@ -33,34 +33,10 @@ def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
 
 
 def non_negative(matrix: Matrix, target: Vector) -> Vector:
-    """The x >= 0 that minimises |matrix @ x - target| (Lawson and Hanson, "Solving Least Squares Problems", 1974)."""
+    """The x >= 0 that minimises |matrix @ x - target|."""
+    from scipy.optimize import nnls  # where a device is measured, and nowhere else
+
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    matrix = matrix / scale
-    columns = matrix.shape[1]
-    x, active = np.zeros(columns), np.zeros(columns, dtype=bool)
-    for _ in range(3 * columns):
-        gradient = matrix.T @ (target - matrix @ x)
-        gradient[active] = -np.inf
-        best = int(np.argmax(gradient))
-        if active.all() or gradient[best] <= 1e-10:
-            break
-        active[best] = True
-        x = _feasible(matrix, target, x, active)
-    unscaled: Vector = x / scale
-    return unscaled
-
-
-def _feasible(matrix: Matrix, target: Vector, x: Vector, active: NDArray[np.bool_]) -> Vector:
-    """The least-squares solution over the active columns, leaving out those that would become negative."""
-    while True:
-        solved = np.zeros_like(x)
-        solved[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]
-        negative = active & (solved <= 0)
-        if not negative.any():
-            return solved
-        step = np.min(x[negative] / np.maximum(x[negative] - solved[negative], 1e-300))
-        x = x + step * (solved - x)
-        active &= x > 1e-15
-        if not active.any():
-            return np.zeros_like(x)
+    found: Vector = nnls(matrix / scale, target)[0] / scale
+    return found

@@ -11,14 +11,13 @@ import attrs
 import numpy as np
 import torch
 
-from djinn_core.calibration.calibrate import Bench, calibrated_models
-from djinn_core.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
-from djinn_core.calibration.workloads import Workload, workloads
-from djinn_core.errors import ConfigurationError
-from djinn_core.ir.costs import Calibration
-from djinn_core.ir.result import PipelineResult
-from djinn_core.runtime import captured, client
-from djinn_core.stages.estimate import estimate
+import djinn
+from djinn import session
+from djinn.costs import estimate
+from djinn.hooks import Calibration, ConfigurationError
+from djinn_roofline.calibration.calibrate import Bench, calibrated_models
+from djinn_roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
+from djinn_roofline.calibration.workloads import Workload, workloads
 
 _ENOUGH = 0.03  # seconds that a loop of steps is to take
 _REPEATS = 20
@@ -71,7 +70,7 @@ class _Running:
 
     workload: Workload
     step: Callable[[], object]
-    result: PipelineResult
+    result: session.PipelineResult
     repeats: int
     seconds: list[float] = attrs.field(factory=list)
 
@@ -136,10 +135,10 @@ def validate_session(
         ConfigurationError: nothing is left to validate, or no cost model can be calibrated.
     """
     chosen = [w for w in workloads() if not only or any(part in w.name for part in only)]
-    models = calibrated_models(client.registry().cost_models)
+    models = calibrated_models(session.registry().cost_models)
     if not chosen or not models:
         raise ConfigurationError(
-            "no cost model in use can be calibrated: install djinn-roofline"
+            "no cost model in use can be calibrated: see `djinn plugins`"
             if chosen
             else f"no program of `djinn validate` has any of {', '.join(only)} in its name"
         )
@@ -152,11 +151,10 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     """Build a workload, run it once, and plan what it does the second time."""
     step = workload.build(device)
     seconds_of(step, clock)
-    with client.record_plans() as plans, captured.capture() as recorded:
+    with session.whole_programs(), djinn.capture() as recorded:
         kept = step()
-    del plans
-    result = captured.plan(recorded, until="place")
-    client.synchronize()
+    result = djinn.plan(recorded, until="place")
+    djinn.synchronize()
     del kept
     repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
     running = _Running(workload, step, result, repeats)
@@ -174,13 +172,15 @@ def _compared(one: _Running, calibration: Calibration | None, idle: float) -> Co
     return Comparison(one.workload.name, predicted, max(measured - idle, measured / 4), len(plan), flops)
 
 
-def predicted_costs(result: PipelineResult, calibration: Calibration | None) -> tuple[Sequence[Any], Sequence[int]]:
+def predicted_costs(
+    result: session.PipelineResult, calibration: Calibration | None
+) -> tuple[Sequence[Any], Sequence[int]]:
     """The estimates for all nodes on the first device, with another calibration if one is given; and the nodes that run."""
     assert result.costs is not None
     topology, costs = result.topology, result.costs
     if calibration is not None:
         device = attrs.evolve(topology.devices[0], calibration=calibration)
         topology = attrs.evolve(topology, devices=(device,))
-        costs = estimate(result.graph, client.registry().cost_models, topology)
+        costs = estimate(result.graph, session.registry().cost_models, topology)
     nodes = result.plan.nodes if result.plan is not None else tuple(range(len(result.graph.nodes)))
     return costs.by_device[topology.devices[0].id], nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +12,12 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_core.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
-from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
-from djinn_core.logs import get_logger
-from djinn_core.runtime import client
-from djinn_core.runtime.planning.calibrations import keep_calibration
-from djinn_core.wire.messages import DeviceInfo
+from djinn import session
+from djinn.costs import keep_calibration
+from djinn.hooks import CalibratedCostModel, ConfigurationError, CostModel, DjinnError, Probe
+from djinn_roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
 
-_log = get_logger("djinn.calibration")
+_log = logging.getLogger("djinn_roofline")
 
 
 def calibrate_session(
@@ -30,17 +28,17 @@ def calibrate_session(
     Raises:
         ConfigurationError: no cost model in use can be calibrated.
     """
-    models = calibrated_models(client.registry().cost_models)
+    models = calibrated_models(session.registry().cost_models)
     if not models:
         raise ConfigurationError(
-            "no cost model in use can be calibrated: install djinn-roofline, or see `djinn plugins`"
+            "no cost model in use can be calibrated: see `djinn plugins`, and whether `plugins` or `disable` leaves roofline out"
         )
     began = time.monotonic()
     with measuring(processor_time=processor_time) as clock:
         bench = Bench(clock, torch.device(DEVICE), models, told)
         for _ in range(rounds):
             bench.round()
-        device = client.device()
+        device = session.device()
     assert device is not None
     file = keep_calibration(device, bench.fit())
     names = tuple(model.name for model in models)
@@ -51,7 +49,7 @@ def calibrate_session(
 class Calibrated:
     """Result of a calibration: the device, the result's path, the models, the number of probes, and seconds taken."""
 
-    device: DeviceInfo
+    device: session.DeviceInfo
     file: Path
     models: tuple[str, ...]
     probes: int
@@ -94,7 +92,7 @@ class Bench:
             self.idle.append(seconds_of(_nothing, self.clock))
             took = seconds_of(run, self.clock)
         except (DjinnError, RuntimeError) as error:
-            _log.warning("a probe failed and is left out", model=model.name, probe=probe.name, error=str(error)[:200])
+            _log.warning("the probe %s of %s failed and is left out: %.200s", probe.name, model.name, error)
             self.failed.add(key)
             self.seconds.pop(key, None)
         else:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from djinn_core.cli.calibrate import server_settings, tell
+from djinn_roofline.calibrate_command import server_settings, tell
 
 if TYPE_CHECKING:
-    from djinn_core.calibration.validate import Validation
+    from djinn_roofline.calibration.validate import Validation
 
 
-@click.command("validate")
+@click.command("validate", short_help="Compare predicted with measured times.")
 @click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often everything is timed.")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="SVG file to draw predicted over measured into."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
-def command(
+def validate(
     servers: tuple[str, ...],
     connection_file: Path | None,
     rounds: int,
@@ -40,19 +40,20 @@ def command(
     Calibration and measurement take turns, because machines drift: what `djinn calibrate` kept is neither used nor changed.
     Programs run whole and unchanged, without the plugins that rewrite them. Takes a minute or two.
     """
-    from djinn_core.calibration.session import open_session
-    from djinn_core.calibration.validate import validate_session
+    from djinn_roofline.calibration.plot import check_drawable, draw
+    from djinn_roofline.calibration.session import open_session
+    from djinn_roofline.calibration.validate import validate_session
 
     if plot is not None and plot.suffix != ".svg":
         raise click.BadParameter(f"{plot} does not end in .svg: only SVG can be drawn", param_hint="--plot")
+    if plot is not None:
+        check_drawable()
     open_session(**server_settings(servers, connection_file))
     told = tell(as_json)
     found = validate_session(rounds, processor_time=processor_time, only=only, told=told)
     told("")
     if plot is not None:
-        from djinn_core.calibration.plot import svg
-
-        plot.write_text(svg(found), encoding="utf-8")
+        draw(found, plot)
     _print_json(found) if as_json else _print_table(found)
 
 

@@ -11,17 +11,28 @@ import pytest
 from click.testing import CliRunner
 
 import djinn
-from djinn_core.calibration.measuring import ProcessorClock
-from djinn_core.calibration.validate import Comparison, Validation
-from djinn_core.cli import main
-from djinn_core.errors import ConfigurationError
-from djinn_core.runtime import client
-from djinn_core.runtime.planning.calibrations import calibration_file, calibration_of, keep_calibration
-from djinn_core.runtime.planning.planning import topology_of
-from djinn_core.wire.messages import DeviceInfo
+import djinn_roofline
+from djinn import session
+from djinn.costs import calibration_file, calibration_of
+from djinn.hooks import ConfigurationError
+from djinn.testing import CommandConformance
+from djinn_roofline.calibrate_command import calibrate
+from djinn_roofline.calibration.measuring import ProcessorClock
+from djinn_roofline.calibration.plot import draw
+from djinn_roofline.calibration.validate import Comparison, Validation
+from djinn_roofline.validate_command import validate
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
-HERE = DeviceInfo("cpu:0", "cpu", "a processor", threads=1, torch="2.13.0")
+GUIDE = (Path(__file__).parents[4] / "docs" / "plugins.md").read_text(encoding="utf-8")
+
+
+class TestCommands(CommandConformance):
+    @pytest.fixture(params=[calibrate, validate], ids=lambda command: command.name)
+    def command(self, request):
+        return request.param
+
+    @pytest.fixture
+    def plugin(self):
+        return djinn_roofline
 
 
 @pytest.fixture
@@ -32,7 +43,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, cache, plain_environment):
-    """Runs a command of `djinn` in this process, with the guide's cost model as its only plugin."""
+    """Runs a command in this process, with the guide's cost model as its only plugin."""
     (source,) = re.findall(r"^```python\n(# my_costs.py.+?)^```", GUIDE, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "my_costs.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -40,8 +51,8 @@ def command(tmp_path, monkeypatch, cache, plain_environment):
         monkeypatch.setenv(name, plain_environment[name])
     monkeypatch.setenv("DJINN_PLUGINS", "my_costs")
 
-    def run(*arguments):
-        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    def run(command, *arguments):
+        done = CliRunner().invoke(command, arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -52,10 +63,10 @@ def command(tmp_path, monkeypatch, cache, plain_environment):
 
 
 def test_a_cost_model_written_by_the_guide_is_measured_kept_and_validated(command, tmp_path):
-    made = json.loads(command("calibrate", "--rounds", "2", "--json"))
+    made = json.loads(command(calibrate, "--rounds", "2", "--json"))
     assert (made["models"], made["probes"], made["failed"], made["threads"]) == (["my_costs"], 2, 0, 1)
-    kept = calibration_of(client.device())
-    assert Path(made["file"]) == calibration_file(client.device())
+    kept = calibration_of(session.device())
+    assert Path(made["file"]) == calibration_file(session.device())
     assert kept.models["my_costs"]["start"] > 0
     with djinn.capture() as captured:
         x = captured_product()
@@ -63,13 +74,11 @@ def test_a_cost_model_written_by_the_guide_is_measured_kept_and_validated(comman
     costs = djinn.plan(captured, until="estimate").costs
     (row,) = costs.by_device.values()
     assert [e.model for e in row] == ["my_costs"] * len(row)
-    assert costs.seconds(client.device().id) == pytest.approx(2 * kept.models["my_costs"]["start"], rel=0.2)
+    assert costs.seconds(session.device().id) == pytest.approx(2 * kept.models["my_costs"]["start"], rel=0.2)
 
     picture = tmp_path / "plot.svg"
     found = json.loads(
-        command(
-            "validate", "--rounds", "1", "--only", "MLP, 128", "--only", "LSTM, 64", "--json", "--plot", str(picture)
-        )
+        command(validate, "--rounds", "1", "--only", "MLP, 128", "--only", "LSTM, 64", "--json", "--plot", str(picture))
     )
     assert [c["name"].split(",")[0] for c in found["programs"]] == ["LSTM", "training an MLP"]
     for program in found["programs"]:
@@ -77,8 +86,8 @@ def test_a_cost_model_written_by_the_guide_is_measured_kept_and_validated(comman
         assert program["predicted"] > 0
         assert program["flops"] > 0
     assert set(found) == {"median_error", "p90_error", "r2_log", "programs"}
-    points = ET.fromstring(picture.read_text()).findall("{*}circle/{*}title")
-    assert len(points) == 2
+    texts = {text.text for text in ET.fromstring(picture.read_text()).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"LSTM", "training an MLP", "measured", "predicted"} <= texts
 
 
 def captured_product():
@@ -86,30 +95,6 @@ def captured_product():
 
     x = torch.empty(4, 4)
     return torch.mm(x, x)
-
-
-def test_a_calibration_is_kept_for_the_device_its_pytorch_and_its_threads(cache):
-    assert calibration_of(HERE) is None
-    file = keep_calibration(HERE, {"a": {"x": 1}})
-    assert file.is_relative_to(cache)
-    keep_calibration(HERE, {"b": {"y": 2}})
-    assert calibration_of(HERE).models == {"a": {"x": 1}, "b": {"y": 2}}
-    assert topology_of(HERE).devices[0].calibration == calibration_of(HERE)
-    for other in (
-        DeviceInfo("cpu:0", "cpu", "a processor", threads=2, torch="2.13.0"),
-        DeviceInfo("cpu:0", "cpu", "a processor", threads=1, torch="2.14.0"),
-        DeviceInfo("cpu:0", "cpu", "another processor", threads=1, torch="2.13.0"),
-    ):
-        assert calibration_of(other) is None
-    # The same device behind another server is as fast, however full it is.
-    assert calibration_of(DeviceInfo("cpu:1", "cpu", "a processor", 5, 3, threads=1, torch="2.13.0")) is not None
-
-
-def test_a_calibration_that_cannot_be_read_is_none_and_says_so(cache, caplog):
-    file = keep_calibration(HERE, {"a": {}})
-    file.write_text('{"format": 99}')
-    assert calibration_of(HERE) is None
-    assert "djinn calibrate" in caplog.text
 
 
 def test_errors_are_shares_of_what_was_measured():
@@ -122,12 +107,22 @@ def test_errors_are_shares_of_what_was_measured():
     assert perfect.r2_log == 1.0
 
 
+def test_every_program_is_a_point_beside_three_lines(tmp_path):
+    compared = [Comparison(f"{kind}, {n}", 1e-3 * n, 1.1e-3 * n, 1, 0.0) for kind in ("a", "b") for n in (1, 10)]
+    draw(Validation(tuple(compared)), tmp_path / "plot.svg")
+    drawn = ET.fromstring((tmp_path / "plot.svg").read_text())
+    marks = [mark for mark in drawn.iter("{http://www.w3.org/2000/svg}use") if float(mark.get("x", 0)) > 0]
+    kinds = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")} & {"a", "b"}
+    assert kinds == {"a", "b"}
+    assert len([mark for mark in marks if "fill-opacity: 0.75" in mark.get("style", "")]) == len(compared) + len(kinds)
+
+
 def test_processor_time_is_for_executors_of_their_own():
     with pytest.raises(ConfigurationError, match="on this machine only"):
         ProcessorClock(0)
 
 
 def test_only_svg_is_drawn(tmp_path):
-    done = CliRunner().invoke(main, ["validate", "--plot", str(tmp_path / "plot.png")])
+    done = CliRunner().invoke(validate, ["--plot", str(tmp_path / "plot.png")])
     assert done.exit_code == 2
     assert "only SVG" in done.output

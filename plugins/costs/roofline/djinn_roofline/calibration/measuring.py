@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.observers import Event
-from djinn_core.interception.runtime_interface import port
-from djinn_core.runtime import client
+import djinn
+from djinn import session
+from djinn.hooks import ConfigurationError, Event
 
 DEVICE: Final = "remote_accelerator:0"
 
@@ -64,22 +63,18 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
     Raises:
         ConfigurationError: processor time was asked for of an executor that is not a process of this machine.
     """
-    client.init()
+    djinn.init()
     clock = ExecutorClock()
-    port.whole_programs += 1
-    try:
-        with client.observed_by(clock):
-            yield ProcessorClock(client.executor_process()) if processor_time else clock
-    finally:
-        port.whole_programs -= 1
+    with session.whole_programs(), session.observed_by(clock):
+        yield ProcessorClock(session.executor_process()) if processor_time else clock
 
 
 def seconds_of(run: Callable[[], object], clock: Clock) -> float:
     """Time that the executor takes for what `run` records."""
-    client.synchronize()
+    djinn.synchronize()
     began = clock.read()
     kept = run()
-    client.synchronize()
+    djinn.synchronize()
     took = clock.read() - began
     del kept
     return took

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from djinn_core.runtime import client
+import djinn
+from djinn import session
 
 
 def open_session(**overrides: Any) -> None:
@@ -15,12 +16,12 @@ def open_session(**overrides: Any) -> None:
     Raises:
         DjinnError: a setting or a plugin cannot be used, or nothing can be reached.
     """
-    client.configure(**overrides)
-    registry = client.registry()
+    djinn.configure(**overrides)
+    registry = session.registry()
     rewriting = {
         registry.owners[kind, o.name].name for kind in ("patterns", "optimizations") for o in getattr(registry, kind)
     }
     needed = {registry.owners["cost_models", o.name].name for o in registry.cost_models}
     if unwanted := rewriting - needed:
-        client.configure(**{**overrides, "disable": (*client.settings().disable, *sorted(unwanted))})
-    client.init()
+        djinn.configure(**{**overrides, "disable": (*session.settings().disable, *sorted(unwanted))})
+    djinn.init()

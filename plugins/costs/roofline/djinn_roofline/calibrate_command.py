@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 
-@click.command("calibrate")
+@click.command("calibrate", short_help="Measure how fast a device is, once, for predictions.")
 @click.option("--server", "servers", multiple=True, help="URL of a server; without it, the configured ones.")
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often each probe is timed.")
@@ -18,7 +18,7 @@ import click
     "--processor-time", is_flag=True, help="Count processor time: for busy machines, an executor here, one thread."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
-def command(
+def calibrate(
     servers: tuple[str, ...], connection_file: Path | None, rounds: int, processor_time: bool, as_json: bool
 ) -> None:
     """Measure the device for some seconds, and keep the result for every program that uses it from then on.
@@ -26,8 +26,8 @@ def command(
     Probes are ordinary PyTorch programs, which run where yours would. The result is kept for the device, its version of
     PyTorch and its number of threads, in djinn/calibration in the cache directory.
     """
-    from djinn_core.calibration.calibrate import calibrate_session
-    from djinn_core.calibration.session import open_session
+    from djinn_roofline.calibration.calibrate import calibrate_session
+    from djinn_roofline.calibration.session import open_session
 
     open_session(**server_settings(servers, connection_file))
     done = calibrate_session(rounds, processor_time=processor_time, told=tell(as_json))
