@@ -21,6 +21,6 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `launch`: starting executor processes, tickets, the connection file.
 - `runtime`: the client's session. `server`: the gateway and the executor processes.
 - `cuda_facade`: the name `cuda` for the device, under `djinn run`.
-- `conformance`: the suites behind `djinn.testing`. `demo`: a user's program that ships with the package.
+- `conformance`: the suites behind `djinn.testing`.
 - `cli`: the command `djinn`.
 """

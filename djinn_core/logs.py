@@ -29,7 +29,6 @@ PARTS = (
     "calibration",
     "client",
     "delivery",
-    "demo",
     "fallback",
     "interception",
     "launch",

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Name and summary of each subcommand; `djinn_core.cli.<name>` offers it as `command`.
 COMMANDS = {
-    "demo": "Show Djinn at work on this machine, no GPU needed.",
     "doctor": "Say what is wrong with this installation and how to mend it.",
     "explain": "Show what each stage decides about a script or a model, and why.",
     "kill": "End a session on a server.",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from djinn_core.demo.task import Advance, Verdict, difference_text
+from djinn_demo.task import Advance, Verdict, difference_text
 
 EPOCHS = 6
 BATCH = 64

@@ -11,15 +11,34 @@ import pytest
 import torch
 from rich.console import Console
 
-from djinn_core.cli.demo import PARTS
-from djinn_core.demo import show, table
-from djinn_core.demo.library import passages
-from djinn_core.demo.measure import Measured, Recognised, Run, measure, summarise
-from djinn_core.demo.server import running_server
-from djinn_core.demo.task import Verdict
-from djinn_core.demo.training import DigitTraining, Trained
-from djinn_core.errors import StartupError
-from djinn_core.ir.profile import ExecutionPhase, PatternMatch, WorkloadProfile, WorkloadType
+import djinn_demo
+from djinn import ExecutionPhase, PatternMatch, StartupError, WorkloadProfile
+from djinn.hooks import WorkloadType
+from djinn.testing import CommandConformance, PluginConformance
+from djinn_demo import show, table
+from djinn_demo.command import PARTS, demo
+from djinn_demo.library import passages
+from djinn_demo.measure import Measured, Recognised, Run, measure, summarise
+from djinn_demo.server import running_server
+from djinn_demo.task import Verdict
+from djinn_demo.training import DigitTraining, Trained
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_demo
+
+
+class TestCommand(CommandConformance):
+    @pytest.fixture
+    def command(self):
+        return demo
+
+    @pytest.fixture
+    def plugin(self):
+        return djinn_demo
+
 
 COUNTERS = {
     "bytes_sent": 1500, "bytes_received": 20, "round_trips": 3, "plans_made": 1, "plans_reused": 9,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from djinn_core.errors import StartupError
-from djinn_core.logs import get_logger
+from djinn import StartupError
 
-log = get_logger("djinn.demo")
+_log = logging.getLogger("djinn_demo")
 
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
@@ -29,7 +30,7 @@ def running_server(device: str, threads: int) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="djinn-demo-") as folder:
         connection, log = Path(folder, "connection.json"), Path(folder, "server.log")
-        command = [sys.executable, "-P", "-m", "djinn_core.cli", "serve", "--port", "0", "--store-gib", "0"]
+        command = [*_djinn(), "serve", "--port", "0", "--store-gib", "0"]
         command += ["--device", device, "--threads", str(threads), "--connection-file", str(connection)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -38,6 +39,12 @@ def running_server(device: str, threads: int) -> Iterator[Path]:
             yield connection
         finally:
             _stop(process)
+
+
+def _djinn() -> list[str]:
+    """The command `djinn` of this installation; through the interpreter, which takes longer, where its script is not there."""
+    script = Path(sysconfig.get_path("scripts"), "djinn")
+    return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "djinn"]
 
 
 def _wait(process: subprocess.Popen[bytes], connection: Path, log: Path) -> None:
@@ -55,6 +62,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        log.warning("the demo's server did not stop and is killed", waited_seconds=STOP_SECONDS)
+        _log.warning("the demo's server did not stop within %s seconds and is killed", STOP_SECONDS)
         process.kill()
         process.wait()

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.demo.task import Advance, Task, Verdict
+from djinn_demo.task import Advance, Task, Verdict
 
 REMOTE = "remote_accelerator:0"
 
@@ -66,7 +66,7 @@ Announce = Callable[[str], Advance]
 
 def measure(task: Task, announce: Announce) -> Measured:
     """Run `task` twice locally, then twice on `remote_accelerator:0`, and compare."""
-    from djinn_core.runtime.client import record_plans
+    from djinn.session import record_plans
 
     task.move("cpu")
     here, local_first = _run(task, "cpu", announce(f"{task.title} here, first run"))

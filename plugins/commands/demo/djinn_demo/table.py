@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from djinn_core.demo.measure import Measured, Run
+from djinn_demo.measure import Measured, Run
 
 WIDTH = 80
 _UNITS = ("B", "kB", "MB", "GB")

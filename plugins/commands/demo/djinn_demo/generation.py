@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from djinn_core.demo.task import Advance, Verdict
+from djinn_demo.task import Advance, Verdict
 
 PROMPT_TOKENS = 16
 NEW_TOKENS = 32

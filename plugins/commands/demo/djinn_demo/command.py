@@ -9,21 +9,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.console import Console
-
-from djinn_core.errors import StartupError
 
 PARTS = ("embeddings", "generation", "training")
 NEEDED = ("sentence_transformers", "sklearn", "transformers")
 
 
-@click.command(name="demo")
+@click.command("demo", short_help="Show Djinn at work on this machine, no GPU needed.")
 @click.option("--device", default="cpu", show_default=True, help="What the demo's server computes on, such as cuda:0.")
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Leave the others out. May be given twice.")
 @click.option("--threads", type=click.IntRange(1), help="Torch threads on each side; half the processors by default.")
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write what is printed to a picture too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
-def command(device: str, only: tuple[str, ...], threads: int | None, svg: Path | None, as_json: bool) -> None:
+def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | None, as_json: bool) -> None:
     """Show Djinn at work: embeddings, generation and training, each beside the same work done locally.
 
     Starts a server of its own on this machine. Both sides get the same number of torch threads. Exits with 1 when a
@@ -31,8 +28,10 @@ def command(device: str, only: tuple[str, ...], threads: int | None, svg: Path |
     """
     _require_libraries()
     _quieten_libraries()
-    from djinn_core.demo import table
-    from djinn_core.demo.show import run_demo
+    from rich.console import Console
+
+    from djinn_demo import table
+    from djinn_demo.show import run_demo
 
     setting = table.Setting(device, threads or max(1, len(os.sched_getaffinity(0)) // 2))
     results = run_demo(only or PARTS, setting, Console(stderr=True))
@@ -49,9 +48,11 @@ def command(device: str, only: tuple[str, ...], threads: int | None, svg: Path |
 def _require_libraries() -> None:
     lacking = [name for name in NEEDED if find_spec(name) is None]
     if lacking:
+        from djinn import StartupError
+
         raise StartupError(
             f"The demo needs {', '.join(lacking)}: run `make demo`, or install from the checkout with "
-            "`pip install -e '.[demo]'`."
+            "`pip install -e 'plugins/commands/demo[models]'`."
         )
 
 

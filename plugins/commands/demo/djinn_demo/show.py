@@ -8,13 +8,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from djinn_core.demo.embeddings import EmbeddingSearch
-from djinn_core.demo.generation import Generation
-from djinn_core.demo.measure import Announce, Measured, measure
-from djinn_core.demo.server import running_server
-from djinn_core.demo.table import Setting
-from djinn_core.demo.task import Advance, Task
-from djinn_core.demo.training import DigitTraining
+from djinn_demo.embeddings import EmbeddingSearch
+from djinn_demo.generation import Generation
+from djinn_demo.measure import Announce, Measured, measure
+from djinn_demo.server import running_server
+from djinn_demo.table import Setting
+from djinn_demo.task import Advance, Task
+from djinn_demo.training import DigitTraining
 
 TASKS: dict[str, Callable[[], Task]] = {
     "embeddings": EmbeddingSearch,

