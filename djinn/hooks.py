@@ -21,6 +21,7 @@ from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
 from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, Trial
 from djinn_core.hookspecs.patterns import Pattern
@@ -93,6 +94,8 @@ __all__ = [
     "DoesNotFit",
     "Edge",
     "Event",
+    "EvictionCandidate",
+    "EvictionContext",
     "ExecutionPhase",
     "ExecutionSchedule",
     "Fetch",
@@ -108,6 +111,7 @@ __all__ = [
     "Lineage",
     "Link",
     "Listener",
+    "MemoryPolicy",
     "Modality",
     "NetworkTopology",
     "Node",
@@ -139,6 +143,7 @@ __all__ = [
     "SecurableTransport",
     "SemanticMetadata",
     "Send",
+    "SessionHints",
     "SessionLost",
     "StartupError",
     "Step",

@@ -11,6 +11,7 @@ from djinn_core.conformance.contexts import optimization_context, placement_cont
 from djinn_core.conformance.costs import CostModelConformance
 from djinn_core.conformance.devices import DeviceConformance
 from djinn_core.conformance.interception import InterceptorConformance
+from djinn_core.conformance.memory import MemoryPolicyConformance, sample_evictions
 from djinn_core.conformance.observers import ObserverConformance
 from djinn_core.conformance.optimizations import OptimizationConformance
 from djinn_core.conformance.patterns import PatternConformance
@@ -29,6 +30,7 @@ __all__ = [
     "CostModelConformance",
     "DeviceConformance",
     "InterceptorConformance",
+    "MemoryPolicyConformance",
     "ObserverConformance",
     "OptimizationConformance",
     "PatternConformance",
@@ -45,6 +47,7 @@ __all__ = [
     "random_inputs",
     "replay",
     "replay_schedule",
+    "sample_evictions",
     "sample_graphs",
     "sample_programs",
     "scheduling_context",

@@ -248,6 +248,7 @@ class Settings:
         threads: torch threads of an executor that is started here; None leaves it to torch.
         recover: whether an executor that is started here is replaced when it dies, and the next one goes on with what it did.
         memory_gib: how much an executor that is started here may hold, in GiB; None: as much as the device has.
+        memory_policy: name of the memory policy of an executor with such a limit.
         placement_policy: name of the placement policy; empty: the best for the devices that there are.
         memory_limits: pairs of a device, by id or number (empty: all), and the bytes that plans may put there at once.
         latency_target: seconds in which a program should be done; 0: as soon as possible.
@@ -286,6 +287,7 @@ class Settings:
     threads: int | None = attrs.field(default=None, converter=_threads)
     recover: bool = attrs.field(default=True, converter=_flag)
     memory_gib: float | None = attrs.field(default=None, converter=_memory)
+    memory_policy: str = attrs.field(default="next_use", converter=_text)
     placement_policy: str = attrs.field(default="", converter=_text)
     memory_limits: tuple[tuple[str, int], ...] = attrs.field(default=(), converter=_limits)
     latency_target: float = attrs.field(default=0.0, converter=_target)

@@ -8,7 +8,8 @@ from typing import Final
 
 # By name of the plugin the module that it is.
 _MODULES: Final = {
-    name: f"djinn_core.builtins.{name}" for name in ("device", "costs", "placement", "scheduling", "local", "cpu")
+    name: f"djinn_core.builtins.{name}"
+    for name in ("device", "costs", "placement", "scheduling", "local", "cpu", "memory")
 }
 
 

@@ -85,6 +85,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     )
     findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
     findings += check_growth(registry, resolved.settings)
+    findings += check_executor_choices(registry, resolved.settings)
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
@@ -193,6 +194,22 @@ def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
             "Say `tolerates_growth = True` in what always says the same for other sizes, or leave its plugin out.",
             fatal=False,
         )
+
+
+def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Compilers and memory policies that the settings name and no plugin offers: an executor would not start with them."""
+    offered = {
+        "compilers": (settings.compilers, [one.name for one in registry.compilers]),
+        "memory_policy": ((settings.memory_policy,), [one.name for one in registry.memory_policies]),
+    }
+    for setting, (names, there) in offered.items():
+        for name in names:
+            if name not in there:
+                yield Finding(
+                    f"The setting `{setting}` names {name!r}, which no plugin in use offers.",
+                    f"Install its plugin, or choose among: {', '.join(there) or 'none'}.",
+                    fatal=not (settings.servers or settings.connection_file),
+                )
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:

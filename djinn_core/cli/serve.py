@@ -32,6 +32,7 @@ from djinn_core.server.gateway.gateway import GatewayOptions, Serving
     type=click.FloatRange(0, min_open=True),
     help="How much the sessions of each executor may hold together; what does not fit is spilled. Default: no limit.",
 )
+@click.option("--memory-policy", default="", help="What --memory-gib evicts first, such as lru. Default: next_use.")
 @click.option(
     "--compile",
     "compilers",
@@ -107,6 +108,7 @@ def command(
     devices: tuple[str, ...],
     threads: int | None,
     memory_gib: float | None,
+    memory_policy: str,
     compilers: tuple[str, ...],
     token_file: Path | None,
     operations_port: int | None,
@@ -138,6 +140,7 @@ def command(
         connection_file=connection_file,
         threads=threads,
         memory=int((memory_gib or 0) * 2**30),
+        memory_policy=memory_policy,
         compilers=compilers,
         store=_private(store or _cache("weights"), "weights") if store_gib else None,
         store_bytes=int(store_gib * 2**30),

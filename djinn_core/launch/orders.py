@@ -34,6 +34,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
         warm: safetensors files whose tensors need not travel at all.
         memory: bytes that its sessions may hold; 0: as much as the device has.
+        memory_policy: name of the policy that orders evictions then; empty: the built-in one.
         compilers: names of those that compile hot templates, in the order in which they are asked.
         tls_certificate, tls_key, tls_authority: PEM files; it listens for the network under TLS where there are some, and asks
             clients for a certificate of that authority.
@@ -60,6 +61,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     warm: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
     memory: Count = 0
+    memory_policy: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_authority: str = ""

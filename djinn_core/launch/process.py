@@ -62,7 +62,7 @@ class ExecutorOptions:
         debug: parts whose debug messages it shows, as in the settings.
         store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; None: none.
         warm: safetensors files whose tensors need not travel at all.
-        compilers: as in the settings.
+        compilers, memory_policy: as in the settings.
         memory: bytes that its sessions may hold; 0: as much as the device has.
         tls: the certificate to show where it listens for the network, and whose certificates clients must show; None: no TLS.
         lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
@@ -86,6 +86,7 @@ class ExecutorOptions:
     warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
     memory: int = 0
+    memory_policy: str = ""
     tls: TlsOptions | None = None
     lease_seconds: float = 0.0
     journals: Path | None = None
@@ -295,6 +296,7 @@ class ExecutorProcess:
             warm=tuple(str(file) for file in options.warm),
             compilers=options.compilers,
             memory=options.memory,
+            memory_policy=options.memory_policy,
             **_tls_files(options.tls),
             lease_seconds=options.lease_seconds,
             journals=str(options.journals or ""),

@@ -52,6 +52,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("transports", "transports", "Transport"),
     Kind("devices", "devices", "Device"),
     Kind("compilers", "compilers", "Compiler"),
+    Kind("memory", "memory_policies", "MemoryPolicy"),
     Kind("observers", "observers", "Observer"),
     Kind("commands", "commands", "Command"),
 )
@@ -59,6 +60,6 @@ KINDS: Final[tuple[Kind, ...]] = (
 EVERY_KIND: Final = frozenset(kind.name for kind in KINDS)
 # Which hooks are called in which process, as the docstrings of the hooks promise.
 COMMAND_KINDS: Final = frozenset({"commands"})
-CLIENT_KINDS: Final = EVERY_KIND - {"devices", "compilers"} - COMMAND_KINDS
+CLIENT_KINDS: Final = EVERY_KIND - {"devices", "compilers", "memory"} - COMMAND_KINDS
 GATEWAY_KINDS: Final = frozenset({"transports", "devices"})
-EXECUTOR_KINDS: Final = GATEWAY_KINDS | {"compilers"}
+EXECUTOR_KINDS: Final = GATEWAY_KINDS | {"compilers", "memory"}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.costs import CostModel
     from djinn_core.hookspecs.devices import Device
     from djinn_core.hookspecs.interception import Interceptor
+    from djinn_core.hookspecs.memory import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.hookspecs.patterns import Pattern
@@ -76,6 +77,7 @@ class Registry:
     transports: tuple[Transport, ...] = ()
     devices: tuple[Device, ...] = ()
     compilers: tuple[Compiler, ...] = ()
+    memory_policies: tuple[MemoryPolicy, ...] = ()
     observers: tuple[Observer, ...] = ()
     commands: tuple[Command, ...] = ()
     rows: tuple[PluginRow, ...] = ()

@@ -52,7 +52,7 @@ from djinn_core.runtime.reconfiguring import (
     PLUGINS,
     beginning_anew,
     changed,
-    compilers_differ,
+    executor_plugins_differ,
     live_tensors,
 )
 from djinn_core.runtime.sending.progress import progress_observers
@@ -147,7 +147,7 @@ def _reconfigure(resolved: Settings, registry: Registry) -> None:
     assert _state.settings is not None, "a session is open"
     assert _state.registry is not None, "a session is open"
     names = changed(_state.settings, resolved)
-    anew = beginning_anew(names, _state.settings, compilers_differ(_state.registry, registry))
+    anew = beginning_anew(names, _state.settings, executor_plugins_differ(_state.registry, registry, _state.settings))
     if anew:
         _end_unless_held(", ".join(sorted(anew)))
     elif not names & PLUGINS:

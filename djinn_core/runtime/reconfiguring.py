@@ -32,7 +32,7 @@ PLANNING = frozenset({"exact", "latency_target", "pins", "placement_policy", "sc
 # What the registry depends on.
 PLUGINS = frozenset({"disable", "plugin_settings", "plugins", "strict", "trace_plugins"})
 # Of executors that are started on this machine, and of connections to servers: a session has one or the other.
-_OWN_EXECUTORS = frozenset({"compilers", "executor", "executors", "memory_gib", "recover", "threads"})
+_OWN_EXECUTORS = frozenset({"compilers", "executor", "executors", "memory_gib", "memory_policy", "recover", "threads"})
 _SERVERS = frozenset(
     {
         "server_devices",
@@ -54,33 +54,35 @@ def changed(before: Settings, after: Settings) -> frozenset[str]:
     return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
 
 
-def beginning_anew(names: frozenset[str], before: Settings, compilers_differ: bool = False) -> frozenset[str]:
+def beginning_anew(names: frozenset[str], before: Settings, executor_plugins_differ: bool = False) -> frozenset[str]:
     """Those of the changed settings `names` that an open session cannot take over.
 
-    Of plugins it uses the client's, which may change, and the compilers of its executors, which have loaded them. It was
-    given its transports when it began.
+    Of plugins it uses the client's, which may change, and the compilers and memory policies of its executors, which have
+    loaded them. It was given its transports when it began.
 
     Args:
         names: what differs.
         before: the settings that the session began with.
-        compilers_differ: whether plugins with compilers are in use now that were not before, or the other way round.
+        executor_plugins_differ: as the function of that name answers.
     """
     remote = bool(before.servers or before.connection_file)
     kept = AT_ONCE | PLANNING | (_OWN_EXECUTORS if remote else _SERVERS)
-    return names - (kept if compilers_differ and before.compilers and not remote else kept | PLUGINS)
+    return names - (kept if executor_plugins_differ and not remote else kept | PLUGINS)
 
 
-def compilers_differ(before: Registry, after: Registry) -> bool:
-    """True where other plugins with compilers are in use, or with other settings of their own."""
+def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
+    """True where other plugins with compilers or memory policies that `settings` use are active, or with other settings."""
+    kinds = {"compilers"} if settings.compilers else set()
+    kinds |= {"memory"} if settings.memory_gib else set()
 
-    def compiling(registry: Registry) -> set[object]:
-        found = {row for row in registry.rows if row.status == "active" and "compilers" in row.kind.split(",")}
+    def of_executors(registry: Registry) -> set[object]:
+        found = {row for row in registry.rows if row.status == "active" and kinds.intersection(row.kind.split(","))}
         return {
             *found,
             *(one for one in registry.plugin_settings if one.name.split(".")[1] in {row.name for row in found}),
         }
 
-    return compiling(before) != compiling(after)
+    return of_executors(before) != of_executors(after)
 
 
 def live_tensors(since: int) -> int:

@@ -45,6 +45,7 @@ from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, send_message
 from djinn_core.server.malloc_trim import GIVING_BACK, keep_few_arenas, set_start_aside
+from djinn_core.server.memory.eviction import decider
 from djinn_core.server.peers.exchange import PeerListener
 from djinn_core.server.peers.inbox import PeerConnection
 from djinn_core.server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
@@ -377,7 +378,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         torch.set_num_threads(start.threads)
     selection = Selection(start.plugins, frozenset(start.disable), plugin_settings=start.plugin_settings)
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
-    opened = limited(open_device(registry.devices, device), start.memory)
+    opened = limited(open_device(registry.devices, device), start.memory, decider(registry, start.memory_policy))
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
     begin_compiling(opened, registry, start.compilers)

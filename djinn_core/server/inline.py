@@ -18,6 +18,7 @@ from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.server.devices import limited, open_device
 from djinn_core.server.executor import Executor, begin_compiling
+from djinn_core.server.memory.eviction import decider
 from djinn_core.server.session import ExecutorSession
 
 # An interpreter that ends stops threads wherever they are, and PyTorch's freeing of memory does not survive that.
@@ -92,7 +93,8 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     """
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
-    device = limited(open_device(registry.devices, settings.device), bytes_of(settings.memory_gib))
+    opened = open_device(registry.devices, settings.device)
+    device = limited(opened, bytes_of(settings.memory_gib), decider(registry, settings.memory_policy))
     begin_compiling(device, registry, settings.compilers)
     executor = Executor(device, registry, TicketChecker(key), ExecutorSession)
     ours, theirs = connected_pair()

@@ -18,7 +18,7 @@ from djinn_core.hookspecs import hookimpl
 from djinn_core.launch.orders import sendable
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime.reconfiguring import compilers_differ
+from djinn_core.runtime.reconfiguring import executor_plugins_differ
 
 SETTINGS_PLUGIN = """
 import attrs
@@ -238,12 +238,15 @@ def test_what_json_cannot_hold_travels_as_text():
         assert sendable(PluginSetting("a", "b", plain, "argument")).value == plain
 
 
-def test_other_settings_of_compilers_need_another_session(registry_of):
+@pytest.mark.parametrize(
+    ("kind", "used"), [("compilers", Settings(compilers="inductor")), ("memory", Settings(memory_gib=1))]
+)
+def test_other_settings_of_what_executors_load_need_another_session(registry_of, kind, used):
     before, after = registry_of(), registry_of(plugin_settings={"kv_rows": {"rows": 9}})
     assert before.plugin_settings != after.plugin_settings
-    assert not compilers_differ(before, after)  # it has patterns only
-    compiling = [
-        attrs.evolve(one, rows=tuple(attrs.evolve(row, kind="compilers") for row in one.rows))
-        for one in (before, after)
+    assert not executor_plugins_differ(before, after, used)  # it has patterns only
+    loaded = [
+        attrs.evolve(one, rows=tuple(attrs.evolve(row, kind=kind) for row in one.rows)) for one in (before, after)
     ]
-    assert compilers_differ(*compiling)
+    assert executor_plugins_differ(*loaded, used)
+    assert not executor_plugins_differ(*loaded, Settings())

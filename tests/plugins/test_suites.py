@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from djinn.hooks import (
 from djinn_core.builtins import builtin_plugins
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.builtins.device import DeviceInterceptor
+from djinn_core.builtins.memory import NextUse
 from djinn_core.builtins.placement import SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.conformance.suite import missing
@@ -40,6 +42,12 @@ class TestCpu(testing.DeviceConformance):
         return CpuDevice()
 
 
+class TestNextUse(testing.MemoryPolicyConformance):
+    @pytest.fixture
+    def policy(self) -> Any:
+        return NextUse()
+
+
 def test_the_built_in_plugins_come_through_the_same_door() -> None:
     registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
     assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
@@ -49,6 +57,7 @@ def test_the_built_in_plugins_come_through_the_same_door() -> None:
         "scheduling": "schedulers",
         "local": "transports",
         "cpu": "devices",
+        "memory": "memory",
     }
 
 
@@ -343,6 +352,31 @@ def test_compilers_that_are_wrong() -> None:
 
     expect_failure(lambda: suite.test_what_it_compiles_gives_the_same(made(compile=frozen), cpu), "not close")
     expect_failure(lambda: suite.test_it_respects_writes(made(compile=copying), cpu), "not close")
+
+
+def test_memory_policies_that_are_wrong() -> None:
+    suite, evictions = testing.MemoryPolicyConformance(), testing.sample_evictions()
+    turns = itertools.count()
+
+    def everything(self: Any, context: Any) -> Any:
+        return range(len(context.candidates) + 1)
+
+    def enough(self: Any, context: Any) -> Any:
+        return range((len(context.candidates) + 1) // 2)
+
+    def turning(self: Any, context: Any) -> Any:
+        return sorted(range(len(context.candidates)), reverse=next(turns) % 2 == 1)
+
+    def maybe(self: Any, candidate: Any) -> Any:
+        return candidate.recompute_seconds
+
+    for order in (everything, enough):
+        wrong = made(order=order)
+        expect_failure(
+            lambda wrong=wrong: suite.test_it_orders_all_candidates_and_nothing_else(wrong, evictions), "not each of"
+        )
+    expect_failure(lambda: suite.test_it_decides_the_same_again(made(order=turning), evictions), "two answers")
+    expect_failure(lambda: suite.test_it_says_what_is_recomputed(made(recompute=maybe), evictions), "True or False")
 
 
 def test_observers_that_know_too_little() -> None:

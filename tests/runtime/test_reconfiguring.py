@@ -168,6 +168,8 @@ def test_observers_of_the_open_session_change(alone):
         (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", token="t" * 16), {"token"}),
         (Settings(), Settings(exact=False, scheduler="priority", pins="a=1", progress=False), set()),
         (Settings(), Settings(memory_limits="1 GiB"), {"memory_limits"}),
+        (Settings(), Settings(memory_policy="lru"), {"memory_policy"}),
+        (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", memory_policy="lru"), set()),
     ],
 )
 def test_settings_that_concern_the_session(before, after, anew):
@@ -177,5 +179,5 @@ def test_settings_that_concern_the_session(before, after, anew):
 def test_compilers_of_executors_concern_the_session():
     names = frozenset({"plugins"})
     assert beginning_anew(names, Settings(compilers="inductor")) == set()
-    assert beginning_anew(names, Settings(), compilers_differ=True) == set()
-    assert beginning_anew(names, Settings(compilers="inductor"), compilers_differ=True) == names
+    assert beginning_anew(names, Settings(servers="tcp://a:1"), executor_plugins_differ=True) == set()
+    assert beginning_anew(names, Settings(compilers="inductor"), executor_plugins_differ=True) == names

@@ -55,6 +55,7 @@ def _start_executor(settings: Settings) -> OwnExecutor:
         plugin_settings=settings.plugin_settings,
         compilers=settings.compilers,
         memory=bytes_of(settings.memory_gib),
+        memory_policy=settings.memory_policy,
         debug=settings.debug,
     )
     return OwnExecutor(options, own_journals() if settings.recover else None, settings.executors)

@@ -66,6 +66,7 @@ class GatewayOptions:
         warm: safetensors files whose tensors need not be sent at all.
         compilers: as in the settings.
         memory: bytes that the sessions of each executor may hold; 0: as much as its device has.
+        memory_policy: as in the settings.
         tls: the server's certificate, and the authority of client certificates; None: no TLS.
         pinned: True where clients check the certificate by its fingerprint, which is in the connection file.
         lease_seconds: time for which a session waits for a client whose connection broke; 0: it ends with its connection.
@@ -98,6 +99,7 @@ class GatewayOptions:
     warm: tuple[Path, ...] = ()
     compilers: tuple[str, ...] = ()
     memory: int = 0
+    memory_policy: str = ""
     tls: TlsOptions | None = None
     pinned: bool = False
     lease_seconds: float = 30.0
@@ -119,6 +121,7 @@ class GatewayOptions:
             plugin_settings=settings.plugin_settings,
             compilers=self.compilers or settings.compilers,
             memory=self.memory or bytes_of(settings.memory_gib),
+            memory_policy=self.memory_policy or settings.memory_policy,
             start_timeout=settings.start_timeout,
             debug=settings.debug,
         )
@@ -366,6 +369,7 @@ def _executors(options: GatewayOptions, accounts: Path) -> tuple[ExecutorOptions
             store_bytes=options.store_bytes,
             warm=options.warm,
             compilers=options.compilers,
+            memory_policy=options.memory_policy,
             memory=options.memory,
             tls=options.tls,
             lease_seconds=options.lease_seconds,

@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from djinn_core.ir.profile import ExecutionPhase
+from djinn_core.ir.profile import DataResidency, ExecutionPhase
 
 WEIGHT, CACHE, ACTIVATION, STATE = "wkao"
-KINDS: Final = (ACTIVATION, STATE, WEIGHT, CACHE)  # in the order in which they make room, all else being equal
+KINDS: Final = (ACTIVATION, STATE, WEIGHT, CACHE)  # of several in one storage the last one counts
 NAMES: Final = MappingProxyType({WEIGHT: "weights", CACHE: "caches", ACTIVATION: "activations", STATE: "states"})
+RESIDENCIES: Final = MappingProxyType({
+    WEIGHT: DataResidency.PERSISTENT_WEIGHT,
+    CACHE: DataResidency.STATEFUL_KV_CACHE,
+    ACTIVATION: DataResidency.EPHEMERAL_ACTIVATION,
+    STATE: DataResidency.OPTIMIZER_STATE,
+})  # fmt: skip
 # Others that clients tell apart, and what they count as: gradients and inputs come and go with a step.
 _COUNTED: Final = MappingProxyType({"g": ACTIVATION, "i": ACTIVATION})
 _TRAINING: Final = "training"
@@ -51,10 +57,10 @@ class Budgets:
                 kind: _KEPT * known[kind] + (1 - _KEPT) * used.get(kind, 0) / total for kind in KINDS
             }
 
-    def over(self, phase: str, held: Counter[str], budget: int) -> frozenset[str]:
+    def over(self, phase: str, held: Counter[str], budget: int) -> tuple[str, ...]:
         """The kinds that hold more than their share."""
         shares = self.shares(phase)
-        return frozenset(kind for kind in KINDS if held[kind] > shares[kind] * budget)
+        return tuple([kind for kind in KINDS if held[kind] > shares[kind] * budget])
 
 
 def counted_phase(phase: str) -> str:

@@ -11,10 +11,11 @@ import attrs
 import torch
 
 from djinn_core import torch_private
+from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, SessionHints
 from djinn_core.logs import get_logger
 from djinn_core.server.memory.allocation import Allocation, Copy, has_memory
-from djinn_core.server.memory.budgets import Budgets
-from djinn_core.server.memory.eviction_order import Order, between_programs
+from djinn_core.server.memory.budgets import RESIDENCIES, Budgets
+from djinn_core.server.memory.eviction import Decider, Hints, kind_of_holding
 from djinn_core.server.memory.pressure import Pressure
 from djinn_core.server.memory.process import process_memory
 from djinn_core.server.memory.spill import SpillSpace
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from djinn_core.server.memory.session import SessionMemory
 
 Holdings = dict[int, Allocation]
-Evict = Callable[[Allocation], None]
+Describe = Callable[[Allocation], EvictionCandidate]
+Evict = Callable[[Allocation, EvictionCandidate], None]
 BATCH: Final = 64  # room is made for at least the limit by this, because finding what goes takes time
 STEPS: Final = 64  # in steps of the limit by this what is left grows and shrinks
 RESERVE: Final = 4  # the limit by this is left to what ops need beside their results, until it is known
@@ -50,10 +52,12 @@ class Ledger:
     A thread that runs ops or changes holdings has `lock`.
     """
 
-    def __init__(self, limit: int, device: torch.device, space: SpillSpace) -> None:
+    def __init__(self, limit: int, device: torch.device, space: SpillSpace, decider: Decider | None = None) -> None:
         self.limit = limit
         self.device = device
         self.space = space
+        self.decider = decider or Decider()
+        self.steps = 0  # that programs have run here
         self.lock = threading.RLock()
         self.sessions: list[SessionMemory] = []
         self.counts = Counts()
@@ -230,12 +234,50 @@ class Ledger:
         """True where the spill space has its bytes already, so that nothing need be written."""
         return holding.key in self._copies
 
-    def order(self, holdings: Holdings) -> Order:
-        """The eviction order of the holdings that outlive the running program, if there is one."""
-        return between_programs(self.sessions, holdings.values(), time.monotonic(), self.budgets, self.budget)
+    def hints(self, holdings: Holdings) -> Hints:
+        """Hints about the holdings that outlive the running program, if there is one."""
+        held = holdings.values()
+        return Hints(self.sessions, held, time.monotonic(), self.steps, self.budgets, self.budget)
+
+    def describe(
+        self,
+        holding: Allocation,
+        session: SessionHints,
+        next_use: int | None,
+        last_use: int,
+        recompute_seconds: float | None = None,
+    ) -> EvictionCandidate:
+        """A holding as memory policies see it."""
+        spilled, handles = self.is_kept(holding), holding.handles
+        seconds = holding.nbytes / self.space.read_speed
+        if not spilled:
+            seconds += holding.nbytes / self.space.write_speed
+        return EvictionCandidate(
+            holding.nbytes,
+            RESIDENCIES[kind_of_holding(holding)],
+            session,
+            bool(handles),
+            next_use,
+            last_use,
+            spilled,
+            seconds,
+            recompute_seconds,
+            max(handles, default=0),
+        )
+
+    def between_programs(self, hints: Hints) -> Describe:
+        """The description of holdings while no program runs."""
+        return lambda holding: self.describe(
+            holding, hints.of(holding), hints.next_use(holding), hints.last_use(holding)
+        )
 
     def make_room(
-        self, wanted: int, resident: int, holdings: Iterable[Allocation], order: Order, evict: Evict | None = None
+        self,
+        wanted: int,
+        resident: int,
+        holdings: Iterable[Allocation],
+        describe: Describe,
+        evict: Evict | None = None,
     ) -> int:
         """Take memory until `wanted` bytes fit beside `resident`, as far as `holdings` go; the bytes that were taken."""
         excess = resident + wanted - self.budget
@@ -243,11 +285,17 @@ class Ledger:
             return 0
         excess = max(excess, min(self.limit // BATCH, resident))
         taken = 0
-        for holding in sorted([h for h in holdings if h.movable], key=order, reverse=True):
+        movable = [holding for holding in holdings if holding.movable]
+        candidates = tuple([describe(holding) for holding in movable])
+        for position in self.decider.order(EvictionContext(candidates, excess, resident, self.budget)):
             if taken >= excess:
                 break
+            holding = movable[position]
             try:
-                (evict or self.evict)(holding)
+                if evict is None:
+                    self.evict(holding)
+                else:
+                    evict(holding, candidates[position])
             except OSError as error:
                 _log.warning("bytes cannot be spilled", bytes=holding.nbytes, error=str(error))
                 break
@@ -279,9 +327,9 @@ class Ledger:
         resident = self.resident()
         if resident + nbytes > self.budget:
             holdings = self.survey()
-            order = self.order(holdings)
+            describe = self.between_programs(self.hints(holdings))
             resident = sum(h.nbytes for h in holdings.values() if h.resident)
-            resident -= self.make_room(nbytes, resident, holdings.values(), order)
+            resident -= self.make_room(nbytes, resident, holdings.values(), describe)
         if resident + nbytes > self.limit:
             self.counts.refused += 1
             raise torch.OutOfMemoryError(self.refusal(nbytes, resident))

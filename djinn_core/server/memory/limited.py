@@ -9,17 +9,18 @@ from contextlib import contextmanager
 import torch
 
 from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.server.memory.eviction import Decider
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.spill import spill_space
 from djinn_core.torch_private import load_early
 
 
 class LimitedRuntime:
-    """A wrapper of a device runtime that uses at most `limit` bytes."""
+    """A wrapper of a device runtime that uses at most `limit` bytes; `decider`: what is evicted first."""
 
-    def __init__(self, runtime: DeviceRuntime, limit: int) -> None:
+    def __init__(self, runtime: DeviceRuntime, limit: int, decider: Decider | None = None) -> None:
         self.device = runtime.device
-        self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device))
+        self.ledger = Ledger(limit, runtime.device, spill_space(runtime.device), decider)
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
         # The libraries that analyse programs take a second to load, and memory that is no session's.

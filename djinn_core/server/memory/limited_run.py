@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from djinn_core import torch_private
+from djinn_core.hookspecs.memory import EvictionCandidate, SessionHints
 from djinn_core.server.memory.allocation import Allocation, has_memory
-from djinn_core.server.memory.eviction_order import FAR, USUAL, Order
+from djinn_core.server.memory.eviction import Hints
 from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, bytes_of_step
@@ -25,15 +25,18 @@ _ALLOCATOR = "can't allocate memory"  # what PyTorch's allocator for CPUs says, 
 
 
 class CarefulRun:
-    """One run of a template, as `Guard`. It evicts first the value whose next use is furthest away (Belady's rule)."""
+    """One run of a template, as `Guard`."""
 
-    def __init__(self, ledger: Ledger, template: CompiledTemplate, outlook: MemoryEstimate, outside: Order) -> None:
-        """`outside`: the order of what outlives the run, in which the second place counts steps from its end."""
+    def __init__(
+        self, ledger: Ledger, template: CompiledTemplate, outlook: MemoryEstimate, hints: Hints, session: SessionHints
+    ) -> None:
+        """`hints`: about what outlives the run. `session`: about the session whose run it is."""
         self._ledger = ledger
         self._template = template
         self._outlook = outlook
         self._lifetimes = outlook.lifetimes
-        self._outside = outside
+        self._hints = hints
+        self._session = session
         self._env: Environment = []
         self._holdings: dict[int, Allocation] = {}
         self._at: dict[int, Allocation] = {}
@@ -232,25 +235,31 @@ class CarefulRun:
     def _room(self, wanted: int, keep: Collection[Allocation]) -> None:
         kept = {id(holding) for holding in keep}
         others = [holding for holding in self._holdings.values() if id(holding) not in kept]
-        self._resident -= self._ledger.make_room(wanted, self._resident, others, self._order, self._evict)
+        self._resident -= self._ledger.make_room(wanted, self._resident, others, self._describe, self._evict)
 
-    def _evict(self, holding: Allocation) -> None:
-        remaking = self._remaking
-        if remaking is not None and remaking.pays(holding, self._step, self._at, self._ledger):
+    def _evict(self, holding: Allocation, candidate: EvictionCandidate) -> None:
+        remaking, ledger = self._remaking, self._ledger
+        if (
+            remaking is not None
+            and candidate.recompute_seconds is not None
+            and ledger.decider.recompute(candidate)
+            and remaking.possible(holding, self._step, self._at)
+        ):
             remaking.drop(holding, self._at)
-            self._ledger.drop(holding)
+            ledger.drop(holding)
         else:
-            self._ledger.evict(holding)
+            ledger.evict(holding)
 
-    def _order(self, holding: Allocation) -> Any:
-        lifetimes, step = self._lifetimes, self._step
-        nearest = min((lifetimes.next_use(place, step) for place in holding.places), default=NEVER)
-        if not holding.handles:
-            return (USUAL, min(nearest, lifetimes.steps + FAR))
-        level, after, *rest = self._outside(holding)
-        if nearest < NEVER:
-            return (min(level, USUAL), nearest, *rest)
-        return (level, lifetimes.steps + after, *rest)
+    def _describe(self, holding: Allocation) -> EvictionCandidate:
+        lifetimes, step, hints = self._lifetimes, self._step, self._hints
+        nearest = min([lifetimes.next_use(place, step) for place in holding.places], default=NEVER)
+        last = max([lifetimes.last_use(place, step) for place in holding.places], default=-1)
+        if nearest == NEVER and (after := hints.next_use(holding)) is not None:
+            nearest = lifetimes.steps + after
+        since = step - last if last >= 0 else step + hints.last_use(holding)
+        session = hints.of(holding) if holding.owner is not None else self._session
+        seconds = None if self._remaking is None else self._remaking.seconds(holding)
+        return self._ledger.describe(holding, session, None if nearest == NEVER else nearest - step, since, seconds)
 
 
 def _no_memory(error: Exception) -> bool:

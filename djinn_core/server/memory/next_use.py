@@ -1,22 +1,46 @@
-"""Prediction of the values that a session's next programs will use, from the order of its past programs.
+"""Uses of a session's values: the last ones, and those by its next programs, predicted from the order of its past programs.
 
-Values are known by their role, since their handles are new each time: an uploaded value by its handle, a result by its program
+In predictions, values are known by their role, since their handles are new each time: an uploaded value by its handle, a result by its program
 and the number of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from djinn_core.ir.values import storage_of
 from djinn_core.server.memory.lifetimes import NEVER, Lifetimes
+from djinn_core.server.running.values import ValueTable
 
 Role = int | tuple[bytes, int]
 PROGRAMS_LIMIT: Final = 512
 AHEAD_STEPS: Final = 20_000  # how far is looked
 AHEAD_PROGRAMS: Final = 32
+
+
+class LastUses:
+    """The step at which each storage of a session was made or used last, counted on its device."""
+
+    def __init__(self, values: ValueTable) -> None:
+        self._values = values
+        self._steps: dict[int, int] = {}
+
+    def note(self, lifetimes: Lifetimes, began: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """A program has run that began at step `began`."""
+        first, steps = lifetimes.first_input, self._steps
+        for number, handle in enumerate(inputs):
+            steps[storage_of(handle)] = began + max(0, lifetimes.last_use(first + number, lifetimes.steps))
+        for place, number in lifetimes.outputs.items():
+            steps[storage_of(outputs[number])] = began + max(0, lifetimes.last_use(place, lifetimes.steps))
+        if len(steps) > 4 * PROGRAMS_LIMIT + 2 * len(self._values):
+            self._steps = {storage: step for storage, step in steps.items() if self._values.bytes_of(storage)}
+
+    def last(self, handles: Iterable[int], now: int) -> int:
+        """The last use of values that share memory; for those that no program has used, when this was asked first."""
+        return max([self._steps.setdefault(storage_of(handle), now) for handle in handles], default=now)
 
 
 @attrs.define(eq=False)

@@ -10,7 +10,6 @@ from djinn_core import torch_objects
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import meta_of
 from djinn_core.server.memory.allocation import Allocation, has_memory
-from djinn_core.server.memory.ledger import Ledger
 from djinn_core.server.memory.lifetimes import NEVER
 from djinn_core.server.memory.memory_estimate import MemoryEstimate
 from djinn_core.server.running.replay import CompiledTemplate, Environment
@@ -25,17 +24,16 @@ class Rematerialization:
         self._lifetimes = outlook.lifetimes
         self._pure: dict[int, bool] = {}
 
-    def pays(self, holding: Allocation, now: int, at: Mapping[int, Allocation], ledger: Ledger) -> bool:
-        """True where recomputing this takes less time than writing it to the spill space (if not done yet) and reading it."""
-        if holding.made_by < 0 or holding.handles or holding.needed:
-            return False
-        seconds = holding.nbytes / ledger.space.read_speed
-        if not ledger.is_kept(holding):
-            seconds += holding.nbytes / ledger.space.write_speed
-        return holding.seconds < seconds and self._possible(holding, now, at)
+    @staticmethod
+    def seconds(holding: Allocation) -> float | None:
+        """Time that recomputing this takes; None where it is not made by one step of the run alone, or others need it."""
+        return None if holding.made_by < 0 or holding.handles or holding.needed else holding.seconds
 
-    def _possible(self, holding: Allocation, now: int, at: Mapping[int, Allocation]) -> bool:
+    def possible(self, holding: Allocation, now: int, at: Mapping[int, Allocation]) -> bool:
+        """True where this can be recomputed at its next use: its operands live on, and nothing of them is written into."""
         lifetimes, made_by = self._lifetimes, holding.made_by
+        if self.seconds(holding) is None:
+            return False
         until = min((lifetimes.next_use(place, now) for place in holding.places), default=NEVER)
         if until == NEVER or any(place in lifetimes.outputs for place in holding.places):
             return False

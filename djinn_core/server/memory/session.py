@@ -8,11 +8,10 @@ from typing import Any
 
 from djinn_core.server.memory.allocation import has_memory
 from djinn_core.server.memory.budgets import ACTIVATION, KINDS, NAMES, kind_of
-from djinn_core.server.memory.eviction_order import RESTING
 from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import CarefulRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
-from djinn_core.server.memory.next_use import NextUsePredictor
+from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
 from djinn_core.server.memory.usage import Usage
 from djinn_core.server.running.replay import CompiledTemplate
 from djinn_core.server.running.run import Run, environment_of, run_template
@@ -33,6 +32,7 @@ class SessionMemory:
         self.values = values
         self.name = name
         self.foresight = NextUsePredictor()
+        self.uses = LastUses(values)
         self._ledger = ledger
         self._outlooks: dict[bytes, MemoryEstimate] = {}
         self._used = time.monotonic()
@@ -94,7 +94,8 @@ class SessionMemory:
             if self._settle(self._inputs(work), outlook):
                 run = plain(template, work, slots, self.values)
             else:
-                guard = CarefulRun(ledger, template, outlook, ledger.order(ledger.survey()))
+                hints = ledger.hints(ledger.survey())
+                guard = CarefulRun(ledger, template, outlook, hints, hints.of_session(self))
                 ledger.begin_run()
                 run = run_template(template, work, slots, self.values, guard=guard)
                 guard.end()
@@ -102,6 +103,8 @@ class SessionMemory:
             self._observe(work, outlook)
             ledger.measure(ledger.resident())
             self.foresight.end(digest, work.outputs, self.values.__contains__)
+            self.uses.note(outlook.lifetimes, ledger.steps, work.inputs, work.outputs)
+            ledger.steps += outlook.lifetimes.steps
             self._used = time.monotonic()
             return run
 
@@ -151,10 +154,11 @@ class SessionMemory:
         resident = ledger.resident()
         if resident + wanted > ledger.comfort:
             holdings = ledger.survey()
-            order = ledger.order(holdings)
-            idle = [h for key, h in holdings.items() if key not in inputs and order(h)[0] >= RESTING]
+            hints = ledger.hints(holdings)
+            idle = [h for key, h in holdings.items() if key not in inputs and hints.of(h).idle]
             if idle:
-                resident -= ledger.make_room(ledger.budget - ledger.comfort + wanted, resident, idle, order)
+                describe = ledger.between_programs(hints)
+                resident -= ledger.make_room(ledger.budget - ledger.comfort + wanted, resident, idle, describe)
             if resident + wanted > ledger.comfort:
                 return False
         ledger.expect(wanted)

@@ -1,0 +1,103 @@
+"""`djinn_register_memory_policies`: which values are evicted first on an executor with a memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.ir.profile import DataResidency, ExecutionPhase
+
+
+@attrs.frozen
+class SessionHints:
+    """Hints that all values of a session have in common.
+
+    Attributes:
+        session: number of the session on its device.
+        idle: True where it has run nothing for some seconds.
+        phase: phase of its last program; `UNKNOWN` where its client sent none.
+        over_share: kinds of values that hold more memory than the budget of this phase gives them.
+    """
+
+    session: int
+    idle: bool = False
+    phase: ExecutionPhase = ExecutionPhase.UNKNOWN
+    over_share: tuple[DataResidency, ...] = ()
+
+
+@attrs.frozen
+class EvictionCandidate:
+    """A storage that may be evicted now: no op that is about to run needs it.
+
+    Attributes:
+        nbytes: size of the storage.
+        residency: kind of its values: weight, KV cache, optimizer state or activation. Gradients and inputs count as
+            activations; of several kinds in one storage it is the one that is kept longest.
+        session: hints about the session that it belongs to.
+        outlives: True where values of the session are views of it; False for temporaries of the program that runs.
+        next_use: steps (ops) until it is used again, as far as programs can be foreseen; None where no use is.
+        last_use: steps since it was made or used last.
+        spilled: True where the spill space has its bytes already, so that evicting it writes nothing.
+        restore_seconds: predicted time to write it to the spill space (unless `spilled`) and to read it back.
+        recompute_seconds: time that the op took which made it; None where it cannot be recomputed.
+        serial: number of its newest value; greater numbers were made later. 0 for temporaries.
+    """
+
+    nbytes: int
+    residency: DataResidency
+    session: SessionHints
+    outlives: bool = True
+    next_use: int | None = None
+    last_use: int = 0
+    spilled: bool = False
+    restore_seconds: float = 0.0
+    recompute_seconds: float | None = None
+    serial: int = 0
+
+
+@attrs.frozen
+class EvictionContext:
+    """A lack of memory, and all that may be evicted.
+
+    Attributes:
+        candidates: the storages that may be evicted.
+        needed: bytes that have to be freed.
+        resident: bytes that are in memory, those that may not be evicted included.
+        budget: bytes that tensors may take.
+    """
+
+    candidates: tuple[EvictionCandidate, ...]
+    needed: int
+    resident: int
+    budget: int
+
+
+@runtime_checkable
+class MemoryPolicy(Protocol):
+    """Orders evictions. `name` is unique among memory policies. It is pure: it evicts nothing itself."""
+
+    name: str
+
+    def order(self, context: EvictionContext) -> Sequence[int]:
+        """Positions of all candidates, each once: the first is evicted first, until `needed` bytes are free."""
+
+    def recompute(self, candidate: EvictionCandidate) -> bool:
+        """True where an evicted storage is to be recomputed when it is used again; False where it is spilled.
+
+        Asked only about storages with `recompute_seconds`. Those whose operands are gone by then are spilled in any case.
+        """
+
+
+@hookspec
+def djinn_register_memory_policies(settings: Any) -> Iterable[MemoryPolicy]:
+    """Return the memory policies that this plugin offers.
+
+    Called once in each executor process. The setting `memory_policy` names the one that is used (by default the built-in
+    `next_use`), on executors with a memory limit alone. One that raises, or answers with anything but an order of all
+    candidates, is replaced by `next_use` for that decision, with a warning that names its plugin. Since API version 1.
+    """
+    del settings
+    raise NotImplementedError

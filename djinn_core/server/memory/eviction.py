@@ -1,0 +1,144 @@
+"""Eviction decisions: what may be evicted is described to the memory policy, whose errors its plugin is named for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from djinn_core.builtins.memory import NextUse
+from djinn_core.errors import StartupError
+from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
+from djinn_core.ir.profile import ExecutionPhase
+from djinn_core.logs import get_logger
+from djinn_core.plugins.registry import Registry
+from djinn_core.server.memory.allocation import Allocation
+from djinn_core.server.memory.budgets import ACTIVATION, RESIDENCIES, Budgets
+
+if TYPE_CHECKING:
+    from djinn_core.server.memory.session import SessionMemory
+
+_BUILT_IN: Final = NextUse()
+_PHASES: Final = {phase.value: phase for phase in ExecutionPhase}
+_log = get_logger("djinn.server")
+
+
+class Decider:
+    """The memory policy in use. Where it fails, the built-in one decides in its place, and a warning names its plugin."""
+
+    def __init__(self, policy: MemoryPolicy = _BUILT_IN, plugin: str = "djinn") -> None:
+        self._policy = policy
+        self._plugin = plugin
+        self._told: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """Name of the policy."""
+        return self._policy.name
+
+    def order(self, context: EvictionContext) -> Sequence[int]:
+        """As `MemoryPolicy.order`."""
+        try:
+            found = self._policy.order(context)
+            count = len(context.candidates)
+            if sorted(found) == list(range(count)):
+                return found
+            error = f"`order` answered {len(found)} positions that are not each of the {count} candidates once"
+        except Exception as raised:
+            error = f"`order` raised {raised!r}"
+        self._tell(error)
+        return _BUILT_IN.order(context)
+
+    def recompute(self, candidate: EvictionCandidate) -> bool:
+        """As `MemoryPolicy.recompute`."""
+        try:
+            return bool(self._policy.recompute(candidate))
+        except Exception as raised:
+            self._tell(f"`recompute` raised {raised!r}")
+            return _BUILT_IN.recompute(candidate)
+
+    def _tell(self, error: str) -> None:
+        """Warn once of each error: a policy is asked many times a second."""
+        log = _log.debug if error in self._told else _log.warning
+        if len(self._told) < 100:
+            self._told.add(error)
+        log(
+            "a memory policy failed: the built-in one decides in its place",
+            policy=self.name,
+            plugin=self._plugin,
+            error=error,
+        )
+
+
+def decider(registry: Registry, name: str) -> Decider:
+    """The memory policy called `name`; empty: the built-in one.
+
+    Raises:
+        StartupError: there is none of that name; the message says which there are.
+    """
+    if name in {"", _BUILT_IN.name}:
+        return Decider()
+    for policy in registry.memory_policies:
+        if policy.name == name:
+            return Decider(policy, registry.owner("memory_policies", name))
+    there = ", ".join(sorted({_BUILT_IN.name, *(policy.name for policy in registry.memory_policies)}))
+    raise StartupError(
+        f"there is no memory policy {name!r} here (memory policies: {there}). They come with plugins such as djinn-lru; "
+        "`djinn plugins` shows what is installed"
+    )
+
+
+class Hints:
+    """Hints about the values of a device's sessions, as they were when this was made."""
+
+    def __init__(
+        self,
+        sessions: Collection[SessionMemory],
+        holdings: Iterable[Allocation],
+        now: float,
+        step: int,
+        budgets: Budgets,
+        budget: int,
+    ) -> None:
+        """`now`: seconds; `step`: how many steps the device has run."""
+        held: Counter[str] = Counter()
+        for holding in holdings:
+            held[kind_of_holding(holding)] += holding.nbytes
+        self._step = step
+        self._distances = {id(session): session.foresight.distances() for session in sessions}
+        self._sessions = {
+            id(session): SessionHints(
+                number,
+                session.idle(now),
+                _PHASES.get(session.phase, ExecutionPhase.UNKNOWN),
+                tuple([RESIDENCIES[kind] for kind in budgets.over(session.phase, held, budget)]),
+            )
+            for number, session in enumerate(sessions)
+        }
+
+    def of(self, holding: Allocation) -> SessionHints:
+        """Hints about the session of a holding."""
+        return self._sessions[id(holding.owner)]
+
+    def of_session(self, session: SessionMemory) -> SessionHints:
+        """Hints about a session."""
+        return self._sessions[id(session)]
+
+    def next_use(self, holding: Allocation) -> int | None:
+        """Steps from the end of the last program that began to the next use of a session's value; None: not foreseen."""
+        owner = holding.owner
+        if owner is None:
+            return None
+        ahead, role = self._distances[id(owner)], owner.foresight.role
+        return min([ahead[found] for h in holding.handles if (found := role(h)) in ahead], default=None)
+
+    def last_use(self, holding: Allocation) -> int:
+        """Steps from the last use of a session's value to when this was made."""
+        return 0 if holding.owner is None else self._step - holding.owner.uses.last(holding.handles, self._step)
+
+
+def kind_of_holding(holding: Allocation) -> str:
+    """Kind of the values that are views of it; an activation where the client did not give one."""
+    if holding.owner is None:
+        return ACTIVATION
+    return holding.owner.kind(holding.handles)
