@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent / "tests" / "shared"))
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers that the tests start keep weights here, and not with those of the person."""
+    """A cache directory for servers that the tests start and an empty configuration directory, in place of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
 
 

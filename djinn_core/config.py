@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
 
 PREFIX = "DJINN_"
@@ -357,12 +358,11 @@ class Resolved:
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
-    """Path of the TOML file: `DJINN_CONFIG`, or `djinn/config.toml` in the XDG configuration directory."""
+    """Path of the TOML file: `DJINN_CONFIG`, or `config.toml` in the user's configuration directory."""
     chosen = environ.get(FILE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
-    base = environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "djinn" / "config.toml"
+    return configuration_directory() / "config.toml"
 
 
 def resolve(

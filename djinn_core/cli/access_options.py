@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import attrs
 import click
 
+from djinn_core.directories import state_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.launch.addresses import is_loopback
@@ -46,11 +46,6 @@ class TlsChoice:
         if self.client_authority:
             raise ConfigurationError("--tls-client-ca needs TLS: --tls-cert and --tls-key, or --tls-self-signed")
         return None
-
-
-def state_directory() -> Path:
-    """Directory in which the user's servers keep persistent state."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "djinn"
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:

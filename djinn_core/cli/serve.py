@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ import click
 from djinn_core.cli.access_options import TlsChoice, access_options, tls_options
 from djinn_core.cli.admission_options import RoomChoice, room_options
 from djinn_core.cli.listen_options import ListenChoice, listen_options
+from djinn_core.directories import cache_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.addresses import is_loopback
 from djinn_core.launch.http_hosts import allow_host
@@ -142,14 +142,14 @@ def command(
         memory=int((memory_gib or 0) * 2**30),
         memory_policy=memory_policy,
         compilers=compilers,
-        store=_private(store or _cache("weights"), "weights") if store_gib else None,
+        store=_private(store or cache_directory() / "weights", "weights") if store_gib else None,
         store_bytes=int(store_gib * 2**30),
         warm=_weight_files(warm, store_gib),
         plaintext_accepted=insecure_plaintext_on_network,
         tls=tls.options(listen.names),
         pinned=tls.self_signed,
         lease_seconds=lease_seconds,
-        journals=_private(journal or _cache("journals"), "journals of sessions")
+        journals=_private(journal or cache_directory() / "journals", "journals of sessions")
         if journal_gib and lease_seconds and store_gib
         else None,
         journal_bytes=int(journal_gib * 2**30),
@@ -170,10 +170,6 @@ def _weight_files(given: tuple[Path, ...], store_gib: float) -> tuple[Path, ...]
         if not files:
             raise ConfigurationError(f"--warm {path}: there is no file *.safetensors in it")
     return tuple(file.resolve() for files in found for file in files)
-
-
-def _cache(name: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn" / name
 
 
 def _private(directory: Path, what: str) -> Path | None:

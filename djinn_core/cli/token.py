@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from djinn_core.cli.access_options import state_directory
+from djinn_core.directories import state_directory
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.token_table import (
     OPERATOR,

@@ -12,6 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Final
 
+from djinn_core.directories import cache_directory
 from djinn_core.launch.private_directory import JUST_MADE_SECONDS, remove_unless_held
 from djinn_core.logs import get_logger
 
@@ -74,8 +75,7 @@ def own_journals() -> OwnJournals | None:
 
 
 def _bases() -> tuple[Path, Path]:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "djinn" / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{os.geteuid()}"
+    return cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{os.geteuid()}"
 
 
 def _remove_abandoned(base: Path) -> None:

@@ -13,8 +13,9 @@ from djinn_core.cli.diagnosis import ServerRow, check_servers, check_torch, chec
 
 
 @pytest.fixture
-def environ(tmp_path):
-    return {"XDG_CONFIG_HOME": str(tmp_path)}
+def environ(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return {}
 
 
 def findings(environ):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from djinn_core.config import NAMES, config_file, resolve, unknown_variables
+from djinn_core.directories import configuration_directory
 from djinn_core.errors import ConfigurationError
 
 
@@ -31,28 +32,26 @@ def test_argument_over_environment_over_file_over_default(file):
 
 
 def test_every_setting_has_an_origin_and_a_row():
-    found = resolve({}, {"XDG_CONFIG_HOME": "/nonexistent"})
+    found = resolve({}, {})
     assert tuple(row.name for row in found.rows()) == NAMES
     assert set(found.origins.values()) == {"default"}
 
 
 def test_rows_are_written_as_a_person_would():
-    rows = resolve({"connection_file": "/srv/djinn.json", "threads": 2}, {"XDG_CONFIG_HOME": "/nonexistent"}).rows()
+    rows = resolve({"connection_file": "/srv/djinn.json", "threads": 2}, {}).rows()
     assert {("connection_file", "/srv/djinn.json"), ("threads", "2")} <= {(row.name, row.value) for row in rows}
 
 
 def test_no_plugins_is_not_the_same_as_all_plugins():
-    environ = {"XDG_CONFIG_HOME": "/nonexistent"}
-    assert resolve({}, environ).settings.plugins is None
-    assert resolve({}, environ | {"DJINN_PLUGINS": ""}).settings.plugins == ()
-    assert resolve({}, environ | {"DJINN_PLUGINS": "a, b"}).settings.plugins == ("a", "b")
-    assert resolve({"plugins": [ConfigurationError]}, environ).settings.plugins == (ConfigurationError,)
+    assert resolve({}, {}).settings.plugins is None
+    assert resolve({}, {"DJINN_PLUGINS": ""}).settings.plugins == ()
+    assert resolve({}, {"DJINN_PLUGINS": "a, b"}).settings.plugins == ("a", "b")
+    assert resolve({"plugins": [ConfigurationError]}, {}).settings.plugins == (ConfigurationError,)
 
 
-def test_the_file_is_looked_for_in_the_usual_place(tmp_path):
-    assert config_file({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "djinn" / "config.toml"
+def test_the_file_is_looked_for_in_the_usual_place():
     assert config_file({"DJINN_CONFIG": "~/x.toml"}) == Path("~/x.toml").expanduser()
-    assert config_file({}) == Path("~/.config/djinn/config.toml").expanduser()
+    assert config_file({}) == configuration_directory() / "config.toml"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_the_file_is_looked_for_in_the_usual_place(tmp_path):
 )
 def test_refusals_say_what_and_where(overrides, environ, message):
     with pytest.raises(ConfigurationError, match=message):
-        resolve(overrides, {"XDG_CONFIG_HOME": "/nonexistent"} | environ)
+        resolve(overrides, environ)
 
 
 def test_a_broken_file_is_named(tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from djinn_core.directories import cache_directory
 from djinn_core.ir.costs import Calibration
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
@@ -21,10 +22,9 @@ _read: dict[Path, tuple[int, Calibration | None]] = {}
 
 
 def calibration_file(device: DeviceInfo) -> Path:
-    """Path of the calibration of `device`, in `djinn/calibration` in the XDG cache directory."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    """Path of the calibration of `device`, in the user's cache directory."""
     key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
-    return base / "djinn" / "calibration" / f"{device.kind}-{key}.json"
+    return cache_directory() / "calibration" / f"{device.kind}-{key}.json"
 
 
 def calibration_of(device: DeviceInfo) -> Calibration | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from djinn_core.directories import cache_directory
 from djinn_core.errors import TransportError
 from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
 
@@ -21,7 +22,7 @@ _AT_ONCE: Final = 512  # buffers that one system call writes
 
 def folder() -> Path | None:
     """Directory of such files: in the user's cache, on a disk as a rule; None: the system's default."""
-    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "djinn"
+    path = cache_directory()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:

@@ -17,6 +17,7 @@ import attrs
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.config import PluginSetting, Settings, bytes_of
+from djinn_core.directories import runtime_directory
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.command import EXECUTOR_MODULE
@@ -324,9 +325,7 @@ def _leave_no_cores() -> None:
 
 def default_connection_file() -> Path:
     """A file of its own for this server, in the user's runtime or state directory."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(runtime or state).expanduser() / "djinn" / f"server-{os.getpid()}.json"
+    return runtime_directory() / f"server-{os.getpid()}.json"
 
 
 class _Stop(BaseException):
