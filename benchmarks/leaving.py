@@ -95,11 +95,11 @@ class Usage:
     threads: int
 
     def same(self, before: Usage) -> bool:
-        """True where nothing has changed, memory aside."""
+        """True if nothing has changed, memory aside."""
         return (self.descriptors, self.threads) == (before.descriptors, before.threads)
 
     def fits(self, before: Usage) -> bool:
-        """True where nothing is more than before, memory aside."""
+        """True if nothing has grown, memory aside."""
         return self.descriptors <= before.descriptors and self.threads <= before.threads
 
 

@@ -130,7 +130,7 @@ def measured(prefix: list[str], host: str, way: Callable[[int], tuple[str, int]]
 
 
 def permitted() -> bool:
-    """True where this process may make network namespaces and devices."""
+    """True if this process may make network namespaces and devices."""
     if not all(shutil.which(tool) for tool in ("ip", "tc", "unshare", "nsenter")) or not Path("/dev/net/tun").exists():
         return False
     pair = ["ip", "link", "add", "djprobe0", "type", "veth", "peer", "name", "djprobe1"]

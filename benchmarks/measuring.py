@@ -185,7 +185,7 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
 
 
 def _meant(name: str, case: Case, cases: Sequence[Case]) -> bool:
-    """True where a name on the command line is the case's, or, where no case has it, that of several that begin so."""
+    """True if a name on the command line is the case's, or a prefix of it if no case has that name."""
     if not name or name == case.name:
         return True
     return case.name.startswith(f"{name}_") and all(name != other.name for other in cases)

@@ -140,7 +140,7 @@ class Work:
 
 
 def computes(run: Callable[[], None]) -> bool:
-    """True where the latest plans recompute something, after a few runs."""
+    """True if the latest plans recompute something, after a few runs."""
     with client.record_plans() as plans:
         for _ in range(WARM):
             run()

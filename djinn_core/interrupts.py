@@ -67,7 +67,7 @@ class HeldInterrupts:
 
     @property
     def pending(self) -> bool:
-        """True where this thread was interrupted, and does not know it yet."""
+        """True if this thread was interrupted and the interrupt was not raised yet."""
         return self._caught is not None and _is_main()
 
     def check(self) -> None:
@@ -150,7 +150,7 @@ def handle_interrupts() -> None:
 
 
 def _is_handling(frame: FrameType | None) -> bool:
-    """True where a signal came in the middle of this handler."""
+    """True if a signal arrived while this handler ran."""
     while frame is not None and frame.f_code.co_filename == __file__:
         if frame.f_code is raise_outside_torch.__code__:
             return True
@@ -176,7 +176,7 @@ class _Symbol(ctypes.Structure):
 
 
 def _inside_torch() -> bool:
-    """True where the handler that calls this runs in the middle of PyTorch's C++, which no step of Python's lies before."""
+    """True if PyTorch's C++ code stands between the handler that calls this and the next Python frame."""
     if _backtrace is None or _dladdr is None:  # a C library without them
         return False
     stack = (ctypes.c_void_p * _FRAMES)()

@@ -163,7 +163,7 @@ def set_debug_level(parts: str) -> None:
 
 
 def shows_debug() -> bool:
-    """True where debug messages of any part are shown."""
+    """True if debug messages of any part are shown."""
     names = (ROOT, *(f"{ROOT}.{part}" for part in PARTS))
     return any(logging.getLogger(name).level == logging.DEBUG for name in names)
 

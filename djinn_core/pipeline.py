@@ -290,7 +290,7 @@ def planned(program: Program | ProgramGraph, plugins: Plugins, request: Request,
 
 
 def _still_fits(result: PipelineResult, request: Request) -> bool:
-    """True where a plan fits that was made when devices had more room, or for smaller values."""
+    """True if a plan fits that was made when devices had more room, or for smaller values."""
     if result.placement is None or result.plan is None or result.profile is None:
         return True
     known = (result.graph, result.profile, result.plan, result.costs or Costs({}), request.topology)
@@ -300,7 +300,7 @@ def _still_fits(result: PipelineResult, request: Request) -> bool:
 
 
 def tolerate_growth(plugins: Plugins, exact: bool = True) -> bool:
-    """True where all that are asked say the same for sizes and numbers of the same class; `exact` as in `Request`."""
+    """True if the results of all plugins in use are equal for sizes and numbers of the same class; `exact` as in `Request`."""
     choosing: list[Any] = [*plugins.placement_policies, *plugins.schedulers]
     return tolerates_growth([*plugins.patterns, *plugins.cost_models, *_wanted(plugins, exact), *choosing])
 

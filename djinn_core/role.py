@@ -18,5 +18,5 @@ def become_server(role: Literal["gateway", "executor"]) -> None:
 
 
 def is_client() -> bool:
-    """True where importing `djinn` registers the device in this process."""
+    """True if importing `djinn` registers the device in this process."""
     return _role == "client"

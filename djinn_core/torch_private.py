@@ -274,7 +274,7 @@ def modes_as_before() -> Iterator[None]:
 
 
 def in_backward() -> bool:
-    """True where this thread is inside a run of the autograd engine."""
+    """True if this thread is inside a run of the autograd engine."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -370,13 +370,13 @@ def composite_kernel(func: Any) -> Callable[..., Any] | None:
 
 @functools.cache
 def is_composite(func: Any) -> bool:
-    """True where PyTorch takes `func` apart before a backend sees it, unless the backend asks for it."""
+    """True if PyTorch decomposes `func` before a backend sees it, unless the backend asks for it whole."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def in_forward_mode() -> bool:
-    """True where forward-mode differentiation is under way."""
+    """True if forward-mode differentiation is under way."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
@@ -439,7 +439,7 @@ def own_stream(cls: type, number: int, index: int) -> Any:
 
 
 def is_own_type(kind: int) -> bool:
-    """True where a device type's number is that of the device of Python kernels."""
+    """True if a device type's number is that of the device of Python kernels."""
     return kind == int(_DEVICE_KINDS.PrivateUse1)
 
 
@@ -525,12 +525,12 @@ def without_autocast() -> AbstractContextManager[Any]:
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """True where autograd knows `tensor` as a view of another tensor."""
+    """True if autograd knows `tensor` as a view of another tensor."""
     return tensor._is_view()
 
 
 def in_transform() -> bool:
-    """True where a transform of `torch.func` is under way."""
+    """True if a transform of `torch.func` is under way."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -550,7 +550,7 @@ ModuleCallImpl = Callable[..., Any]
 
 
 def is_usual_module_call(call: ModuleCallImpl) -> bool:
-    """True where `call` is PyTorch's own `Module.__call__`, which goes to `_compiled_call_impl` or else to `_call_impl`."""
+    """True if `call` is PyTorch's own `Module.__call__`, which calls `_compiled_call_impl` or else `_call_impl`."""
     return call is torch.nn.Module._wrapped_call_impl
 
 

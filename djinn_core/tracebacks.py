@@ -31,7 +31,7 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    """True where the frame is this package's, or PyTorch's or the standard library's on its behalf."""
+    """True if the frame belongs to this package, or to PyTorch or the standard library called by it."""
     return _is_own(frame) or (name := _package(frame)) == "torch" or name in sys.stdlib_module_names
 
 
@@ -80,7 +80,7 @@ def for_users(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_defect(error: BaseException) -> bool:
-    """True where this package's code failed at something other than what the user asked for."""
+    """True if the error is a bug of this package rather than a mistake in the user's program."""
     if isinstance(error, DjinnError) or not isinstance(error, _DEFECTS):
         return False
     entry = error.__traceback__
@@ -103,6 +103,6 @@ def _leave_out_handled(error: BaseException) -> None:
 
 
 def _began_inside(error: BaseException) -> bool:
-    """True where the frame that caught an error is this package's or PyTorch's."""
+    """True if the frame that caught an error belongs to this package or to PyTorch."""
     trace = error.__traceback__
     return trace is None or _is_own(trace.tb_frame) or _package(trace.tb_frame) == "torch"

@@ -44,7 +44,7 @@ class StreamConnection(ABC):
     @property
     @abstractmethod
     def _torn(self) -> bool:
-        """True where bytes were left half taken in, by an interrupt for instance."""
+        """True if part of a frame was received and the rest was not, because of an interrupt for instance."""
 
     @abstractmethod
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:

@@ -86,7 +86,7 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> None:
-    """True where the certificate that was shown (DER) is one of those that are expected, where there are such.
+    """True if the peer's certificate (DER) is one of the expected ones, or none are expected.
 
     Raises:
         TransportError: it is not.

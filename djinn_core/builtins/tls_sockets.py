@@ -74,7 +74,7 @@ class TlsSocket:
 
     @property
     def held(self) -> bool:
-        """True where there are bytes to read that the kernel does not know of any more."""
+        """True if received bytes are buffered here, which `select` on the socket does not report."""
         return bool(self._tls.pending() or self._incoming.pending)
 
     def send(self, data: Buffer) -> int:

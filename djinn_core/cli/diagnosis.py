@@ -66,7 +66,7 @@ class Diagnosis:
 
     @property
     def well(self) -> bool:
-        """True where nothing fatal was found."""
+        """True if nothing fatal was found."""
         return not any(finding.fatal for finding in self.findings)
 
 

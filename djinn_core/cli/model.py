@@ -254,7 +254,7 @@ def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]
 
 
 def _sees_and_reads(config: Any) -> bool:
-    """True where it is a model with two encoders; one that reads pictures as tokens is asked about text alone."""
+    """True if the model has two encoders, for text and images. A model that reads images as tokens is asked about text alone."""
     both = getattr(config, "text_config", None) is not None and getattr(config, "vision_config", None) is not None
     return both and not any(getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
 

@@ -95,7 +95,7 @@ def _judge(optimization: Optimization, context: OptimizationContext, graph: str)
 
 
 def _runs_here(graph: ProgramGraph) -> bool:
-    """True where a graph is of ops that can be called; those that were written by hand may not be."""
+    """True if every op of a graph can be called; those of graphs that were written by hand may not be."""
     try:
         replay(graph, example_inputs(graph))
     except Exception:

@@ -62,7 +62,7 @@ class Served:
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """True where two frames hold the same bytes in the same buffers."""
+    """True if two frames hold the same bytes in the same buffers."""
     return left.head == right.head and [bytes(b) for b in left.body] == [bytes(b) for b in right.body]
 
 
@@ -78,7 +78,7 @@ def receive_many(receiver: Connection, count: int) -> list[Frame]:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """True where `condition` comes true within a few seconds."""
+    """True if `condition` comes true within a few seconds."""
     deadline = time.monotonic() + SECONDS / 3
     while not condition():
         if time.monotonic() > deadline:
@@ -105,7 +105,7 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def wire(self) -> bool:
-        """True where a plain socket can connect to the address in a URL, so that a stranger and a relay can be played."""
+        """True if a plain socket can connect to the address in a URL, for tests that act as a foreign client or a relay."""
         return True
 
     @pytest.fixture

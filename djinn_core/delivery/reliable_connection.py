@@ -246,7 +246,7 @@ class ReliableConnection(SuccessiveConnection):
     @property
     @abc.abstractmethod
     def _probes(self) -> bool:
-        """True where this end probes for the other end's acknowledgement while it waits."""
+        """True if this end probes for the other end's acknowledgement while it waits."""
 
     def _take(self, timeout: float | None) -> Frame | None:
         """One frame off the wire; None where it is not for the reader, or there is a new connection to read."""

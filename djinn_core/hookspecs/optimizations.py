@@ -87,7 +87,7 @@ class Judge(Protocol):
     """Says whether optimizations pay. An optimization that has this method as well is asked about the others."""
 
     def pays(self, trial: Trial) -> bool | None:
-        """True where it pays; None while too little was measured. Called before a run, so it must be quick."""
+        """True if the optimization saves time; None while too little was measured. Called before a run, so it must be quick."""
 
 
 @hookspec

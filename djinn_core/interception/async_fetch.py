@@ -37,7 +37,7 @@ class Pending:
         self._taking = threading.Lock()
 
     def done(self) -> bool:
-        """True where `result` returns or raises at once. Reads replies that have arrived, and does not block."""
+        """True if `result` returns or raises at once. Reads replies that have arrived, and does not block."""
         return self._asked is None or not self._open or self._asked[0].has_come(self._asked[1])
 
     def result(self) -> Tensors:

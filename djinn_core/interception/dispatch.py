@@ -307,7 +307,7 @@ def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
 
 
 def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
-    """True where an argument is a number in a 0-dim CPU tensor, which the key of a call does not show."""
+    """True if an argument is a number in a 0-dim CPU tensor, which the key of a call does not show."""
     return any(
         _holds_numbers_in_tensors(a)
         if isinstance(a, (list, tuple))
@@ -415,7 +415,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
 
 
 def _changes_nothing(func: Any, call: Call) -> bool:
-    """True where the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
+    """True if the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
     returned = schema_of(func).returns
     return (
         len(returned) == 1

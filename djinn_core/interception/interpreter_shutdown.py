@@ -43,7 +43,7 @@ def settle() -> None:
 
 
 def has_begun() -> bool:
-    """True where the interpreter is shutting down."""
+    """True if the interpreter is shutting down."""
     return _end.begun
 
 

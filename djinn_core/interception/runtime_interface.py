@@ -81,7 +81,7 @@ class Runtime(Protocol):
         """
 
     def has_come(self, number: int) -> bool:
-        """True where `wait` returns or raises at once; reads replies that have arrived, and does not block."""
+        """True if `wait` returns or raises at once; reads replies that have arrived, and does not block."""
 
     def discard(self, number: int) -> None:
         """Give up the result of a deferred submission: no thread will wait for it. Safe in finalizers."""
@@ -116,7 +116,7 @@ class Fallback(Protocol):
     def needed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: tuple[Slot, ...]
     ) -> bool:
-        """True where the executor cannot run calls like this one."""
+        """True if the executor cannot run calls like this one."""
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Result of the call."""

@@ -132,7 +132,7 @@ def is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bo
 
 @handles(aten._has_compatible_shallow_copy_type.default)
 def can_share_metadata(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """True where `a.data = b` may take over the metadata of `b`: only between remote tensors."""
+    """True if `a.data = b` may take over the metadata of `b`: only between remote tensors."""
     return all(isinstance(a, LazyTensor) for a in args)
 
 

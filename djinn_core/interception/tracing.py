@@ -12,7 +12,7 @@ _backends: list[Callable[..., Any]] = []
 
 
 def traces(compiler: Any) -> bool:
-    """True where the backend behind `compiler`, inside all wrappers that PyTorch adds, accepts remote tensors."""
+    """True if the backend behind `compiler`, inside all wrappers that PyTorch adds, accepts remote tensors."""
     return torch_tracing.backend_of(compiler) in _backends
 
 

@@ -205,13 +205,13 @@ class _Walk:
         return maker
 
     def _meet(self, one: int, other: int) -> bool:
-        """True where two values of one storage may share elements."""
+        """True if two values of one storage may share elements."""
         a, b = self._graph.meta(one), self._graph.meta(other)
         return a.offset < b.extent and b.offset < a.extent
 
 
 def is_view(node: Node) -> bool:
-    """True where `node` makes nothing but views of its first input."""
+    """True if `node` makes nothing but views of its first input."""
     outputs = node.outputs
     if not outputs or node.writes or not node.inputs:
         return False
@@ -236,6 +236,6 @@ def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None
 
 
 def _overwrites(graph: Graph, node: Node) -> bool:
-    """True where a `copy_` fills a tensor that was allocated for that."""
+    """True if a `copy_` fills a tensor that was allocated for that."""
     maker = graph.producer(node.writes[0]) if node.writes else None
     return maker is not None and maker.operation in _BLANK

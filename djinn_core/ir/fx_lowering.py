@@ -18,12 +18,12 @@ _EXAMPLES = ("val", "example_value")
 
 
 def is_lowered(module: fx.GraphModule) -> bool:
-    """True where a graph calls only ATen ops and arithmetic on sizes."""
+    """True if a graph calls only ATen ops and arithmetic on sizes."""
     return not any(_is_torch_level(node) for node in module.graph.nodes)
 
 
 def _is_torch_level(node: fx.Node) -> bool:
-    """True where a node calls a torch function, method or module that has yet to be lowered to ATen ops."""
+    """True if a node calls a torch function, method or module that has yet to be lowered to ATen ops."""
     if node.op in {"call_module", "call_method"}:
         return True
     if node.op != "call_function" or isinstance(node.target, OpOverload) or node.target is operator.getitem:

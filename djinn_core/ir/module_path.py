@@ -100,7 +100,7 @@ def outermost_call(call: ModuleCall) -> ModuleCall | None:
 
 
 def is_backward(call: ModuleCall | None) -> bool:
-    """True where a backward pass issued the instruction."""
+    """True if a backward pass issued the instruction."""
     return any(isinstance(link[0], int) for link in _outwards(call))
 
 

@@ -67,7 +67,7 @@ def role_of(node: Node) -> str | None:
 
 
 def is_backward(node: Node) -> bool:
-    """True where autograd issued the op: PyTorch has `_backward` in the name of every op that differentiates another."""
+    """True if autograd issued the op: PyTorch has `_backward` in the name of every op that differentiates another."""
     return "_backward" in node.operation
 
 

@@ -141,7 +141,7 @@ def refusal(name: str) -> str:
 
 @functools.cache
 def needs_other_layout(name: str) -> bool:
-    """True where an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
+    """True if an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
     return bool(_OTHER_LAYOUTS.search(split_name(name)[0]))
 
 

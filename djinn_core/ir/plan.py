@@ -98,12 +98,12 @@ def resolved(replace: Mapping[int, int]) -> dict[int, int]:
 
 
 def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:
-    """True where the scalars of a program are equal wherever a plan needs them to be."""
+    """True if the scalars of a program are equal wherever a plan needs them to be."""
     return all(interchangeable(slots[first], slots[second]) for first, second in equal_slots)
 
 
 def interchangeable(first: Slot, second: Slot) -> bool:
-    """True where ops give the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign, nan from itself."""
+    """True if ops give the same result for either: 1 and 1.0 differ in type, 0.0 and -0.0 in sign, nan from itself."""
     if type(first) is not type(second) or first != second:
         return False
     return first != 0 or math.copysign(1, first) == math.copysign(1, second)

@@ -32,7 +32,7 @@ class ExecutionPhase(str, Enum):
 
     @property
     def is_training(self) -> bool:
-        """True where the phase is a part of training."""
+        """True if the phase is a part of training."""
         return self.value.startswith("training")
 
 

@@ -211,5 +211,5 @@ class Program(ShortRepr):
         return module_path(self.modules[index]) if 0 <= index < len(self.modules) else None
 
     def is_backward(self, index: int) -> bool:
-        """True where a backward pass issued instruction `index`."""
+        """True if a backward pass issued instruction `index`."""
         return is_backward(self.modules[index]) if 0 <= index < len(self.modules) else False

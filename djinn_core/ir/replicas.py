@@ -16,7 +16,7 @@ _UNMADE = ("empty", "new_empty")  # memory as it is found, which is other memory
 
 
 def repeatable(node: Node) -> bool:
-    """True where a node is pure: it writes nothing, draws no random numbers, and has no effect, so it may run repeatedly."""
+    """True if a node is pure: it writes nothing, draws no random numbers, and has no effect, so it may run repeatedly."""
     return (
         bool(node.outputs)
         and not node.writes

@@ -60,13 +60,13 @@ def called(urls: Sequence[str]) -> str:
 
 
 def has_transport(url: str, transports: Iterable[Transport]) -> bool:
-    """True where a transport serves the scheme of `url`."""
+    """True if a transport serves the scheme of `url`."""
     scheme = urlsplit(url).scheme
     return any(scheme in transport.schemes for transport in transports)
 
 
 def is_loopback(host: str) -> bool:
-    """True where only this machine can reach a listener on `host`."""
+    """True if only this machine can reach a listener on `host`."""
     if host == "localhost":
         return True
     try:
@@ -76,7 +76,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """True where a listener on `host` listens at every interface, so that clients cannot dial `host` itself."""
+    """True if a listener on `host` listens at every interface, so that clients cannot dial `host` itself."""
     return host in _WILDCARDS
 
 

@@ -32,12 +32,12 @@ def allow_host(name: str) -> None:
 
 
 def is_well_formed(host: str) -> bool:
-    """True where the text can be the value of a `Host` header."""
+    """True if the text can be the value of a `Host` header."""
     return _HOST.fullmatch(host) is not None
 
 
 def is_called(host: str, names: frozenset[str]) -> bool:
-    """True where a `Host` header has one of these names, or an IP address, which no web page can forge."""
+    """True if a `Host` header has one of these names, or an IP address, which no web page can forge."""
     found = _HOST.fullmatch(host)
     if found is None:
         return False

@@ -42,7 +42,7 @@ class OwnExecutor:
 
     @property
     def recovers(self) -> bool:
-        """True where a new process can recover the sessions of one that died."""
+        """True if a new process can recover the sessions of one that died."""
         return self._journals is not None and not self._journals.empty
 
     @property

@@ -45,7 +45,7 @@ class OwnJournals:
 
     @property
     def empty(self) -> bool:
-        """True where no session has left a journal."""
+        """True if no session has left a journal."""
         return not any(self.path.glob("*.journal"))
 
     def room(self) -> int:

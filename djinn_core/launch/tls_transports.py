@@ -25,7 +25,7 @@ def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
 
 
 def travels_bare(url: str, transports: Iterable[Transport]) -> bool:
-    """True where frames to `url` cross a network without TLS although the transport supports TLS."""
+    """True if frames to `url` cross a network without TLS although the transport supports TLS."""
     if "://" not in url:
         return False
     parts = parse_url(url)

@@ -66,7 +66,7 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     monitor: bool = False
 
     def expired(self, now: float) -> bool:
-        """True where the token has expired."""
+        """True if the token has expired."""
         return bool(self.expires) and now >= self.expires
 
 
@@ -141,7 +141,7 @@ def read_private(path: Path) -> bytes:
 
 
 def is_table(content: bytes) -> bool:
-    """True where a file has a table rather than a token as text."""
+    """True if a file has a table rather than a token as text."""
     return content.lstrip().startswith(b"{")
 
 

@@ -33,5 +33,5 @@ class Gradients:
         return derived
 
     def _is_one(self, outputs: tuple[int, ...]) -> bool:
-        """True where it is as large as a loss."""
+        """True if the first output has the shape of a loss: one element."""
         return bool(outputs) and self._graph.meta(outputs[0]).shape in {(), (1,)}

@@ -20,7 +20,7 @@ _FILLS = 8
 
 
 def is_given(flow: Flow, source: int) -> bool:
-    """True where `source` is from outside, or was filled with numbers here: a weight, not the result of a computation."""
+    """True if `source` is an input, or was filled with constants by the program: a weight, not the result of a computation."""
     for _ in range(_FILLS):
         source = flow.beyond(source)
         if source < 0:

@@ -48,7 +48,7 @@ class Structure:
 
     @property
     def tolerates_growth(self) -> bool:
-        """True where it looks at no sizes; see `Pattern`."""
+        """True if the structure depends on no sizes; see `Pattern`."""
         return self.check is None and self.details is None
 
     @cached_property

@@ -229,7 +229,7 @@ def names_of(operations: Iterable[str]) -> frozenset[str]:
 
 
 def has_conditions(part: object) -> bool:
-    """True where a condition stands anywhere in a term."""
+    """True if a term contains a condition."""
     if isinstance(part, tuple):
         return any(has_conditions(p) for p in part)
     if not isinstance(part, Term):

@@ -81,7 +81,7 @@ def strangers(given: Iterable[PluginSetting], known: Collection[str], plugins: C
 
 
 def _of_an_unused(name: str, known: Collection[str], plugins: Collection[str]) -> bool:
-    """True where a variable begins as those of a plugin that is not in use, whose settings are not known."""
+    """True if an environment variable has the prefix of a plugin that is not in use, whose settings are not known."""
     begins = (variable(plugin, "") for plugin in plugins)
     return any(name.startswith(begin) and not any(k.startswith(begin) for k in known) for begin in begins)
 

@@ -441,7 +441,7 @@ def _resolved() -> Settings:
 
 
 def _is_available() -> bool:
-    """True where a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
+    """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
     if _state.answered or is_initialized() or not _named_servers():
         return True
     reason = why_unavailable(settings(), registry())

@@ -40,7 +40,7 @@ class ClientFallback:
         operands: list[LazyTensor],
         slots: tuple[Slot, ...],
     ) -> bool:
-        """True where the executor does not support calls like this one; asked once for each kind of call, in one round trip."""
+        """True if the executor does not support calls like this one. Asked once for each kind of call, in one round trip."""
         if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
             return False
         kind = func, tuple((o.dtype, o.dim()) for o in operands), tuple(kwargs)

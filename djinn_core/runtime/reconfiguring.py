@@ -71,7 +71,7 @@ def beginning_anew(names: frozenset[str], before: Settings, executor_plugins_dif
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
-    """True where other plugins with compilers or memory policies that `settings` use are active, or with other settings."""
+    """True if other plugins with compilers or memory policies that `settings` use are active, or with other settings."""
     kinds = {"compilers"} if settings.compilers else set()
     kinds |= {"memory"} if settings.memory_gib else set()
 

@@ -446,7 +446,7 @@ class Session:
                 self._receive_one(PATIENCE)
 
     def _awaits(self) -> bool:
-        """True where a reply of the executor is due."""
+        """True if a reply of the executor is due."""
         return bool(self._pending or self._uploads.unanswered)
 
     def _receive_one(self, timeout: float) -> bool:

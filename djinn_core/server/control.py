@@ -45,7 +45,7 @@ class Serving(Protocol):
 
     @property
     def idle(self) -> bool:
-        """True where no session is left."""
+        """True if no session is left."""
 
 
 class Control:

@@ -273,7 +273,7 @@ class Executor:
 
     @property
     def idle(self) -> bool:
-        """True where no session is left."""
+        """True if no session is left."""
         return self._roster.empty
 
     def stop_accepting(self) -> None:

@@ -112,5 +112,5 @@ class SessionRegistry:
 
     @property
     def empty(self) -> bool:
-        """True where there are no sessions."""
+        """True if there are no sessions."""
         return not self._entries

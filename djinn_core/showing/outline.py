@@ -52,7 +52,7 @@ class Part:
 
     @property
     def is_own(self) -> bool:
-        """True where it is ops that the module around it issued itself."""
+        """True if the ops were issued by the enclosing module itself."""
         return not self.name
 
 

@@ -92,12 +92,12 @@ class Survey:
 
     @property
     def has_costs(self) -> bool:
-        """True where costs were estimated."""
+        """True if costs were estimated."""
         return self.result.costs is not None
 
     @property
     def is_spread(self) -> bool:
-        """True where the program was placed on more than one device."""
+        """True if the program was placed on more than one device."""
         return self.result.placement is not None and len(self.result.placement.devices) > 1
 
     @cached_property

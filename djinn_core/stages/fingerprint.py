@@ -41,7 +41,7 @@ class Fingerprint:
 
 
 def tolerates_growth(plugins: Iterable[Any]) -> bool:
-    """True where the results of all these plugins are equal for sizes and numbers of the same class."""
+    """True if the results of all these plugins are equal for sizes and numbers of the same class."""
     return all(getattr(plugin, "tolerates_growth", False) for plugin in plugins)
 
 

@@ -62,7 +62,7 @@ class _Attempts:
 
     @property
     def alone(self) -> bool:
-        """True where there is only one device, so that the memory it can spill to counts from the beginning."""
+        """True if there is only one device, so that the memory it can spill to counts from the beginning."""
         return len(self.context.topology.devices) == 1
 
     def of(self, policy: PlacementPolicy, instead: str) -> Placement | None:

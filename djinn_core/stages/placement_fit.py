@@ -169,7 +169,7 @@ def told(found: Sequence[Shortage]) -> str:
 
 
 def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
-    """True where one device is used and everything fits on it, even if nothing were freed; a full check is not needed then."""
+    """True if one device is used and everything fits on it, even if nothing were freed; a full check is not needed then."""
     rooms = {d.id: room(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
     if all(there is None for there in rooms.values()):
         return True

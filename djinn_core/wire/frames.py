@@ -134,7 +134,7 @@ class FrameDecoder:
 
     @property
     def mid_frame(self) -> bool:
-        """True where a frame has begun and is not complete."""
+        """True if a frame has begun and is not complete."""
         return self._filled > 0 or self._part is not self._prefix
 
     @property

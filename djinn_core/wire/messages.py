@@ -466,7 +466,7 @@ def decode(head: bytes | memoryview) -> AnyMessage:
 
 
 def is_of_kind(head: bytes, kind: type[Message]) -> bool:
-    """True where `head` begins as a message of the kind does; the rest is not decoded, and may not be readable."""
+    """True if `head` begins with the tag of the message class. The rest is not decoded, and may be malformed."""
     return head.startswith(msgspec.msgpack.encode(tag_of(kind)), 1)  # after the byte that says how many fields follow
 
 

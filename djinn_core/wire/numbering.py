@@ -164,7 +164,7 @@ class Outbox:
 
     @property
     def repeats(self) -> bool:
-        """True where the last frame that was put had been taken before."""
+        """True if the last frame that was put had been acknowledged before."""
         return self._ahead is not None
 
     def acknowledge(self, taken: int) -> None:
@@ -205,12 +205,12 @@ class Outbox:
 
     @staticmethod
     def sent_after(taken: int, sent: int) -> bool:
-        """True where some of the first `sent` frames come after the first `taken`."""
+        """True if `sent` is after `taken`; both are counts modulo 2^32."""
         return 0 < (sent - taken) & _MASK < _HALF
 
     @property
     def empty(self) -> bool:
-        """True where every frame was acknowledged."""
+        """True if every frame was acknowledged."""
         return not self._kept
 
     @property
@@ -220,7 +220,7 @@ class Outbox:
 
     @property
     def borrows(self) -> bool:
-        """True where some of the kept bodies are borrowed memory."""
+        """True if some of the kept bodies refer to memory that the caller owns."""
         return self._borrows
 
 
@@ -251,5 +251,5 @@ class Inbox:
         self._taken += frames
 
     def misses(self, sent: int) -> bool:
-        """True where some of the `sent` frames of the other end were not taken."""
+        """True if some of the `sent` frames of the peer were not received."""
         return 0 < (sent - self._taken) & _MASK < _HALF

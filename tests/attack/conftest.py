@@ -22,7 +22,7 @@ def tls(tmp_path_factory):
 
 @pytest.fixture(name="closes", scope="session")
 def _closes():
-    """True where the other end hangs up within ten seconds, whatever it says before."""
+    """True if the peer closes the connection within ten seconds, whatever it sends before."""
 
     def closes(sock):
         sock.settimeout(10)

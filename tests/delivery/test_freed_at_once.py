@@ -33,7 +33,7 @@ def collector() -> Iterator[None]:
 
 
 def gone(found: list[weakref.ref[object]], count: int) -> bool:
-    """True where all objects were made and, soon after, none is left."""
+    """True if all objects were made and, soon after, none is left."""
     deadline = time.monotonic() + SECONDS
     while (len(found) < count or any(one() is not None for one in found)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -21,7 +21,7 @@ def configure(serving):
 
 
 @pytest.fixture
-def nobody():
+def unreachable():
     """A URL at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return f"tcp://127.0.0.1:{closed.getsockname()[1]}"
@@ -31,11 +31,11 @@ def computes():
     return (torch.arange(3.0).to(REMOTE) * 2).tolist() == [0, 2, 4]
 
 
-def test_from_tcp_that_is_refused_to_http(configure, nobody, url_of, caplog):
-    configure(nobody, url_of("http"), disable=("local",))
+def test_from_tcp_that_is_refused_to_http(configure, unreachable, url_of, caplog):
+    configure(unreachable, url_of("http"), disable=("local",))
     assert computes()
     assert client._state.opened[0].url == url_of("http")
-    assert f"fell back from {nobody} because: no server answers" in caplog.text
+    assert f"fell back from {unreachable} because: no server answers" in caplog.text
     assert url_of("http") in caplog.text
 
 
@@ -47,12 +47,12 @@ def test_from_a_transport_that_is_not_there(configure, url_of, caplog):
     assert "djinn-tcp" in caplog.text
 
 
-def test_to_nothing_else_when_all_refuse(configure, nobody):
-    configure(nobody, nobody.replace("tcp", "http"), disable=("local",))
+def test_to_nothing_else_when_all_refuse(configure, unreachable):
+    configure(unreachable, unreachable.replace("tcp", "http"), disable=("local",))
     with pytest.raises(djinn.TransportError, match="cannot reach a server") as error:
         computes()
-    assert nobody in str(error.value)
-    assert nobody.replace("tcp", "http") in str(error.value)
+    assert unreachable in str(error.value)
+    assert unreachable.replace("tcp", "http") in str(error.value)
 
 
 def test_silently_where_the_first_way_works(configure, url_of, caplog):

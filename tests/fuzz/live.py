@@ -323,7 +323,7 @@ class Mutator:
 
 
 def died_soon(process: int) -> bool:
-    """True where a process whose connection ended without a word has died. It dies somewhat later than its sockets close."""
+    """True if a process whose connection was closed without a message has died. It dies somewhat later than its sockets close."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(10):
         with contextlib.suppress(OSError):

@@ -50,7 +50,7 @@ class Rehearsal:
         return guards.place_all(given[0], at_end), {k: guards.place_all(v, at_end) for k, v in given[1].items()}
 
     def perform(self, number: int) -> bool:
-        """True where the call returned."""
+        """True if the call returned."""
         positional, keywords = self.arguments(number)
         try:
             with torch.inference_mode():

@@ -34,7 +34,7 @@ def tensors(dtype, layout):
 
 
 def compare(func, args, kwargs, operands):
-    """True where a formula gave the result; checks that it is right."""
+    """True if a formula gave the result; checks that it is right."""
     key, found = [id(func)], []
     dispatch._flatten(args, key, found)
     if not has_formula(func):

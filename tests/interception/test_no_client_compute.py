@@ -48,7 +48,7 @@ def kernels_here(tmp_path):
 
 
 def computes_here(node):
-    """True where an op works on CPU tensors; an op with a remote tensor was recorded."""
+    """True if an op works on CPU tensors; an op with a remote tensor was recorded."""
     tensors = tensors_of(node)
     return ("cpu", True) in tensors and not any(device.startswith("remote") for device, _ in tensors)
 

@@ -1,4 +1,4 @@
-"""The language of the packages: texts say who acts, and a docstring begins with what a thing is or does."""
+"""The language of code and documents: texts say who acts, and a docstring begins with what a thing is or does."""
 
 import ast
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ("djinn", "djinn_core", "plugins")
+PYTHON = ("djinn", "djinn_core", "plugins", "tests", "benchmarks", "examples", "templates")
+TEXTS = ("docs", "plugins", "templates", "benchmarks", "tests", "packaging", "changelog.d")
 RELATIVE = re.compile(r"(What|Whether|Whoever|Who|Whom|Whose|Which|Where|When|How|Why)\b")
 INDEFINITE = re.compile(
     r"\b(somebody|someone|nobody|no one|whoever|whomever|anybody|anyone|everybody|everyone)\b", re.IGNORECASE
@@ -22,11 +23,22 @@ def sources():
 
 
 def documents():
-    return sorted((ROOT / "plugins").rglob("*.md"))
+    yield from sorted(ROOT.glob("*.md"))
+    yield from (ROOT / name for name in ("Makefile", "pyproject.toml"))
+    for folder in TEXTS:
+        yield from sorted((ROOT / folder).rglob("*.md"))
+
+
+def parsed(path):
+    try:
+        return ast.parse(path.read_text())
+    except SyntaxError:
+        assert path.relative_to(ROOT).parts[0] == "templates", path  # placeholders until it is rendered
+        return ast.Module([], [])
 
 
 def docstrings(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:

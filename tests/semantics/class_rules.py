@@ -36,68 +36,68 @@ _UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "Segfo
 
 
 def is_attention(module: nn.Module) -> bool:
-    """True where queries look at keys in it, and nothing else happens but projections, positions and norms."""
+    """True if the module is attention: queries, keys, projections, positions and norms, and nothing else."""
     name = type(module).__name__
     return bool(_ATTENTION.search(name)) and not _WHOLE.search(name) and name not in _NOT_ATTENTION
 
 
 def may_be_block(module: nn.Module) -> bool:
-    """True where its class is called a layer or a block."""
+    """True if the class is named a layer or a block."""
     return bool(_BLOCK.search(type(module).__name__))
 
 
 def is_norm(module: nn.Module) -> bool:
-    """True where it normalises."""
+    """True if the module is a norm."""
     name = type(module).__name__
     return bool(_NORM.search(name)) and name not in _NOT_NORMS
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """True where it is one of torch's convolutions (GPT-2's `Conv1D` is a linear layer)."""
+    """True if the module is one of torch's convolutions (GPT-2's `Conv1D` is a linear layer)."""
     return isinstance(module, nn.modules.conv._ConvNd)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """True where it is one product with a weight."""
+    """True if the module is one product with a weight."""
     return isinstance(module, nn.Linear) or type(module).__name__ in {"Conv1D", "FalconLinear"}
 
 
 def is_mixture(module: nn.Module) -> bool:
-    """True where a router chooses among experts in it."""
+    """True if the module has a router that chooses among experts."""
     name = type(module).__name__
     return bool(_MIXTURE.search(name)) or name in _MIXTURES
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """True where a state goes from position to position in it."""
+    """True if the module passes a state from position to position."""
     name = type(module).__name__
     return bool(_RECURRENT.search(name)) and not any(name.startswith(n) for n in _NOT_MIXERS)
 
 
 def is_mlp(module: nn.Module) -> bool:
-    """True where its class is called a feed-forward network."""
+    """True if the class is named a feed-forward network."""
     return bool(_MLP.search(type(module).__name__))
 
 
 def is_unusual(block: nn.Module) -> bool:
-    """True where the feed-forward network of this block is one of a kind, which a pattern may leave out."""
+    """True if the feed-forward network of this block is unique to its model; a pattern may miss it."""
     return type(block).__name__ in _UNUSUAL
 
 
 def is_table(module: nn.Module) -> bool:
-    """True where it looks rows up."""
+    """True if the module is an embedding."""
     return isinstance(module, nn.Embedding)
 
 
 def is_bag(module: nn.Module) -> bool:
-    """True where it looks rows up and reduces them: PyTorch's class, and classes of `recommender_models`."""
+    """True if the module is an embedding bag: PyTorch's class, and classes of `recommender_models`."""
     return isinstance(module, nn.EmbeddingBag) or (
         _is_of_recommenders(module) and type(module).__name__.endswith("Pooling")
     )
 
 
 def is_interaction(module: nn.Module) -> bool:
-    """True where it lets features of a recommender meet; classes of `plain_models`, `recommender_models` and others here."""
+    """True if the module is a feature interaction; classes of `plain_models`, `recommender_models` and others here."""
     name = type(module).__name__
     named = _is_of_recommenders(module) and name.endswith("Interaction")
     return named or name in {"CrossLayer", "FactorizationMachine", "InteractingAttention"}

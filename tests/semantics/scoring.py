@@ -61,7 +61,7 @@ class Fact:
 
     @property
     def right(self) -> bool | None:
-        """True where they agree; None where the match says nothing. Of several nodes, all must be among the true ones."""
+        """True if both agree; None if the match says nothing. Of several nodes, all must be among the true ones."""
         if self.said is None:
             return None
         if isinstance(self.true, frozenset):
@@ -266,7 +266,7 @@ class Sum:
         return sum(abs(t.stated - t.right) * t.count for t in tenths) / count if count else None
 
     def at_least(self, confidence: float, *names: str) -> list[bool]:
-        """True where each match of at least this confidence is right, of these patterns or of all."""
+        """True if each match of at least this confidence is right, of these patterns or of all."""
         judged = (j for name in names or NAMES for j in self.judged[name])
         return [j.right for j in judged if j.right is not None and j.match.confidence >= confidence]
 

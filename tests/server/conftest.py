@@ -15,7 +15,7 @@ from djinn_core.wire.messages import decode, encode
 
 
 def exists(process: int) -> bool:
-    """True where a process runs (a zombie does not)."""
+    """True if a process runs (a zombie does not)."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

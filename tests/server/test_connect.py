@@ -293,8 +293,8 @@ def test_the_same_plugins_are_found_here_and_there(registry):
 
 
 def test_a_standby_server_is_used_where_no_other_answers_and_must_be_known(begin, server, caplog):
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        gone = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
     opened = begin(Settings(servers=(gone,), token=server.token, standby=(server.url("tcp"),), disable=("local",)))
     assert opened.connection.server == server.url("tcp")
     assert [other.name for other in opened.connection._others] == [gone, server.url("tcp")]

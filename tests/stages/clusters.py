@@ -211,7 +211,7 @@ def broken(result, request):
 
 
 def fits_somewhere(graph, request):
-    """True where a device could have all of a program at once, with nothing ever freed: then a plan has to be found."""
+    """True if one device could hold a whole program with nothing freed: then a plan must be found."""
     used = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
     used |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
     whole = sum(sizes(graph).values())

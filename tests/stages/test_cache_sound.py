@@ -193,7 +193,7 @@ def test_a_session_never_takes_the_plan_of_a_program_that_differs_in_anything(se
 
 
 def contradicts_calls(program, other):
-    """True where a result was moved, or a view of it: the calls say in whose memory results are."""
+    """True if a result or a view of it was moved. The calls say which storage each result uses."""
     moved = {storage_of(v) for v in set(program.operands) - set(other.operands)}
     return any(storage_of(v) in moved for i in program.instructions() for v in i.outputs)
 

@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """True where the curve equals the local one and goes down: a run that learns nothing shows nothing."""
+        """True if the curve equals the local one and goes down: a run that learns nothing shows nothing."""
         return self.largest <= self.tolerance and self.last_loss < 0.9 * self.first_loss
 
 

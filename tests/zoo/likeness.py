@@ -37,7 +37,7 @@ class Likeness:
 
     @property
     def close(self) -> bool:
-        """True where everything is within the tolerances."""
+        """True if everything is within the tolerances."""
         return self.distance <= 1
 
 
@@ -65,7 +65,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """True where it ran and is within the tolerances."""
+        """True if the model ran and is within the tolerances."""
         return not self.error and self.forward.close and self.step.close and self.tokens is not False
 
 
@@ -148,7 +148,7 @@ def train(model: nn.Module, inputs: Inputs) -> Tensors:
 
 
 def same_tokens(theirs: nn.Module, sent: Inputs, model: nn.Module, inputs: Inputs) -> bool:
-    """True where both write the same, token by token, with the caches that their kind of model has."""
+    """True if both generate the same tokens, with the caches that their kind of model has."""
     return generate(theirs, sent) == generate(model, inputs)
 
 
@@ -215,7 +215,7 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """True where two tensors are the same to the last bit."""
+    """True if two tensors are the same to the last bit."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return False
     one, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (actual, expected))

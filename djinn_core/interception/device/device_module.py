@@ -155,7 +155,7 @@ def init() -> None:
 
 
 def is_in_bad_fork() -> bool:
-    """True where this process was forked from one that used the device."""
+    """True if this process was forked from one that used the device."""
     return port.forked
 
 
@@ -168,7 +168,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """True where the device can be used, which needs no initialization; False in a forked child."""
+    """True if the device can be used, which needs no initialization; False in a forked child."""
     return not port.forked
 
 

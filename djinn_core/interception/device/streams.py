@@ -54,7 +54,7 @@ class RemoteStream(CStream):
 
     @for_users
     def query(self) -> bool:
-        """True where everything that this thread has recorded has run; one round trip."""
+        """True if everything that this thread has recorded has run; one round trip."""
         return bool(self.record_event().query())
 
     def record_event(self, event: Any = None) -> Any:
@@ -118,7 +118,7 @@ class RemoteEvent(CEvent):
 
     @for_users
     def query(self) -> bool:
-        """True where the executor has passed the mark, or the event was never recorded; one round trip."""
+        """True if the executor has passed the mark, or the event was never recorded; one round trip."""
         return self.mark is None or bool(sync.fetch(_asked(HAS_PASSED, self.mark)).item())
 
     @for_users
@@ -206,7 +206,7 @@ def record_stream(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -
 
 
 def _is_ours(device: Any) -> bool:
-    """True where a stream or an event on `device` is remote; without a device it belongs to the accelerator."""
+    """True if a stream or an event on `device` is remote; without a device it belongs to the accelerator."""
     return device is None or isinstance(device, int) or is_remote(torch.device(device))
 
 

@@ -67,7 +67,7 @@ def adapt_training_arguments(module: Any) -> None:
 
 
 def _is_ours(device: int | str) -> bool:
-    """True where accelerate would look for `device` among the GPUs of this machine, which has none."""
+    """True if accelerate would look for `device` among the GPUs of this machine, which has none."""
     return isinstance(device, int) and is_the_only_accelerator()
 
 

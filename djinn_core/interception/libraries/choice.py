@@ -6,5 +6,5 @@ import torch
 
 
 def is_the_only_accelerator() -> bool:
-    """True where PyTorch finds no accelerator on this machine, so that libraries would fall back to the CPU."""
+    """True if PyTorch finds no accelerator on this machine, so that libraries would fall back to the CPU."""
     return not (torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available())

@@ -109,7 +109,7 @@ def _device_kind() -> str:
 
 @functools.cache
 def _can_choose(kind: str) -> bool:
-    """True where PyTorch can choose here the kernel that devices of this kind take."""
+    """True if PyTorch can choose here the kernel that devices of this kind take."""
     if kind != "cpu":
         log.debug("attention under autograd is taken apart: which kernel its device takes is not known here", kind=kind)
     return kind == "cpu"

@@ -25,7 +25,7 @@ _casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def is_cast(argument: Any) -> bool:
-    """True where autocast applies to an argument: floating tensors on the device, other than float64."""
+    """True if autocast applies to an argument: floating tensors on the device, other than float64."""
     return (
         isinstance(argument, torch.Tensor)
         and argument.is_floating_point()
@@ -50,7 +50,7 @@ def cast(argument: Any, dtype: torch.dtype) -> Any:
 
 
 def _keeps_cast(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """True where the cast of `tensor` is worth caching: it is a parameter, and the cast can be differentiated."""
+    """True if the cast of `tensor` is worth caching: it is a parameter, and the cast can be differentiated."""
     return (
         tensor.requires_grad
         and tensor.is_leaf

@@ -48,7 +48,7 @@ _RECORDED = frozenset({*KEPT_WHOLE, *IN_EVALUATION, *WITH_KERNELS, aten.scaled_d
 
 
 def is_taken_apart(func: Any) -> bool:
-    """True where `func` is recorded as the ops that it is made of."""
+    """True if `func` is decomposed: recorded as the ops that it is made of."""
     if func.name() not in allowed_operators():
         return True
     return func not in _RECORDED and torch_private.is_composite(func)
@@ -115,7 +115,7 @@ def _whole_unless_differentiated(
 
 
 def is_differentiated(args: Iterable[Any]) -> bool:
-    """True where autograd records ops on these arguments."""
+    """True if autograd records ops on these arguments."""
     return torch.is_grad_enabled() and _needs_gradient(args)
 
 

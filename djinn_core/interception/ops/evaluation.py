@@ -19,12 +19,12 @@ Trains = Callable[[tuple[Any, ...]], bool]
 
 
 def _normalises_by_the_batch(args: tuple[Any, ...]) -> bool:
-    """True where `aten::batch_norm` is called in training mode."""
+    """True if `aten::batch_norm` is called in training mode."""
     return bool(args[5])
 
 
 def _drops_out(args: tuple[Any, ...]) -> bool:
-    """True where a recurrent layer draws random numbers: it has a dropout probability, and trains."""
+    """True if a recurrent layer draws random numbers: it has a dropout probability, and trains."""
     return bool(args[5] and args[6])
 
 

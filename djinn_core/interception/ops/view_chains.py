@@ -84,7 +84,7 @@ def _nearer(given: LazyTensor) -> torch.Tensor:
 
 
 def _looks_alike(view: LazyTensor, base: LazyTensor) -> bool:
-    """True where `as_strided` can make the view from its base."""
+    """True if `as_strided` can make the view from its base."""
     meta, root = view.remote.meta, base.remote.meta
     return (meta.dtype, meta.conj, meta.neg, meta.device) == (root.dtype, root.conj, root.neg, root.device)
 

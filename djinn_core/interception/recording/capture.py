@@ -58,5 +58,5 @@ def capturing() -> Iterator[Capturing]:
 
 
 def is_capturing() -> bool:
-    """True where this thread is inside `capture()`."""
+    """True if this thread is inside `capture()`."""
     return bool(current().captures)

@@ -52,7 +52,7 @@ class CollectLater:
 
     @property
     def busy(self) -> bool:
-        """True where any thread is inside."""
+        """True if any thread is inside the context."""
         return self._inside > 0
 
     def restart(self) -> None:

@@ -40,7 +40,7 @@ class Absent:
         return present
 
     def has(self, handle: int, unsent: Sequence[Entry]) -> bool:
-        """True where there is no data behind a value, after the entries `unsent` of this thread."""
+        """True if a value has metadata only and no data, once the entries `unsent` of this thread have run."""
         if self._storages:
             self.sift(unsent)
         return storage_of(handle) in self._storages

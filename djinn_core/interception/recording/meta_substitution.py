@@ -33,7 +33,10 @@ _OWN_WAYS: dict[Any, Callable[..., Any]] = {
 
 
 def _makes_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True where this call of `torch.normal` is a factory; `torch.device` skips `torch.normal`, as other calls are none."""
+    """True if this call of `torch.normal` makes a tensor from a size.
+
+    Other calls do not, and `torch.device` as a context ignores `torch.normal` for that reason.
+    """
     return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 
 

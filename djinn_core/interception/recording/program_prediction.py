@@ -98,7 +98,7 @@ class ProgramPredictor:
         self._foretold = self._course is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
-        """True where the program has yet to be recognised."""
+        """True if the program has yet to be recognised."""
         return self._course is None and not self._sent
 
     def recognise(self, entries: Sequence[Entry]) -> None:

@@ -257,7 +257,7 @@ def _finder(places: Sequence[int]) -> Handles:
 
 
 def is_watched() -> bool:
-    """True where an observer, such as `djinn.verify()`, needs every op of this thread as it is recorded."""
+    """True if an observer, such as `djinn.verify()`, needs every op of this thread as it is recorded."""
     return current().watcher is not None
 
 

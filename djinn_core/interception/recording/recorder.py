@@ -112,7 +112,7 @@ class Recorder:
 
     @property
     def done(self) -> bool:
-        """True where nothing is unsent and the thread will record nothing more."""
+        """True if nothing is unsent and the thread will record nothing more."""
         thread = self._thread()
         return not self.entries and (thread is None or not thread.is_alive())
 

@@ -46,7 +46,7 @@ def index_of_call(call: Call) -> int:
 
 
 def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:
-    """True where a call names the remote device without its index, which may be another one the next time."""
+    """True if a call names the remote device without an index. The current index may differ the next time."""
     device = kwargs.get("device")
     if not isinstance(device, torch.device):
         return False

@@ -26,7 +26,7 @@ _taken: set[tuple[Any, torch.dtype]] = set()
 
 
 def may_lack_kernel(func: Any, operands: Sequence[Any]) -> bool:
-    """True where the executor must be asked if it computes `func` with operands of these dtypes (`operands` have one each)."""
+    """True if only the executor knows if it has a kernel of `func` for operands of these dtypes (one for each of `operands`)."""
     packet = func.name().removeprefix("aten::").partition(".")[0]
     plain = packet if packet.endswith("__") else packet.removesuffix("_")
     if not operands or not (plain in _FLOATING or plain in _WHOLE):

@@ -48,7 +48,7 @@ def infer_by_element(
 
 
 def _alone(given: Sequence[Any]) -> bool:
-    """True where no tensor beside the lists has an element for each of theirs, and all elements are remote or numbers."""
+    """True if all list items are remote tensors or numbers, and no argument beside the lists is a tensor with dimensions."""
     return all(
         all(type(item) is LazyTensor or isinstance(item, (LazyTensor, int, float)) for item in a)
         if isinstance(a, (list, tuple))

@@ -196,7 +196,7 @@ def forget_examples(signature: Signature | None = None) -> None:
 
 
 def has_formula(func: Any) -> bool:
-    """True where the shapes of the results of `func` can be computed without its meta kernel."""
+    """True if the shapes of the results of `func` can be computed without its meta kernel."""
     known = _known.get(func)
     if known is None:
         known = view_formula(func) is not None or shape_formula(func) is not None or is_pointwise(func)

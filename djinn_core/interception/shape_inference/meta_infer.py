@@ -163,7 +163,7 @@ def _index_given(kwargs: dict[str, Any], device: int) -> int:
 
 
 def _returns_number(func: Any) -> bool:
-    """True where a result is a Python number, which depends on the data."""
+    """True if a result is a Python number, which depends on the data."""
     return any("Tensor" not in str(r.type) for r in torch_private.schema_of(func).returns)
 
 

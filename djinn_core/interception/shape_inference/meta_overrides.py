@@ -181,17 +181,17 @@ _DRAWS_NOTHING = frozenset({
 
 
 def is_random(func: Any) -> bool:
-    """True where `func` draws random numbers, where it is recorded."""
+    """True if `func` draws random numbers, where it is recorded."""
     return torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWS_NOTHING
 
 
 def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
-    """True where the kernel decides the dtypes of the results: asked once for each signature, then cached."""
+    """True if the kernel decides the dtypes of the results: asked once for each signature, then cached."""
     return func in WITH_STATISTICS and operands[0].dtype in {torch.bfloat16, torch.float16}
 
 
 def must_ask(func: Any) -> bool:
-    """True where only the executor knows the result metadata of `func`, so that a meta kernel is not tried."""
+    """True if only the executor knows the result metadata of `func`, so that a meta kernel is not tried."""
     if func in KERNEL_DECIDES:
         return True
     return func not in _RULES and any(tag in func.tags for tag in _UNPREDICTABLE)

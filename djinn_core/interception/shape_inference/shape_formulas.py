@@ -32,7 +32,7 @@ def shape_formula(func: Any) -> Formula | None:
 
 @functools.cache
 def is_pointwise(func: Any) -> bool:
-    """True where `func` computes each element from those in its place, and returns or writes one tensor."""
+    """True if `func` computes each element from those in its place, and returns or writes one tensor."""
     schema = torch_private.schema_of(func)
     returned, taken = schema.returns, schema.arguments
     if torch.Tag.pointwise not in func.tags or len(returned) != 1 or str(returned[0].type) != "Tensor":

@@ -77,7 +77,7 @@ def _writes_out(func: Any) -> bool:
 
 
 def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True where an `out=` tensor has another dtype than the result; the arguments are meta tensors.
+    """True if an `out=` tensor has another dtype than the result; the arguments are meta tensors.
 
     Some kernels cast in this case, some refuse; meta kernels do not always do the same.
     """
@@ -111,7 +111,7 @@ def _returning(func: Any) -> Any:
 
 
 def only_kernels_know(func: Any, call: Call) -> bool:
-    """True where kernels check or decide more than meta kernels do, so that the executor must be asked.
+    """True if kernels check or decide more than meta kernels do, so that the executor must be asked.
 
     They refuse to write to overlapping elements, and lay out resized tensors as the inputs are laid out.
     """
@@ -124,7 +124,7 @@ def only_kernels_know(func: Any, call: Call) -> bool:
 
 @functools.cache
 def _is_lapack(func: Any) -> bool:
-    """True where LAPACK computes the op, which lays matrices out by columns."""
+    """True if LAPACK computes the op, which lays matrices out by columns."""
     packet = func.name().removeprefix("aten::").partition(".")[0]
     return "linalg" in packet or packet in {"geqrf", "ormqr", "triangular_solve", "cholesky", "lu_unpack", "qr"}
 
@@ -135,7 +135,7 @@ def _overlaps_itself(meta: TensorMeta) -> bool:
 
 @functools.cache
 def refuses_overlap(op: str) -> bool:
-    """True where kernels of `op` check for operands that overlap their writes. Ops over lists do not."""
+    """True if kernels of `op` check for operands that overlap their writes. Ops over lists do not."""
     if op in OWN_OPERATORS:
         return False
     func = resolve(op)
@@ -159,7 +159,7 @@ def check_overlap(written: LazyTensor, operands: Sequence[LazyTensor]) -> None:
 
 
 def _share(a: TensorMeta, b: TensorMeta) -> bool:
-    """True where both are dense and have some elements in common, but not the same in the same order."""
+    """True if both are dense and overlap without being the same elements in the same order."""
     if not (_is_dense(a) and _is_dense(b)):
         return False
     (first, end), (other, other_end) = _range(a), _range(b)
@@ -173,7 +173,7 @@ def _range(meta: TensorMeta) -> tuple[int, int]:
 
 
 def _is_dense(meta: TensorMeta) -> bool:
-    """True where the elements fill one stretch of memory, each once."""
+    """True if the elements fill one stretch of memory, each once."""
     step = 1
     for stride, size in sorted(
         (stride, size) for size, stride in zip(meta.shape, meta.stride, strict=True) if size != 1

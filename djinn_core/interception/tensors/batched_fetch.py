@@ -68,7 +68,7 @@ class Together:
 
     @property
     def uploads(self) -> bool:
-        """True where the upcoming uploads have been handed out."""
+        """True if the upcoming uploads have been handed out."""
         return self._here is None
 
     def saw(self, storage: Any) -> None:

@@ -22,7 +22,7 @@ _names = [DEVICE_NAME]
 
 
 def is_remote(device: torch.device) -> bool:
-    """True where tensors on `device` are remote."""
+    """True if tensors on `device` are remote."""
     return device.type in _names
 
 

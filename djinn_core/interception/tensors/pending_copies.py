@@ -14,7 +14,7 @@ class Copy(Protocol):
     """A copy on its way."""
 
     def done(self) -> bool:
-        """True where the elements have arrived, or the copy was dropped. Does not block."""
+        """True if the elements have arrived, or the copy was dropped. Does not block."""
 
     def land(self, strict: bool) -> None:
         """Put its elements in their place. `strict`: raise what it failed with, where its user may never see that."""

@@ -110,7 +110,7 @@ class Experiment:
 
     @property
     def worth_trying(self) -> bool:
-        """True where it has run so often and so long that the cost of one more plan does not matter."""
+        """True if the program has run so often and so long that the cost of one more plan does not matter."""
         return self.runs >= OFTEN and self.spent >= SHARE * self.planning
 
 

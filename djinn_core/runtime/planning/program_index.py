@@ -109,7 +109,7 @@ def _starts(program: Program) -> tuple[int, ...]:
 
 
 def _fits(whole: _Whole, at: int, program: Program, calls: bytes) -> bool:
-    """True where the calls from `at` on are those of `program`, with the same data flow."""
+    """True if the calls from `at` on are those of `program`, with the same data flow."""
     end = at + len(program)
     if end >= len(whole.starts) or whole.calls[at * _WIDTH : end * _WIDTH] != calls:
         return False

@@ -48,7 +48,7 @@ class SizeRange:
     factor: int
 
     def covers(self, program: Program) -> bool:
-        """True where a program of the same structure has sizes in the range."""
+        """True if a program of the same structure has sizes in the range."""
         calls, slots = program.calls, program.slots
         for (call, operand), weight, meta in zip(self.places, self.weights, self.metas, strict=True):
             other = calls[call].operands[operand]

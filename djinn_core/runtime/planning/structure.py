@@ -55,7 +55,7 @@ class Structure:
         return values if self._are_apart(self.outside(operands), self.made(operands)) else None
 
     def _are_apart(self, outside: tuple[int, ...], made: tuple[int, ...]) -> bool:
-        """True where these values differ from each other, and those from outside alias each other as this structure says."""
+        """True if these values are distinct, and the inputs among them alias each other as this structure says."""
         different = {*outside}
         if len(different) != len(outside) or not different.isdisjoint(made):
             return False

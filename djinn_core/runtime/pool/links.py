@@ -49,7 +49,7 @@ class SeenLink:
             self.latencies.append(seen.latency)
 
     def is_due(self, now: float) -> bool:
-        """True where it should be measured: it was quiet for long, or may have changed."""
+        """True if the link should be measured: it was idle for long, or its bandwidth may have changed."""
         doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
         return now - self.heard > (DOUBTED if doubted else QUIET)
 

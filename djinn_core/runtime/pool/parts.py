@@ -114,7 +114,7 @@ class PooledPlan:
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
     def holds_for(self, program: Program, values: Sequence[int], residency: Residency, random: int | None) -> bool:
-        """True where values are where the plan found them, and scalars as it relies on."""
+        """True if the values are on the executors that the plan expects, and the scalars have the values that it relies on."""
         if self.random is not None and self.drew_from != random:
             return False
         if not are_as_they_were(program, *self.relied):

@@ -155,7 +155,7 @@ class PoolPlanner:
         return plan
 
     def _has_room(self, plan: PooledPlan) -> bool:
-        """True where what a plan leaves on each executor fits there, beside what has come since it was made."""
+        """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
         held = self._residency.held
         rooms = [(room, held[e] + plan.leaves.get(e, 0)) for e, room in enumerate(self.memory) if plan.leaves.get(e)]
         return not any(room is not None and wanted > room for room, wanted in rooms)

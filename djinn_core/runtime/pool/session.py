@@ -44,7 +44,7 @@ class _Wish:
 
     @property
     def answered(self) -> bool:
-        """True where it has a response that a caller waits for."""
+        """True if the response contains something that a caller waits for."""
         return bool(self.fetch or self.describe or self.synchronize)
 
     def submission(self, program: Program) -> Submission:

@@ -82,7 +82,7 @@ class AnswerReader:
 
 
 def _is_possible(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """True where PyTorch can count the elements of such a tensor."""
+    """True if PyTorch can count the elements of such a tensor."""
     if len(shape) != len(stride) or min((*shape, *stride), default=0) < 0:
         return False
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)

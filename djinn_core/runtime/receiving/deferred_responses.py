@@ -46,7 +46,7 @@ class DeferredResponses:
 
     @property
     def unsettled(self) -> bool:
-        """True where the executor may be blocked until a response is read, or a discarded response is kept."""
+        """True if the executor may be blocked until a response is read, or a discarded response is kept."""
         return bool(self._large or self._forgotten)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:

@@ -71,7 +71,7 @@ class Failures:
         return remote_error(failure.kind, message, failure.op, origin.site, origin.path)
 
     def _is_known(self, failure: Failure) -> bool:
-        """True where the same op is known to have failed on another executor."""
+        """True if the same op is known to have failed on another executor."""
         op = self._op(failure)
         if op is None or not failure.executor:
             return False

@@ -19,7 +19,7 @@ class Passing:
 
     @property
     def complete(self) -> bool:
-        """True where a shipment is complete."""
+        """True if a shipment is complete."""
         return bool(self._frames) and not self._missing
 
     def take(self, message: TransferHeader | TransferChunk, body: Sequence[Buffer]) -> None:

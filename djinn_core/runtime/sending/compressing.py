@@ -52,7 +52,7 @@ class Compressing:
         return coded if len(coded) < len(data) else None
 
     def _pays(self, data: memoryview, item: int) -> bool:
-        """True where compressing here, sending less and expanding there takes less time than sending all; by a sample."""
+        """True if compressing, sending less and expanding takes less time than sending all bytes. Estimated from a sample."""
         if self._sent < SEEN or self._sent > FASTEST * self._seconds or self._compressed > _RENEWED:
             return False
         link = self._seconds / self._sent  # seconds a byte

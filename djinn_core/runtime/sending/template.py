@@ -37,12 +37,12 @@ class Remade:
     recipes: tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]
 
     def holds_for(self, program: Program) -> bool:
-        """True where `program` equals the original in what was rewritten, sizes and numbers included."""
+        """True if `program` equals the original in every rewritten instruction, sizes and numbers included."""
         return are_as_they_were(program, self.rewritten.relied, self.fixed)
 
 
 def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
-    """True where the operands of these instructions have the same metadata as before, and these slots the same numbers."""
+    """True if the operands of these instructions have the same metadata as before, and these slots the same numbers."""
     calls, slots = program.calls, program.slots
     return all(calls[node] is call or calls[node].operands == call.operands for node, call in relied) and all(
         interchangeable(slots[position], slot) for position, slot in fixed
@@ -116,11 +116,11 @@ class Prepared:
 
     @property
     def held_by_sizes(self) -> bool:
-        """True where this holds only for the exact sizes of some instructions."""
+        """True if this holds only for the exact sizes of some instructions."""
         return self.remade is not None or bool(self.relied)
 
     def holds_for(self, program: Program) -> bool:
-        """True where `program`, of the right structure, also has the scalars that the plan relied on."""
+        """True if `program`, of the right structure, also has the scalars that the plan relied on."""
         if self.remade is not None and not self.remade.holds_for(program):
             return False
         if self.relied and not are_as_they_were(program, self.relied, self.fixed):

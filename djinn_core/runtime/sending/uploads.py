@@ -100,7 +100,7 @@ class Uploads:
 
     @property
     def unanswered(self) -> bool:
-        """True where a reply of the executor is due, or an offer waits for its bytes to be sent."""
+        """True if a reply of the executor is due, or an offer is open, whose bytes may have to be sent."""
         return bool(self._open or self._asked)
 
     def upload(self, handle: int, source: torch.Tensor) -> None:

@@ -76,7 +76,7 @@ class FailoverLog:
     # --- a new beginning ---------------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """True where a snapshot is due."""
+        """True if a snapshot is due."""
         if self.sent is None or self.coming is not None:
             return False
         long = self.sent.nbytes > max(self._limit // 2, 2 * self.base)

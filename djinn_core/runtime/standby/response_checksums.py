@@ -34,7 +34,7 @@ class Answers:
         self._marks.append(mark_of(frame))
 
     def agrees(self, position: int, frame: Frame) -> bool:
-        """True where the answer at a position had the same checksum as `frame`."""
+        """True if the answer at a position had the same checksum as `frame`."""
         return self._marks[position] == mark_of(frame)
 
     def clear(self) -> None:

@@ -43,7 +43,7 @@ class SnapshotReceiver:
 
     @property
     def over(self) -> bool:
-        """True where nothing more comes."""
+        """True if the snapshot is complete."""
         return self._left == 0
 
     def drop(self) -> None:

@@ -42,7 +42,7 @@ class Artefact:
             view(env)
 
     def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
-        """True where another input aliases memory that is written."""
+        """True if another input aliases memory that is written."""
         addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
         return any(addresses.count(env[place].untyped_storage().data_ptr()) > 1 for place in self.region.written)
 

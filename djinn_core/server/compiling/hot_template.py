@@ -240,7 +240,7 @@ class _Made(_Offer):
         return n
 
     def lost(self) -> bool:
-        """True where too many consecutive runs did not fit the compiled region."""
+        """True if too many consecutive runs did not fit the compiled region."""
         return self._missed >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:

@@ -80,13 +80,13 @@ def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
 
 
 def _plain(form: Form) -> bool:
-    """True where its string arguments are plain words. Compilers write them unescaped: a quotation mark would end them."""
+    """True if all string arguments are plain words. Compilers write them unescaped into source code: a quotation mark would end them."""
     texts = [a.value for a in form.arguments() if isinstance(a, Constant) and isinstance(a.value, str)]
     return all(PLAIN.fullmatch(text) for text in texts)
 
 
 def _random(form: Form, slots: Sequence[int | float]) -> bool:
-    """True where a call draws random numbers, which compiled code draws differently. Attention without dropout does not."""
+    """True if a call draws random numbers, which compiled code draws differently. Attention without dropout draws none."""
     overload = resolve(form.op)
     if torch.Tag.nondeterministic_seeded not in overload.tags:
         return False

@@ -72,7 +72,7 @@ class Authenticator:
 
     @property
     def has_table(self) -> bool:
-        """True where there are tokens besides the server's own."""
+        """True if there are tokens besides the server's own."""
         return self._file is not None
 
     @property
@@ -96,7 +96,7 @@ class Authenticator:
         return Identity(found.tenant, found.id, found.monitor, found.expires, table.quotas.get(found.tenant, Quota()))
 
     def is_good(self, token: str) -> bool:
-        """True where the token of that id has not been revoked and has not expired."""
+        """True if the token of that id has not been revoked and has not expired."""
         return not token or any(row.id == token for row in self._good_rows())
 
     def _good_rows(self) -> list[TokenRow]:

@@ -58,7 +58,7 @@ class GatewayOptions:
         audit_log: file for connections and refusals; None: the log alone.
         connection_file: where to write URLs and token; None: a place of the user's own.
         threads: torch threads of each executor.
-        plaintext_accepted: True where the operator accepts unencrypted traffic on a network.
+        plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
         drain_seconds: time for which sessions may go on after a signal to stop.
         start_timeout: time that the executors may take to start, in seconds.
         plugins, disable, plugin_settings: as in the settings.
@@ -69,7 +69,7 @@ class GatewayOptions:
         memory: bytes that the sessions of each executor may hold; 0: as much as its device has.
         memory_policy: as in the settings.
         tls: the server's certificate, and the authority of client certificates; None: no TLS.
-        pinned: True where clients check the certificate by its fingerprint, which is in the connection file.
+        pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
         lease_seconds: time for which a session waits for a client whose connection broke; 0: it ends with its connection.
         journals, journal_bytes: directory for session journals, from which the next executor recovers the sessions when an
             executor dies, and the limit of each in bytes; None: nowhere.

@@ -104,7 +104,7 @@ class Tenants:
 
     @property
     def ready(self) -> bool:
-        """True where a client that connects now finds an executor."""
+        """True if a client that connects now finds an executor."""
         return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
 
     def release_idle(self) -> None:

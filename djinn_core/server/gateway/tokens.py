@@ -27,7 +27,7 @@ class Token:
 
     @property
     def supplied(self) -> bool:
-        """True where the operator supplied the token."""
+        """True if the operator supplied the token."""
         return self.origin != GENERATED
 
     def matches(self, given: str) -> bool:

@@ -23,7 +23,7 @@ class Copy:
     Attributes:
         reference: weak reference to the storage.
         slot: their location.
-        resident: True where the storage has its memory as well; the copy is dropped when the storage is written to.
+        resident: True if the storage has its memory as well; the copy is dropped when the storage is written to.
     """
 
     reference: StorageWeakRef
@@ -40,9 +40,9 @@ class Allocation:
         nbytes: size of its contents, resident or not.
         places: positions of a run's environment whose values are views of it. handles: values of sessions that are.
         owner: the session that it belongs to.
-        resident: True where its bytes are in memory.
+        resident: True if its bytes are in memory.
         made_by: the step that can make it again; or -1. seconds: time that the step took.
-        dropped: True where its bytes are nowhere, because that step will make them again.
+        dropped: True if its bytes are nowhere, because that step will make them again.
         needed: number of dropped storages that need it to be made again.
     """
 
@@ -60,7 +60,7 @@ class Allocation:
 
     @property
     def movable(self) -> bool:
-        """True where its memory can be freed and restored."""
+        """True if the memory can be freed and restored."""
         return self.resident and self.nbytes >= SMALLEST and self.storage.resizable()
 
 

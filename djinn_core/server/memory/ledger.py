@@ -113,7 +113,7 @@ class Ledger:
         return holding
 
     def away(self, tensor: torch.Tensor) -> bool:
-        """True where a tensor's memory was evicted."""
+        """True if a tensor's memory was evicted."""
         copy = self._copies.get(torch_private.storage_key(tensor)) if self._copies else None
         return copy is not None and not copy.resident
 
@@ -231,7 +231,7 @@ class Ledger:
             self.space.free(copy.slot)
 
     def is_kept(self, holding: Allocation) -> bool:
-        """True where the spill space has its bytes already, so that nothing need be written."""
+        """True if the spill space has the bytes already, so that nothing need be written."""
         return holding.key in self._copies
 
     def hints(self, holdings: Holdings) -> Hints:

@@ -43,7 +43,7 @@ class MemoryEstimate:
     slots: Sequence[Any]
 
     def fits(self, input_bytes: int, slots: Sequence[Any]) -> bool:
-        """True where the estimate holds for a run with inputs of that size and these slots."""
+        """True if the estimate holds for a run with inputs of that size and these slots."""
         if input_bytes > _GROWTH * self.input_bytes:
             return False
         return slots == self.slots or not any(_grown(now, then) for now, then in zip(slots, self.slots, strict=True))
@@ -57,7 +57,7 @@ class MemoryEstimate:
         return {place for place in inputs if self.roots[place] in self.writes}
 
     def is_written(self, root: int, after: int, before: int) -> bool:
-        """True where a step between these two writes to that memory, or may."""
+        """True if a step between these two may write to that memory."""
         return any(after < step < before for key in (root, -1) for step in self.writes.get(key, ()))
 
 

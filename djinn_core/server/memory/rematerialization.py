@@ -30,7 +30,7 @@ class Rematerialization:
         return None if holding.made_by < 0 or holding.handles or holding.needed else holding.seconds
 
     def possible(self, holding: Allocation, now: int, at: Mapping[int, Allocation]) -> bool:
-        """True where this can be recomputed at its next use: its operands live on, and nothing of them is written into."""
+        """True if this can be recomputed at its next use: its operands live on, and nothing of them is written into."""
         lifetimes, made_by = self._lifetimes, holding.made_by
         if self.seconds(holding) is None:
             return False
@@ -47,7 +47,7 @@ class Rematerialization:
         return self._is_pure(made_by) and not any(at[place].dropped for place in step.reads if place in at)
 
     def _is_pure(self, index: int) -> bool:
-        """True where a step is deterministic, has no side effects, and its results have memory of their own."""
+        """True if a step is deterministic, has no side effects, and its results have memory of their own."""
         pure = self._pure.get(index)
         if pure is None:
             step = self._template.steps[index]

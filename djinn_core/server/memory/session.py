@@ -44,7 +44,7 @@ class SessionMemory:
             ledger.sessions.append(self)
 
     def idle(self, now: float) -> bool:
-        """True where the session has done nothing for `IDLE_SECONDS`."""
+        """True if the session has done nothing for `IDLE_SECONDS`."""
         return now - self._used > IDLE_SECONDS
 
     def learn(self, meaning: ValueHints) -> None:

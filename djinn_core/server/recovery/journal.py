@@ -113,7 +113,7 @@ class Journal:
 
     @property
     def crowded(self) -> bool:
-        """True where the journal has reached half of its limit."""
+        """True if the journal has reached half of its limit."""
         return self._size > self._limit // 2
 
     def frame(self, frame: Frame) -> Frame:
@@ -373,7 +373,7 @@ class JournalReader:
 
     @property
     def over(self) -> bool:
-        """True where all frames were replayed: later ones come from the client."""
+        """True if all frames were replayed: later ones come from the client."""
         return not self._frames
 
     def next_frame(self) -> Frame:

@@ -246,7 +246,7 @@ class Leases:
 
     @property
     def recovers(self) -> bool:
-        """True where sessions can be recovered after the process has died."""
+        """True if sessions can be recovered after the process has died."""
         return self._journals is not None
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:

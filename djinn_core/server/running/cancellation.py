@@ -106,7 +106,7 @@ class CancellationState:
         return not any(work.halt)
 
     def busy(self) -> bool:
-        """True where a submission has been running, or waiting for its turn, for at least `LOOK_SECONDS`."""
+        """True if a submission has been running, or waiting for its turn, for at least `LOOK_SECONDS`."""
         return self._running is not None and time.monotonic() - self._since >= LOOK_SECONDS
 
 

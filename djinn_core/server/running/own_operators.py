@@ -76,7 +76,7 @@ class _Marks:
         return event
 
     def has_passed(self, mark: Any) -> torch.Tensor:
-        """True where the device has reached the event; always so on the CPU, where ops are done when they return."""
+        """True if the device has reached the event; always so on the CPU, where ops are done when they return."""
         return torch.tensor(self._device.type == "cpu" or bool(mark.query()))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:

@@ -70,7 +70,7 @@ def poison_rest(
 
 
 def _shares(op: str) -> bool:
-    """True where an op's results may alias its arguments."""
+    """True if an op's results may alias its arguments."""
     if op in OWN_OPERATORS:
         return False
     returns = torch_private.schema_of(resolve(op)).returns

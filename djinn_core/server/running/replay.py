@@ -69,7 +69,7 @@ class CompiledTemplate:
 
     Attributes:
         constants: the environment's head. slots: number of slots that follow. size: positions of values after the inputs.
-        random: True where any op uses the random state.
+        random: True if any op uses the random state.
         source: the template that it was compiled from.
     """
 

@@ -248,7 +248,7 @@ def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable,
 
 
 def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
-    """True where writing every element writes every byte; only then is nothing of a failed write left."""
+    """True if writing every element writes every byte; only then is nothing of a failed write left."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 

@@ -16,7 +16,7 @@ class Work:
 
     Attributes:
         halt: not empty where no further op is to run for now; checked before each op.
-        rest: called then, returns True where the run goes on afterwards; None: the submission is cancelled.
+        rest: called then, returns True if the run goes on afterwards; None: the submission is cancelled.
         rested: seconds spent in `rest`.
         stop_at: number of the op at which an earlier run was stopped; None: it was not.
     """

@@ -50,7 +50,7 @@ class Uploads:
 
     @property
     def busy(self) -> bool:
-        """True where an upload is incomplete, or a blob is held for a later offer by the client."""
+        """True if an upload is incomplete, or a blob is held for a later offer by the client."""
         return bool(self.wanted or self._partial or self._held)
 
     def clear(self) -> None:

@@ -14,7 +14,7 @@ _MAKERS: dict[str, Callable[[PipelineResult], str]] = {".svg": svg, ".html": pag
 
 
 def check_name(file: Path) -> None:
-    """True where a picture can be written into a file of that name.
+    """True if a picture can be written into a file of that name.
 
     Raises:
         ConfigurationError: its ending says something else, or there is no such folder.

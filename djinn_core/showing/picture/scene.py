@@ -191,7 +191,7 @@ class _Maker:
         return [part.parts[i] for i in shown], sorted(edges), entering, leaving
 
     def _stays(self, source: int, user: int) -> bool:
-        """True where data stays in one part of a training step. What is kept for the backward pass would hide all else."""
+        """True if data stays in one part of a training step. Arrows of data kept for the backward pass would hide all others."""
         phases = self.result.profile.phases if self.result.profile is not None else ()
         return not phases or phases[source] is phases[user] or not phases[user].is_training
 

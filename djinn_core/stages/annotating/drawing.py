@@ -56,7 +56,7 @@ def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
 
 
 def _is_bare(graph: Graph, node: Node) -> bool:
-    """True where another convolution reads the result of `node`, with no other layer between and no shortcut beside it."""
+    """True if another convolution reads the result of `node`, with no other layer between and no shortcut beside it."""
     after = list(graph.flow.descendants(node.id, CONVOLUTION | _BENDS, limit=_NEAR))
     operations = {graph.nodes[n].operation for n in after}
     if operations.isdisjoint(CONVOLUTION) or not operations.isdisjoint(_BENDS):
@@ -83,7 +83,7 @@ def _after_sum(graph: Graph, latent: Node) -> int:
 
 
 def _all_goes_through(graph: Graph, latent: Node, start: int, ends: tuple[int, int]) -> bool:
-    """True where the image at `ends[1]` depends on the image at `ends[0]` through `latent` only."""
+    """True if the image at `ends[1]` depends on the image at `ends[0]` through `latent` only."""
     sources, seen = graph.flow.sources, bytearray(len(graph.nodes))
     seen[ends[0]] = 1
     for n in range(ends[0] + 1, start):
@@ -100,7 +100,7 @@ def _all_goes_through(graph: Graph, latent: Node, start: int, ends: tuple[int, i
 
 
 def _is_of(graph: Graph, node: int, latent: int) -> bool:
-    """True where a node after the latent computes with it."""
+    """True if a node computes with the latent."""
     return node > latent and latent in graph.flow.ancestors(node, limit=_NEAR)
 
 

@@ -92,7 +92,7 @@ class Evidence:
         return [other] if other is not None and (decodes or not found) else found
 
     def is_of_text(self, match: PatternMatch) -> bool:
-        """True where it is of text, or of text among other data; no model keeps keys of an image that it sees once."""
+        """True if the evidence is of text, or of text among other data. No model caches keys of an image that it sees once."""
         return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
 
     def reveals(self, match: PatternMatch) -> ExecutionPhase | None:

@@ -104,7 +104,7 @@ def _weights(graph: Graph) -> set[int]:
 
 
 def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
-    """True where `value` scales or shifts the channels of a tensor of more dimensions."""
+    """True if `value` scales or shifts the channels of a tensor of more dimensions."""
     return (
         node.operation in _SCALES
         and any(len(graph.meta(v).shape) > 1 for v in node.inputs)
@@ -159,7 +159,7 @@ def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> 
 
 
 def _is_mask(shape: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
-    """True where there is one integer for each token; in decoding, for each earlier token as well."""
+    """True if there is one integer for each token; in decoding, for each earlier token as well."""
     if len(tokens) < 2 or shape[0] != tokens[0]:
         return False
     return shape[-1] == tokens[-1] or tokens[-1] == 1 or (shape[-1] > tokens[-1] and len(shape) == 2)
@@ -183,7 +183,7 @@ def _indices(node: Node) -> int:
 
 
 def looks_up_tokens(graph: Graph, node: Node) -> bool:
-    """True where the indices are data. Positions are counted up in the program, or name every row of the table once."""
+    """True if the indices are data rather than positions, which the program counts up, or which name every row of the table once."""
     if len(node.inputs) < 2:
         return False
     indices, flow = _indices(node), graph.flow

@@ -33,7 +33,7 @@ class DataKinds:
         return frozenset(kind for kind, flag in OF_KIND.items() if bits & flag)
 
     def meet(self, sources: Sequence[int]) -> bool:
-        """True where several kinds lead to these sources together, and at most one kind to each of them."""
+        """True if several kinds of data reach these sources together, and at most one kind reaches each of them."""
         together = 0
         for source in sources:
             bits = self._nodes[source] if source >= 0 else self._outside[~source]

@@ -70,7 +70,7 @@ def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) 
 
 
 def _generates(graph: Graph, inputs: Inputs) -> bool:
-    """True where scores are computed for fewer positions than there are tokens, while results of earlier layers are kept."""
+    """True if scores are computed for fewer positions than there are tokens, while results of earlier layers are kept."""
     head = vocabulary_head(graph, inputs)
     if head is None or inputs.tokens < 2:
         return False
@@ -114,7 +114,7 @@ def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int],
 
 
 def _is_buffer(graph: Graph, value: int) -> bool:
-    """True where `value` is a view of a tensor that was made to be filled."""
+    """True if `value` is a view of a tensor that was made to be filled."""
     maker = graph.producer(value)
     while maker is not None and is_view(maker):
         maker = graph.producer(maker.inputs[0])

@@ -99,7 +99,7 @@ class _Walk:
             self._stops[node.id] = True  # what comes out is a weight again
 
     def _is_seed(self, node: Node) -> bool:
-        """True where `node` makes the initial gradient of a computed loss, a tensor of ones."""
+        """True if `node` makes the initial gradient of a computed loss, a tensor of ones."""
         shape = self._graph.meta(node.outputs[0]).shape if node.outputs else (0,)
         source = self._graph.flow.operands(node)[0]
         return shape in {(), (1,)} and bool(self._graph.flow.users(node.id)) and (source >= 0 or self._differentiates)

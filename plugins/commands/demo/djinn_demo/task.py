@@ -42,7 +42,7 @@ class Task(Protocol):
         """Do the work on `device` and return its result on the CPU; the same each time."""
 
     def compare(self, local: Any, remote: Any) -> Verdict:
-        """True where the results agree as they should."""
+        """True if the results agree as they should."""
 
     def highlights(self, remote: Any) -> list[str]:
         """Lines of at most 64 characters that show what the remote run found, for a person to judge."""

@@ -80,7 +80,7 @@ class RecordedRuns:
         return [result.clone() for result in self._results]
 
     def _note(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """True where an input that had stayed where it was lies elsewhere now."""
+        """True if an input whose address had been constant has another address now."""
         addresses = [tensor.data_ptr() for tensor in inputs]
         found = {i for i, (a, b) in enumerate(zip(self._addresses, addresses, strict=False)) if a != b}
         new = found - self._moving

@@ -1,4 +1,4 @@
-"""Simulated execution of an op: its results by shape, and the time that it would take."""
+"""Simulated execution of ops: results of the right shape, after the time that a roofline predicts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from djinn.hooks import DeviceCapabilities
 
 START: Final = 5e-6  # seconds that an op takes to begin, as in the built-in cost model
 _WHOLE_LAYERS: Final = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})
-_LIMIT: Final = 16384  # calls that are remembered
+_LIMIT: Final = 16384  # cached calls
 
 
 @attrs.frozen
 class Layout:
-    """A tensor that an op makes."""
+    """Shape, strides and dtype of a result."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -27,7 +27,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it needs."""
+        """Bytes of memory of such a tensor."""
         if 0 in self.shape:
             return 0
         return (1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))) * self.dtype.itemsize
@@ -35,7 +35,7 @@ class Layout:
 
 @attrs.frozen
 class Pretended:
-    """Cached facts about a call: for each result its layout, the argument that it is, or None; and the seconds that it takes."""
+    """Cached simulation of a call: for each result its layout, the argument that it aliases, or None; and the seconds."""
 
     results: tuple[Layout | int | None, ...]
     several: bool
@@ -43,14 +43,14 @@ class Pretended:
 
 
 class Pretending(DispatchMode):
-    """Ops called inside return zeros of the right layout, and take the time of a roofline.
+    """Dispatch mode in which ops return zeros of the right layout and take the time of a roofline.
 
-    Views are made, since they cost nothing; and what depends on data, or has no shapes to be known by, is computed from the
-    zeros that there are.
+    Views are computed, since they cost nothing. Ops whose result depends on data, or that have no meta kernel, are computed
+    from the zeros.
     """
 
-    known: dict[Any, Pretended | None] = {}  # noqa: RUF012 - of all devices of a process, by device as well
-    whole: set[Any] = set()  # noqa: RUF012 - ops that are not made of others
+    known: dict[Any, Pretended | None] = {}  # noqa: RUF012 - for all devices of a process; the device is part of the key
+    whole: set[Any] = set()  # noqa: RUF012 - ops without a decomposition
 
     def __init__(
         self, device: DeviceCapabilities, zeros: Callable[[int], torch.Tensor], passes: Callable[[float], None]
@@ -59,10 +59,10 @@ class Pretending(DispatchMode):
         self._device, self._zeros, self._passes = device, zeros, passes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Pretend to run `func`."""
+        """Simulate `func`."""
         kwargs = kwargs or {}
         if func not in self.whole:
-            with self:  # what it is made of comes here, too
+            with self:  # ops of the decomposition arrive here, too
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
@@ -75,7 +75,7 @@ class Pretending(DispatchMode):
             if len(self.known) >= _LIMIT:
                 self.known.clear()
             self.known[key] = pretended
-        except TypeError:  # something that is no key
+        except TypeError:  # an unhashable argument
             pretended = self._looked_at(func, args, kwargs)
         if pretended is None:
             made = func(*args, **kwargs)
@@ -94,7 +94,7 @@ class Pretending(DispatchMode):
         return None if result is None else _argument(result, args, kwargs, func)
 
     def _looked_at(self, func: Any, args: Any, kwargs: Any) -> Pretended | None:
-        """Cached facts about a call; None where it has to be made."""
+        """Simulation of a call, for the cache; None if the op has to be run."""
         if _is_view(func):
             return None
         schema = schema_of(func)
@@ -104,7 +104,7 @@ class Pretending(DispatchMode):
                 there[1]["device"] = "meta"
             made = func(*there[0], **there[1])
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            return None  # it looks at data, has no meta kernel, or fails; then it should fail as it does
+            return None  # depends on data, has no meta kernel, or fails; running it fails in the same way
         several = len(schema.returns) != 1 or isinstance(made, list | tuple)
         values = list(made) if isinstance(made, list | tuple) else [] if made is None else [made]
         written = [_written(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
@@ -117,7 +117,7 @@ class Pretending(DispatchMode):
         return Pretended(results, several, self._seconds(flops, [*given, *_tensors(values)]))
 
     def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
-        """By arithmetic or by memory, whichever takes longer."""
+        """Seconds of a call by the roofline: of its arithmetic or of its memory traffic, whichever is longer."""
         moved = sum(t.numel() * t.dtype.itemsize for t in tensors)
         flops = flops or float(max((t.numel() for t in tensors), default=0))
         return START + max(flops / (self._device.flops or 2e13), moved / (self._device.bandwidth or 5e11))
@@ -128,7 +128,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _kernel_flops(func: Any, given: Sequence[torch.Tensor]) -> float:
-    """Of kernels that PyTorch's counter does not know: attention on a CPU, and whole layers of transformers."""
+    """FLOPs of kernels that PyTorch's counter does not know: attention on a CPU, and fused transformer layers."""
     name = func.name()
     if "scaled_dot_product" in name and len(given) > 1:
         query, key = given[:2]
@@ -169,7 +169,7 @@ def _layout(value: Any) -> Layout | None:
 
 
 def _written(returned: Any, schema: Any) -> int | None:
-    """The position of the argument that a result is; None where it is new."""
+    """The position of the argument that a result aliases; None if it is new."""
     if returned.alias_info is None:
         return None
     marks = set(returned.alias_info.before_set)

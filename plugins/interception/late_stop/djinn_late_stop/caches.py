@@ -124,7 +124,7 @@ _CACHES: Final = ("Cache", "DynamicCache", "StaticCache")
 
 
 def can_be_cut(cache: Any) -> bool:
-    """True where what steps have written to `cache` can be taken out again, and leave no trace."""
+    """True if entries that steps have written to `cache` can be removed again without a trace."""
     decoder = _decoder(cache)
     return (
         _name(decoder) in _CACHES

@@ -71,7 +71,7 @@ class LateStopCheck:
         return self._last is not None
 
     def was_surplus(self) -> bool:
-        """True where the step that an error has ended just now was surplus. Waits for what was asked.
+        """True if the step that an error has just ended was surplus. Waits for the pending stop check.
 
         Raises:
             RemoteError: what a step before has failed with, which the program would have met first.

@@ -94,7 +94,7 @@ def _reasons_in(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _pads_are_tokens(model: Any, config: Any) -> bool:
-    """True where finished rows can be continued with the token for padding."""
+    """True if the padding token of finished rows is in the vocabulary, so that the model can run on it."""
     if config.eos_token_id is None:
         return True
     ends = config.eos_token_id

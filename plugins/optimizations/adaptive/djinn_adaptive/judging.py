@@ -36,7 +36,10 @@ class Adaptive:
         return OptimizationResult(self.name, applied=False, reason="it watches whether the others pay")
 
     def pays(self, trial: Trial) -> bool | None:
-        """True where it does or nothing is known after all looks, False where it costs time, None where more runs are needed."""
+        """True if the optimization saves time, or the last look does not tell; False if it costs time.
+
+        None if more runs are needed.
+        """
         counted = min(len(trial.with_it), len(trial.without))
         if counted < LOOKS[0]:
             return True if counted >= LOOKS[0] // 2 and _clearly_less(trial.with_it, trial.without) else None
@@ -51,5 +54,5 @@ class Adaptive:
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """True where every run of the one took much less than any of the other: the other is not to be run any more."""
+    """True if every run of one way took much less time than any run of the other, which need not be run any more."""
     return CLEARLY * max(ours) < min(other)

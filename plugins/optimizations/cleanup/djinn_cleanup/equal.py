@@ -67,7 +67,7 @@ class _Search:
         return all(self._indistinguishable(a, b) for a, b in zip(first.outputs, second.outputs, strict=True))
 
     def _indistinguishable(self, first: int, second: int) -> bool:
-        """True where replacing `second` by `first` is not observable: neither is held, or written, apart from the other."""
+        """True if replacing `second` by `first` is not observable: `second` is not kept, and neither is written alone."""
         if second in self.kept or self.graph.meta(first) is not self.graph.meta(second):
             return False
         own, other = storage_of(second), storage_of(first)
@@ -85,5 +85,5 @@ class _Search:
 
 
 def _comparable(node: Node) -> bool:
-    """True where its scalars can be compared later: nan equals nothing."""
+    """True if the scalars of a node can be compared later; NaN equals nothing."""
     return not any(math.isnan(slot) for slot in node.slots)

@@ -68,7 +68,7 @@ def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
 
 
 def _alone(context: OptimizationContext, convolution: Node, norm: Node) -> bool:
-    """True where the norm is all that sees the convolution's result, and the norm's other results are unused."""
+    """True if the norm is the only reader of the convolution's result, and the norm's other results are unused."""
     graph, made = context.graph, (*convolution.outputs, *norm.outputs[1:])
     users = {user.id for value in made for user in graph.consumers(value)}
     return users <= {norm.id} and context.kept.isdisjoint(made) and not norm.writes

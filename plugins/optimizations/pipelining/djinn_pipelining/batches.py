@@ -118,7 +118,7 @@ class _Search:
             self.batch.update(seen)
 
     def _divides(self, node: Node, rows: frozenset[int]) -> bool:
-        """True where all that comes of the batch has rows, as many for each input of it, and so has what is made."""
+        """True if the operands that depend on the batch all have the same number of rows, and the results have rows, too."""
         counts = {self.graph.meta(v).shape[0] for v in rows}
         made = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
         shapes = [self.graph.meta(v).shape for v in made]
@@ -130,11 +130,11 @@ class _Search:
         )
 
     def _writes_its_own(self, node: Node) -> bool:
-        """True where it writes nothing, or what nothing else looks into and was made here."""
+        """True if a node writes nothing, or only to values made here that have no other views."""
         return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
 
     def _has_the_rest(self, node: Node) -> bool:
-        """True where what it uses beside the batch is there before, or can be made once for all parts."""
+        """True if the operands of a node besides the batch exist before, or can be computed once for all parts."""
         return all(v in self.made or self._is_there(v) for v in node.inputs)
 
     def _is_there(self, value: int) -> bool:
@@ -171,7 +171,7 @@ class _Search:
         return value in self.context.kept or any(u.id not in own and u.id in self.running for u in users)
 
     def _is_legal(self, inputs: Sequence[int], outputs: Sequence[int], own: Collection[int]) -> bool:
-        """True where outputs have rows and memory of their own, and no other node writes it or inputs, or reads it early."""
+        """True if outputs have rows and memory of their own, no other node writes that memory or the inputs, and none reads it early."""
         memory = {storage_of(v) for v in outputs}
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
             return False

@@ -49,7 +49,7 @@ def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
 
 
 def is_pointwise(op: str) -> bool:
-    """True where PyTorch says so of an op."""
+    """True if PyTorch tags an op as pointwise."""
     namespace, _, name = op.partition("::")
     packet, _, overload = name.partition(".")
     found = getattr(getattr(torch.ops, namespace), packet, None) if namespace == "aten" else None

@@ -45,7 +45,7 @@ class PoolFirst:
 
 
 def _is_alone(context: OptimizationContext, pair: Pair) -> bool:
-    """True where neither what is between nor the positions of the maxima are used; and neither is written meanwhile."""
+    """True if neither intermediate values nor the positions of the maxima are used elsewhere, and neither is written meanwhile."""
     graph = context.graph
     nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]
     gone = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}

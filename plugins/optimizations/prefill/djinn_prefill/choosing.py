@@ -141,7 +141,7 @@ def _slowest(context: OptimizationContext) -> tuple[float, float]:
 
 
 def _weights_fit(context: OptimizationContext, count: int) -> bool:
-    """True where so many devices can each hold all weights."""
+    """True if that many devices can each hold all weights."""
     weights: dict[int, int] = {}
     for value in context.graph.inputs:
         if context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT:

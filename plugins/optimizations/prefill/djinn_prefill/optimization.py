@@ -80,7 +80,7 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: Choice) -> S
 
 
 def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
-    """True where a node takes rows of the last chunk alone, such as the last token's, and no view of the others is kept."""
+    """True if a node selects rows of the last chunk only, such as the last token's, and neither it nor its input is kept."""
     if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
         return False
     value, given = node.inputs[0], arguments(node)

@@ -60,7 +60,7 @@ class Case:
         return self.shape(self.node.outputs[0])
 
     def others_are_whole(self, *names: str) -> bool:
-        """True where none of these arguments has rows."""
+        """True if none of these arguments has rows."""
         return all(self.dim(self.given.get(name)) is None for name in names)
 
 

@@ -104,7 +104,7 @@ def _simulated(context: OptimizationContext, placement: Placement, replicas: tup
 
 
 def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:
-    """True where devices have room for the inputs that replicas read there, beside what lives there."""
+    """True if the devices have room for the inputs of the replicas beside their resident values."""
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
     placed = with_replicas(graph, placement, plan, context.profile)

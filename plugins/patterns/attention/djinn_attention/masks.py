@@ -1,4 +1,4 @@
-"""Attention masks by what they hide (later, distant, or other chunks' keys), read from how a mask was computed."""
+"""Kinds of attention masks (causal, sliding window, chunked), read from the ops that computed them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Reach:
     """Visible positions of queries.
 
     Attributes:
-        causal: whether later keys are hidden; None where it cannot be told.
-        name: `full`, `sliding` (the nearest keys) or `chunked` (keys of the same chunk); None where it cannot be told.
-        window: how many keys, where that is known.
+        causal: True if later keys are hidden; None if unknown.
+        name: `full`, `sliding` (the nearest keys) or `chunked` (keys of the same chunk); None if unknown.
+        window: number of visible keys, if known.
     """
 
     causal: bool | None
@@ -71,13 +71,13 @@ class Masks:
 
 
 def _differs_by_query(graph: Graph, mask: int) -> bool:
-    """A mask that is the same for every query, such as one for padding, hides nothing in particular from any."""
+    """True if a mask differs between queries. One that does not, such as for padding, is neither causal nor local."""
     metas = [graph.meta(v) for v in chain(graph, mask)]
     return all(len(m.shape) > 1 and m.shape[-2] > 1 and m.stride[-2] != 0 for m in metas)
 
 
 def _read(graph: Graph, source: int, surplus: int) -> Reach:
-    """Mask kind from the ops that made it; `surplus` is the number of keys beyond that of queries."""
+    """Mask kind from the ops that made it; `surplus` is the number of keys minus the number of queries."""
     bounds, corners, unread = [], [], 0
     for at in graph.flow.ancestors(source, _TRIANGLES | _COMPARISONS, _LIMIT):
         node = graph.flow.node(at)
@@ -101,7 +101,7 @@ def _read(graph: Graph, source: int, surplus: int) -> Reach:
 
 
 def _apart(graph: Graph, source: int, depth: int = _STEPS) -> bool:
-    """True where queries and keys are hidden each for themselves, as padding is, and never by how they lie to each other."""
+    """True if the mask is a combination of per-query and per-key masks, as for padding, and ignores their relative positions."""
     node = graph.flow.node(source)
     if node is None or depth == 0 or node.operation.removesuffix("_") not in _JOINS:
         return False
@@ -112,13 +112,13 @@ def _apart(graph: Graph, source: int, depth: int = _STEPS) -> bool:
 
 
 def _by_both(graph: Graph, value: int) -> bool:
-    """True where a mask differs by query and by key."""
+    """True if a mask varies along both queries and keys."""
     meta = graph.meta(value)
     return all(len(meta.shape) >= k and meta.shape[-k] > 1 and meta.stride[-k] != 0 for k in (1, 2))
 
 
 def _further_corners(graph: Graph, node: Node) -> list[tuple[str, int]]:
-    """A corner cut out of what had one cut off before."""
+    """Triangle that was applied to the operand of a triangle, for band-shaped masks."""
     before = graph.flow.node(graph.flow.operands(node)[0]) if node.inputs else None
     if before is None or before.operation not in _TRIANGLES:
         return []
@@ -130,7 +130,7 @@ def _of_corners(corners: list[tuple[str, int]]) -> Reach:
     high = [d for name, d in corners if name == "triu"]
     if not low or not high:
         return Reach(True, "full")
-    # One within the other is what is seen; one apart from the other what is hidden.
+    # If the triangles overlap, the overlap is visible; otherwise the gap between them is hidden.
     window = low[0] - high[0] + 1 if low[0] >= high[0] else high[0] - low[0] - 1
     last = low[0] if low[0] >= high[0] else high[0] - 1
     return Reach(last <= 0, "sliding", window)
@@ -148,7 +148,7 @@ def _of_bounds(bounds: list[_Bound], surplus: int) -> Reach:
 
 
 def _bounds(graph: Graph, node: Node) -> list[_Bound] | None:
-    """Meaning of a comparison of positions; nothing where it compares something else, None where its sides are not told."""
+    """Bounds that a comparison of positions sets; empty if it compares something else, None if the sides are unknown."""
     if len(node.inputs) == 1:
         return _of_distance(graph, node)
     first, second = (_counted(graph, v) for v in node.inputs[:2])
@@ -165,7 +165,7 @@ def _bounds(graph: Graph, node: Node) -> list[_Bound] | None:
 
 
 def _of_distance(graph: Graph, node: Node) -> list[_Bound]:
-    """A difference of positions, or its absolute value, compared with a number."""
+    """Bounds from a difference of positions, or its absolute value, compared with a number."""
     limit = arguments(node).get("other")
     before = graph.flow.node(graph.flow.operands(node)[0])
     absolute = before is not None and before.operation == "abs"
@@ -187,14 +187,14 @@ def _of_distance(graph: Graph, node: Node) -> list[_Bound]:
 
 
 def _by_key(graph: Graph, value: int) -> bool | None:
-    """True where positions differ from key to key and not from query to query; the other way round; or neither."""
+    """True if positions vary along keys only, False if along queries only, None otherwise."""
     meta = graph.meta(value)
     along = [len(meta.shape) >= k and meta.shape[-k] > 1 and meta.stride[-k] != 0 for k in (1, 2)]
     return along[0] if along[0] != along[1] else None
 
 
 def _counted(graph: Graph, value: int) -> tuple[int, frozenset[int]] | None:
-    """Offset of positions from zero, and what else was added; None where nothing was counted."""
+    """Offset of counted positions from zero, with other summands; None if `value` does not count."""
     flow, offset = graph.flow, 0
     beside: set[int] = set()
     source = flow.source(value)
@@ -222,7 +222,7 @@ def _counted(graph: Graph, value: int) -> tuple[int, frozenset[int]] | None:
 
 
 def _same_chunk(graph: Graph, node: Node) -> int | None:
-    """The size of the chunks in which two positions are compared for being the same; None where that is not compared."""
+    """Chunk size, if a node compares the chunks of two positions; otherwise None."""
     makers = [graph.flow.node(s) for s in graph.flow.operands(node)]
     if len(makers) != 2 or any(m is None or m.operation not in _CHUNKS for m in makers):
         return None

@@ -157,19 +157,19 @@ def _reduced(graph: Graph, source: int) -> Iterable[int]:
 
 
 def _is_weight(graph: Graph, source: int) -> bool:
-    """True where a source from outside has the shape of a norm's weight rather than of data."""
+    """True if an input has the shape of a norm's weight rather than of data."""
     return source < 0 and len(graph.meta(graph.flow.value(source)).shape) < 2
 
 
 def latent(graph: Graph, feeds: Feeding) -> bool:
-    """True where keys and values are made by one layer out of something narrow that was made by another."""
+    """True if one layer computes keys and values from a low-rank projection (multi-head latent attention)."""
     values, queries = {p.node for p in feeds.value}, {p.node for p in feeds.query}
     both = [p for p in feeds.key if p.node in values and p.node not in queries]
     return any(_is_narrow(graph, p.data) for p in both)
 
 
 def _is_narrow(graph: Graph, source: int) -> bool:
-    """True where a norm is between a source and a layer that narrows."""
+    """True if a source comes from a layer that reduces the width, with a norm in between."""
     for _ in range(_AFTER):
         if source < 0:
             return False

@@ -47,7 +47,7 @@ def block_at(graph: Graph, convolution: Node) -> Block:
 
 
 def is_foldable(block: Block) -> bool:
-    """True where the norm only scales and shifts by numbers that are there, so that the weight could do it."""
+    """True if the norm scales and shifts by constants, so that it can be folded into the weight."""
     norm = block.norm
     return norm is not None and "batch_norm" in norm.operation and _is_fixed(norm)
 

@@ -47,12 +47,12 @@ class Cache:
 
     @property
     def from_before(self) -> bool:
-        """True where the program found it rather than made it."""
+        """True if the cache existed before the program."""
         return self.kind in {"appended", "written", "read"}
 
     @property
     def grows(self) -> bool:
-        """True where it is certain that something is put into it."""
+        """True if the program certainly adds entries to the cache."""
         return self.kind in {"appended", "written", "created"}
 
 
@@ -177,7 +177,7 @@ class Caches:
         return value
 
     def _turns(self, node: Node) -> bool:
-        """True where a write moves everything on by some places, or begins anew at the front once it is at the end."""
+        """True if a write shifts all entries, or wraps around at the end: a ring buffer."""
         flow = self.graph.flow
         for source in flow.sources[node.id][1:]:
             for at in flow.ancestors(source, limit=6):
@@ -213,12 +213,12 @@ class Caches:
         return None
 
     def is_low(self, value: int) -> bool:
-        """True where a value is kept in numbers of few bits."""
+        """True if a value is quantized to at most 8 bits."""
         dtype = self.graph.meta(value).dtype
         return dtype.itemsize == 1 and dtype is not torch.bool
 
     def _shorter(self, value: int, whole: int) -> bool:
-        """True where a value has fewer rows than another, and is like it otherwise."""
+        """True if a value has fewer rows than another and the same shape otherwise."""
         pair = self.graph.meta(value).shape, self.graph.meta(whole).shape
         if len(pair[0]) != len(pair[1]):
             return False

@@ -17,7 +17,7 @@ _REACH = 48  # ops that lead to a query or a key
 
 
 def attends(graph: Graph, read: Read, kind: Kind) -> Literal["self", "cross"]:
-    """`self` where queries and keys were projected from the same thing, or keys are added step by step."""
+    """`self` if queries and keys were projected from the same input, or keys are appended step by step; else `cross`."""
     if kind == "appended":
         return "self"
     if kind == "read":

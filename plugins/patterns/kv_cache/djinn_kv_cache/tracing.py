@@ -1,4 +1,4 @@
-"""From what attention reads back to the cache that it comes from."""
+"""Search from the operands of attention back to the cache that they come from."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from djinn_kv_cache.caches import SCALED, Cache, Caches
 # Between a cache and the attention that reads it: repeating for the query heads, scaling, views and copies.
 _PASSED = frozenset({*COPIES, "div", "gather", "index", "index_select", "mul", "repeat", "repeat_interleave"})
 _LAYERS = {"addmm": slice(1, 2), "linear": slice(0, 1), "matmul": slice(0, 1), "mm": slice(0, 1)}
-# Before a layer that makes keys out of what is kept, and after it: positions that are turned, few bits made many.
+# Before and after a layer that computes keys from the cache: rotary positions, dequantization.
 _BEFORE_LAYER = frozenset({*_PASSED, "_fused_rms_norm", "cat", "layer_norm", "native_layer_norm", "rms_norm"})
 _AFTER_LAYER = frozenset({*_BEFORE_LAYER, *SCALED, *_LAYERS, "neg", "stack"})
 _BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "zeros"})
-_FAR = 40  # ops between a cache and the attention that reads what is made of it
+_FAR = 40  # ops between a cache and the attention that reads from it
 
 
 @attrs.define
@@ -46,7 +46,7 @@ class Tracing:
         return found
 
     def _far(self, value: int) -> Cache | None:
-        """Kept origin of `value`: the nearest cache, with what else was kept in few bits."""
+        """Nearest cache that `value` was computed from, with quantized values and their scales."""
         queue, seen, limit = deque([(value, _AFTER_LAYER)]), {value}, _FAR
         nearest: Cache | None = None
         few: list[int] = []
@@ -72,7 +72,7 @@ class Tracing:
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*few, *nearest.values, *scales))))
 
     def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
-        """Scales of quantized numbers, where they existed before."""
+        """Scales of quantized numbers, if they are inputs of the program."""
         if node.operation not in {"add", "div", "mul", "sub"}:
             return []
         return [v for v in node.inputs if v not in followed and self.graph.producer(v) is None]
@@ -81,7 +81,7 @@ class Tracing:
         return self.caches.is_low(value) and len(self.graph.meta(value).shape) > 2
 
     def _made_of(self, value: int, node: Node, allowed: frozenset[str]) -> Sequence[int]:
-        """Main operand of a result: of a layer its data, of sums and scalings what is largest and first."""
+        """Main operands of a result: the data of a layer, the first largest operand of sums and scalings."""
         if node.operation in _BLANK:
             return self.caches.filled.get(storage_of(value), ())
         if not node.inputs:

@@ -41,7 +41,7 @@ def _asked(graph: Graph, kinds: DataKinds, attention: int) -> int:
 
 
 def projected(graph: Graph, kinds: DataKinds, source: int) -> bool:
-    """True where a layer by itself, the last of no residual network, gives what is met at `source`."""
+    """True if `source` comes from a projection layer, through no residual sum."""
     flow = graph.flow
     for _ in range(_STEPS):
         node = flow.node(source)

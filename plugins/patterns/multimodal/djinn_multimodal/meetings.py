@@ -63,7 +63,7 @@ def meetings(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iter
 
 
 def _computes(graph: Graph, node: Node) -> bool:
-    """True where numbers come out, not a mask or positions."""
+    """True if the results of a node are floating-point numbers, not a mask or positions."""
     made = (*node.outputs, *node.writes)
     return bool(made) and graph.meta(made[0]).dtype.is_floating_point
 
@@ -74,7 +74,7 @@ def _way(graph: Graph, node: Node) -> How:
 
 
 def _weighs(graph: Graph, product: Node) -> bool:
-    """True where a product's scores become weights of another product: attention that is written out."""
+    """True if the product's scores become weights of another product: unfused attention."""
     after = graph.flow.descendants(product.id, SOFTMAX | _PRODUCTS, limit=_STEPS)
     softmaxes = [n for n in after if graph.nodes[n].operation in SOFTMAX]
     return any(
@@ -85,6 +85,6 @@ def _weighs(graph: Graph, product: Node) -> bool:
 
 
 def mirrored(found: Iterable[Meeting]) -> bool:
-    """True where each of two kinds looks at the other in turn: co-attention."""
+    """True if each of two kinds attends to the other: co-attention."""
     ways = {m.names[:2] for m in found if m.how == "cross_attention"}
     return any(way[::-1] in ways for way in ways)

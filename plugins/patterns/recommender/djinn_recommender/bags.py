@@ -70,7 +70,7 @@ def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
 
 
 def _over_ids(graph: Graph, reduction: Node, rank: int) -> bool:
-    """True where it reduces over the last dimension of the ids, and no other."""
+    """True if a reduction is over the last dimension of the ids and no other."""
     shape = graph.meta(reduction.inputs[0]).shape
     given = arguments(reduction).get("dim")
     dims = given if isinstance(given, list | tuple) else (given,)

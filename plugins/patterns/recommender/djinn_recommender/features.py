@@ -51,11 +51,11 @@ class Features:
         return self.leads.get(source, 0)
 
     def are_below(self, bits: int) -> bool:
-        """True where rows of several look-ups, or of ids of different fields in one, lie one below the other among `bits`."""
+        """True if `bits` contains rows of several look-ups, or of ids of several fields of one look-up, that were stacked."""
         return any(below & bits == below for below in self.below)
 
     def are_many(self, source: int) -> bool:
-        """True where more than one feature leads to a source."""
+        """True if more than one feature reaches a source."""
         bits = self.of(source)
         return bits.bit_count() > 1 or self.are_below(bits)
 
@@ -112,7 +112,7 @@ def _bits(graph: Graph, node: Node, leads: Mapping[int, int], dense: dict[int, b
 
 
 def _is_dense(graph: Graph, source: int, known: dict[int, bool]) -> bool:
-    """True where it is made of inputs alone, by layers and what bends."""
+    """True if a source is computed from inputs alone, by layers and activations."""
     passed: set[int] = set()
     todo = [source]
     while todo:
@@ -130,7 +130,7 @@ def _is_dense(graph: Graph, source: int, known: dict[int, bool]) -> bool:
 
 
 def _is_of_ids(graph: Graph, node: Node) -> bool:
-    """True where ids from outside are looked up in a table that is given: not positions that are counted here."""
+    """True if a node looks up input ids in a given table, rather than positions that the program counts."""
     flow = graph.flow
     operands: Sequence[int] = flow.operands(node)
     if len(operands) < 2 or not is_given(flow, operands[0]):

@@ -83,7 +83,7 @@ def _compressed(graph: Graph, found: Features, node: Node, left: int, right: int
 
 
 def _is_joint(graph: Graph, found: Features, source: int) -> bool:
-    """True where several features lie side by side in it: of several look-ups, or of several ids in one."""
+    """True if a source concatenates several features: of several look-ups, or of several ids of one look-up."""
     if found.of(source).bit_count() > 1:
         return True
     node = graph.flow.node(source)
@@ -132,7 +132,7 @@ def _apart(graph: Graph, found: Features, node: Node, left: int, right: int) -> 
 
 
 def _are_parts(graph: Graph, found: Features, node: Node, left: int, right: int) -> bool:
-    """True where both are different features of those that lie one below the other."""
+    """True if both are different features of one stack."""
     return found.are_below(found.of(left) & found.of(right)) and picked(graph, node, left, right) is not None
 
 
@@ -194,7 +194,7 @@ def _sums_after(graph: Graph, node: Node) -> list[int]:
 
 
 def _is_over_last(graph: Graph, reduction: Node) -> bool:
-    """True where it reduces over the last dimension, and not over samples."""
+    """True if a reduction is over the last dimension and not over samples."""
     rank = len(graph.meta(reduction.inputs[0]).shape)
     given = arguments(reduction).get("dim")
     dims = given if isinstance(given, list | tuple) else (given,)

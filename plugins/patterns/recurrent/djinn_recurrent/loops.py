@@ -104,7 +104,7 @@ def _loop(graph: Graph, results: Sequence[int], apart: frozenset[int]) -> Recurr
 
 
 def _is_no_layer(step: _Step) -> bool:
-    """True where it is a step of something larger: of writing with attention, of training."""
+    """True if the step belongs to something larger: decoding with attention, or training."""
     return any(o in _LARGER or "_backward" in o for o in step.operations)
 
 
@@ -153,7 +153,7 @@ def _taken(graph: Graph, value: int) -> set[tuple[object, ...]]:
 
 
 def _follows(one: _Step, other: _Step) -> bool:
-    """True where `other` is the step after `one`: the same again, one further."""
+    """True if `other` is the step that follows `one`: the same ops at the next position."""
     if not other.carried & one.nodes or one.operations != other.operations or len(other.nodes) < 2:
         return False
     goes_on = one.parts != other.parts or any(o in EMBEDDING for o in other.operations)

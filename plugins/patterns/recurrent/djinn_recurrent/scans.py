@@ -138,5 +138,5 @@ def _given(graph: Graph, source: int, limit: int = 64) -> set[int] | None:
 
 
 def _is_data(graph: Graph, source: int) -> bool:
-    """True where an input is looked at in whole numbers: ids, not weights."""
+    """True if an input has integers: ids, not weights."""
     return not graph.meta(graph.flow.value(source)).dtype.is_floating_point

@@ -66,7 +66,7 @@ class Steps:
         return None
 
     def _alike(self, one: Update, other: Update) -> bool:
-        """True where what is kept is decided by the same weights, or is a part of the same."""
+        """True if the same weights compute the forget gates of both, or both gates are parts of one result."""
         return one.bent == other.bent and (one.by == other.by or bool(self._behind(one) & self._behind(other)))
 
     def _behind(self, update: Update) -> set[int]:
@@ -76,7 +76,7 @@ class Steps:
         return self._leaves[update.by] - {update.state}
 
     def _stands_alone(self, update: Update) -> bool:
-        """True where it is one step of a state: of one that begins, or of one from outside that is kept."""
+        """True if an update is a single step of a state, which begins here, or is an input that is kept."""
         graph, flow = self._graph, self._graph.flow
         maker = flow.node(update.state)
         if maker is not None:
@@ -93,7 +93,7 @@ class Steps:
         return graph.meta(result).numel in sizes and self._is_decay(update) and kept
 
     def _comes_in(self, update: Update) -> bool:
-        """True where layers over something other than the state take part; in a highway network they do not."""
+        """True if layers over something other than the state take part. In a highway network they do not."""
         graph, flow = self._graph, self._graph.flow
         _, leaves = behind(graph, update.node, state=update.state)
         layers = [layer for n in leaves if n >= 0 and (layer := layer_at(graph, graph.nodes[n])) is not None]
@@ -101,7 +101,7 @@ class Steps:
         return not read or bool(read - {update.state})
 
     def _goes_out(self, update: Update) -> bool:
-        """True where the new state is bent and gated, as in an LSTM."""
+        """True if the new state goes through an activation and an output gate, as in an LSTM."""
         graph, flow = self._graph, self._graph.flow
         bent = [u for u in flow.users(update.node) if plain(graph.nodes[u].operation) == "tanh"]
         gated = [graph.nodes[u] for n in bent for u in flow.users(n) if plain(graph.nodes[u].operation) == "mul"]
@@ -109,7 +109,7 @@ class Steps:
         return any(m is not None and m.operation in GATES for m in makers)
 
     def _is_decay(self, update: Update) -> bool:
-        """True where a gate that is an exponential cannot grow: its argument is a difference, or the negative of something."""
+        """True if a gate, if it is an exponential, stays below 1: its argument is a difference or is negated."""
         graph = self._graph
         if plain(graph.nodes[update.by].operation) not in {"exp", "exp2"}:
             return True
@@ -150,7 +150,7 @@ class Steps:
         return "lstm" if "tanh" in bends else "gru"
 
     def _depends(self, chain: Sequence[Update]) -> bool:
-        """True where layers that read the state, or what is made of it, decide what is kept."""
+        """True if the forget gate depends on the state, through layers."""
         graph, flow, last = self._graph, self._graph.flow, chain[-1]
         first = min(u.node for u in chain)
         _, leaves = behind(graph, last.by, state=last.state)
@@ -159,7 +159,7 @@ class Steps:
         return any(s == last.state or (len(chain) > 1 and s > first) for s in read)
 
     def _reads_out(self, user: int, new: int, update: Update) -> bool:
-        """True where `user` reads a state out: it multiplies it, or adds what belongs to the same step."""
+        """True if `user` reads the state for an output: it multiplies it, or adds a value of the same step."""
         operation = plain(self._graph.nodes[user].operation)
         if operation == "add":
             others = [s for s in self._graph.flow.operands(self._graph.nodes[user]) if s != new]
@@ -184,7 +184,7 @@ class Steps:
 
 
 def _lowers(graph: Graph, node: int) -> bool:
-    """True where an op makes something smaller, or negative."""
+    """True if an op reduces or negates its operand."""
     operation = plain(graph.nodes[node].operation)
     return operation in _LOWERING or (operation == "mul" and any(s < 0 for s in graph.nodes[node].slots))
 

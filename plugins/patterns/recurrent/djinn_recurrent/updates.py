@@ -79,13 +79,13 @@ def _scales(graph: Graph, node: Node, gate: int) -> bool:
 
 
 def _is_moved(graph: Graph, source: int, gate: int) -> bool:
-    """True where it is the gate itself at other positions: what two stretches keep is the product of what each keeps."""
+    """True if `source` is the same gate at other positions, as in a parallel scan, which multiplies the gates of two segments."""
     node = graph.flow.node(source)
     return node is not None and node.operation in _MOVES and gate in graph.flow.operands(node)
 
 
 def _is_small(graph: Graph, source: int) -> bool:
-    """True where it is a weight, a mask or another number that no layer makes."""
+    """True if `source` is a weight, a mask or another value that no layer computes."""
     for _ in range(_SMALL):
         if source < 0:
             return True

@@ -142,7 +142,7 @@ def _halves(graph: Graph) -> list[_Half]:
 
 
 def _weighs(graph: Graph, softmax: Node) -> bool:
-    """True where the weights of a softmax go into a product: attention that is written out."""
+    """True if the result of a softmax is an operand of a product: unfused attention."""
     return any(graph.nodes[i].operation in MIXING for i in graph.flow.descendants(softmax.id, MIXING, limit=8))
 
 
@@ -159,7 +159,7 @@ def _joined(graph: Graph, half: _Half, attentions: set[int], ends: set[int], low
 
 
 def _reads_same(graph: Graph, attention: int, data: int) -> bool:
-    """True where the attention reads `data`, or what `data` is the norm of: each branch may have a norm of its own."""
+    """True if the attention reads `data`, or the operand of the norm that computes `data`: each branch may have a norm of its own."""
     read = graph.flow.node(data)
     normed = read is not None and read.operation in NORMALISATION
     wanted = {data, graph.flow.operands(read)[0]} if read is not None and normed else {data}

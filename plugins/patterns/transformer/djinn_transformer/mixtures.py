@@ -135,7 +135,7 @@ def _router(graph: Graph, layers: Layers, choice: Node) -> Router | None:
 
 
 def _says_which(graph: Graph, choice: Node) -> bool:
-    """True where the program uses which were chosen, and not only how well they did."""
+    """True if the program uses the indices of the choice, and not only the scores."""
     return choice.operation != "max" or any(graph.consumers(value) for value in choice.outputs[1:])
 
 
@@ -156,7 +156,7 @@ def _scored(graph: Graph, layers: Layers, source: int) -> tuple[Layer, tuple[int
 
 
 def _looks_up(graph: Graph, choice: Node, scores: int) -> bool:
-    """True where what was chosen is looked up in a table with a row for each score: a token that goes into the next step."""
+    """True if the chosen indices are looked up in a table with a row for each score: sampled tokens that feed the next step."""
     flow = graph.flow
     for user in flow.descendants(choice.id, _LOOKUPS, limit=_LIMIT):
         node = graph.nodes[user]
@@ -166,6 +166,6 @@ def _looks_up(graph: Graph, choice: Node, scores: int) -> bool:
 
 
 def _mixes(graph: Graph, layers: Layers, router: Layer) -> bool:
-    """True where what is scored is also computed with: the experts get it. Gradients of the router itself do not count."""
+    """True if the router's input is also read by other ops, the experts. Gradients of the router itself do not count."""
     end = layers.backward if router.product.id < layers.backward else len(graph.nodes)
     return any(user != router.product.id and user < end for user in graph.flow.users(graph.flow.beyond(router.data)))

@@ -148,7 +148,7 @@ class _Search:
         return _Way(layers, length, bends, multiplies, (*beside, *(i for other in before for i in other.beside)))
 
     def _is_by_channel(self, node: Node) -> bool:
-        """True where it is a convolution of pictures with one filter a channel: places mix, features do not."""
+        """True if a node is a depthwise convolution of images."""
         weight = self._graph.meta(node.inputs[1]).shape
         return len(weight) == 4 and weight[1] == 1 < weight[0]
 
@@ -169,7 +169,7 @@ class _Search:
         return Network(data.pop(), first, (*first, last), between, gated, way.beside)
 
     def _is_halved(self, layer: Layer) -> bool:
-        """True where parts of the layer's result go different ways."""
+        """True if the layer's result is split, as for a gated activation."""
         return any(self._graph.nodes[i].operation in _PARTS | _GATES for i in self._graph.flow.readers(layer.node.id))
 
     def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:

@@ -69,7 +69,7 @@ def _match(written: _Written) -> PatternMatch:
 
 
 def _makes_kernel(graph: Graph, index: int) -> bool:
-    """True where a convolution takes the result as its weight: weights that are standardised."""
+    """True if a convolution uses the result as its weight: weight standardization."""
     for user in graph.flow.users(index):
         follower = graph.nodes[user]
         if follower.operation in CONVOLUTION and graph.flow.operands(follower)[0] != index:
@@ -164,7 +164,7 @@ def _unweighted(graph: Graph, source: int) -> tuple[int, list[Node]]:
 
 
 def _is_same(graph: Graph, one: int, other: int) -> bool:
-    """True where they are the same data, each with or without its mean."""
+    """True if both are the same data, each with or without its mean subtracted."""
     wholes = [(_less(graph, source), source) for source in (one, other)]
     return one == other or any(a == b for a in wholes[0] for b in wholes[1] if a is not None)
 
@@ -206,7 +206,7 @@ def _by_number(graph: Graph, node: Node) -> Node | None:
 
 
 def _is_weight(graph: Graph, source: int) -> bool:
-    """True where it is given, or one more than what is given."""
+    """True if a source is an input weight, or an input weight plus one."""
     maker = graph.flow.node(source)
     if maker is not None and maker.operation in _SUMS and len(maker.inputs) == 1:
         source = graph.flow.operands(maker)[0]

@@ -18,7 +18,7 @@ _NEAR = 8  # sources between scores and the product that they come from
 
 
 def scores_places(graph: Graph, data: int, end: int) -> bool:
-    """True where what the network from `data` to the node `end` gives is added to the scores of attention, and only that."""
+    """True if the only use of the network from `data` to the node `end` is as a bias of attention scores."""
     if not is_given(graph.flow, data):
         return False
     todo, seen, added = [end], {end}, False
@@ -39,7 +39,7 @@ def scores_places(graph: Graph, data: int, end: int) -> bool:
 
 
 def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
-    """True where `source` is what attention adds to its scores, fused or written out."""
+    """True if attention, fused or not, adds `source` to its scores."""
     flow = graph.flow
     operands = flow.operands(node)
     if node.operation in FUSED_ATTENTION:

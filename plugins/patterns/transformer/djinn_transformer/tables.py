@@ -88,7 +88,7 @@ def _tables(graph: Graph) -> dict[int, set[int]]:
 
 
 def _ends(graph: Graph, layers: Layers, layer: Layer) -> bool:
-    """True where no layer, norm or activation follows; a backward pass goes on with gradients, which are no results of this."""
+    """True if no layer, norm or activation follows the layer. A backward pass does not count: it continues with gradients."""
     end = _end(graph, layer)
     if any(graph.nodes[i].operation in _BENDS for i in graph.flow.users(end)):
         return False
@@ -99,7 +99,7 @@ def _ends(graph: Graph, layers: Layers, layer: Layer) -> bool:
 
 
 def _measures(graph: Graph, end: int) -> bool:
-    """True where squares are added to the result, or it is taken from them: distances to the rows of a code book."""
+    """True if squares are added to the result, or the result is subtracted from them: distances to the rows of a codebook."""
     flow = graph.flow
     users = [(user, end) for user in flow.users(end)]
     users += [(after, user) for user, _ in users if len(graph.nodes[user].inputs) == 1 for after in flow.users(user)]
@@ -119,12 +119,12 @@ def _end(graph: Graph, layer: Layer) -> int:
 
 
 def _is_gradient(graph: Graph, layers: Layers, node: Node, *, again: bool) -> bool:
-    """True where it belongs to a backward pass: it comes after a derivative, and multiplies with a weight once more."""
+    """True if a node belongs to a backward pass: it follows a derivative, or multiplies with a weight once more."""
     return node.id > layers.backward and (again or _comes_back(graph, layers, node.id))
 
 
 def _comes_back(graph: Graph, layers: Layers, index: int) -> bool:
-    """True where a derivative is among what leads to it, or what a backward pass begins with."""
+    """True if the node depends on a derivative, or on the initial gradient of a backward pass."""
     if index < layers.backward:
         return False
     makers = (graph.nodes[s] for s in graph.flow.ancestors(index, limit=32) if s >= 0)

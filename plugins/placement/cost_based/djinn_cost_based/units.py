@@ -168,7 +168,7 @@ class _Gathering:
                 units[index].bound |= bound
 
     def _only_looks(self, node: Node) -> bool:
-        """True where a node makes nothing but views of inputs."""
+        """True if a node returns only views of inputs."""
         return bool(node.outputs) and not node.writes and all(v >> 32 in self.work.sizes for v in node.outputs)
 
     def _joined(self, node: Node, used: tuple[int, ...], makers: set[int], home: str | None) -> int | None:
@@ -198,7 +198,7 @@ class _Gathering:
         return index
 
     def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
-        """True where a node and all that it needs take less than a message, read less than one carries, and fit anywhere."""
+        """True if a node with all that it needs takes less time than a message, and its operands and results are small."""
         before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
         size = sum(self.work.sizes.get(v >> 32, 0) for v in used)
         if before + self.branch[node.id] + size / self.rate > self.hop:

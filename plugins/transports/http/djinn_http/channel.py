@@ -71,7 +71,7 @@ class Channel:
 
     @property
     def trusted(self) -> bool:
-        """True where its owner has widened the limits, as servers do for a client that has shown a token or a ticket."""
+        """True if the channel has the wider limits that servers give to authenticated clients."""
         return self.limits.body > self._first_limits.body
 
     def send(self, frame: Frame) -> None:
@@ -131,7 +131,7 @@ class Channel:
 
     @property
     def is_over(self) -> bool:
-        """True where it has ended and nothing is left to fetch, or no request has come to fetch it."""
+        """True if the channel has ended, and nothing is left to fetch or no request has come to fetch the rest."""
         return self._closed and (self._outbox.over or self.idle_seconds() > dialect.LINGER_SECONDS)
 
     def end_if_expired(self) -> None:

@@ -113,7 +113,7 @@ class HttpConnection(StreamConnection):
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
-        """True where it was sent: not while an earlier one is unanswered and an interrupt is held back."""
+        """True if the piece was sent; False if an earlier one is unanswered while an interrupt is held back."""
         exchange = self._sends[self._sent_pieces % len(self._sends)]
         if not self._settle(exchange):
             return False

@@ -70,7 +70,7 @@ class Exchange:
 
     @property
     def waiting(self) -> bool:
-        """True where a response is still to come."""
+        """True if a response is still to come."""
         return self.response is not None and not self.response.complete
 
     def request(self, action: str, headers: str, body: Sequence[Buffer] = ()) -> None:

@@ -74,7 +74,7 @@ class Outbox:
 
     @property
     def over(self) -> bool:
-        """True where nothing is left and nothing will come."""
+        """True if nothing is left and nothing will come."""
         return self._error is not None and not self._parcels
 
     async def batch(self, seconds: float) -> list[Parcel]:
@@ -91,7 +91,7 @@ class Outbox:
             return parcels
 
     def is_alive(self, parcel: Parcel) -> bool:
-        """True where the parcel's buffers may still be read: a sender that gave up has them back."""
+        """True if the parcel's buffers may still be read. A sender that gave up owns them again."""
         return not parcel.borrowed or self._error is None
 
     def written(self, parcels: Sequence[Parcel]) -> None:

@@ -20,7 +20,7 @@ class Trusting(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """True where it has shown a token."""
+        """True if the client is authenticated."""
 
 
 class Pace:
@@ -39,7 +39,7 @@ class Pace:
 
     @property
     def trusted(self) -> bool:
-        """True where it carries a channel of a client that has shown a token."""
+        """True if the connection carries a channel of an authenticated client."""
         return self.owner is not None and self.owner.trusted
 
     def came(self, count: int) -> None:
@@ -68,7 +68,7 @@ class Pace:
 
     @property
     def too_slow(self) -> bool:
-        """True where it has been waited for too long."""
+        """True if the peer has sent too little for too long."""
         if self._since is None:
             return False
         waited = self._waited + time.monotonic() - self._since
