@@ -36,7 +36,7 @@ class ClientChannel(SessionChannel, Protocol):
 
     @property
     def deadly(self) -> bool:
-        """True where the session itself kills its executors: any other one would come to the same end."""
+        """True if the session itself kills its executors: any other one would come to the same end."""
 
     @property
     def successor(self) -> Attached | None:

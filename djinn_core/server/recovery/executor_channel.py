@@ -25,7 +25,7 @@ class ExecutorChannel(SessionChannel, Protocol):
 
     @property
     def reads_ahead(self) -> bool:
-        """True where what comes can be read while the session computes."""
+        """True if what comes can be read while the session computes."""
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
         """Take in what came, for `receive`; at most so much may wait there. Returns what is new of it.
@@ -36,7 +36,7 @@ class ExecutorChannel(SessionChannel, Protocol):
         """
 
     def gone(self) -> bool:
-        """True where the connection is broken and the client has stayed away for too long."""
+        """True if the connection is broken and the client has stayed away for too long."""
 
     def send_unchecked(self, frame: Frame) -> None:
         """Send a frame that may be another one where the session is replayed."""
