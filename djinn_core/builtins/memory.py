@@ -39,7 +39,7 @@ class NextUse:
         return sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
 
     def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True where its op takes less time than spilling and reloading."""
+        """True if its op takes less time than spilling and reloading."""
         return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
 
 

@@ -85,7 +85,7 @@ class MemoryPolicy(Protocol):
         """Positions of all candidates, each once: the first is evicted first, until `needed` bytes are free."""
 
     def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True where an evicted storage is to be recomputed when it is used again; False where it is spilled.
+        """True if an evicted storage is to be recomputed when it is used again; False where it is spilled.
 
         Asked only about storages with `recompute_seconds`. Those whose operands are gone by then are spilled in any case.
         """

@@ -22,7 +22,7 @@ class LeastRecentlyUsed:
         return sorted(range(len(candidates)), key=lambda i: (-candidates[i].last_use, candidates[i].serial))
 
     def recompute(self, candidate: EvictionCandidate) -> bool:
-        """True where that takes less time than spilling and reloading."""
+        """True if that takes less time than spilling and reloading."""
         return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
 
 
