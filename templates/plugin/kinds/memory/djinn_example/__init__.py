@@ -20,7 +20,7 @@ class ExamplePolicy:
         return sorted(range(len(candidates)), key=lambda position: -candidates[position].nbytes)
 
     def recompute(self, candidate: EvictionCandidate) -> bool:
-        """Whether it is computed again when it is used, in place of being spilled."""
+        """True if it is recomputed at its next use instead of spilled."""
         return candidate.recompute_seconds is not None and candidate.recompute_seconds < candidate.restore_seconds
 
 
