@@ -80,14 +80,16 @@ def gateway(tmp_path, monkeypatch):
     tenants = SimpleNamespace(
         pool_of=lambda *_: Refusal("this server has executors for no tenant at a time", again=True)
     )
-    made = Admission(Authenticator(Token("own", ""), table), tenants, Audit(log), (), tuple, status)
+    audit = Audit(log)
+    made = Admission(Authenticator(Token("own", ""), table), tenants, audit, (), tuple, status)
 
     def hear(message):
         connection = Asking(message)
         made.serve(connection)
         return connection.answers
 
-    return hear, {"calm": calm, "often": often}, log
+    yield hear, {"calm": calm, "often": often}, log
+    audit.close()
 
 
 def test_a_good_token_is_let_in_however_many_wrong_ones_come(gateway):

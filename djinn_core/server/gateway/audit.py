@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
+import logging
 import os
-import threading
+import sys
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,18 @@ _log = get_logger("djinn.server")
 
 
 class Audit:
-    """Writes to a file that only its owner can read, or nowhere; the server's log says the same."""
+    """Writes to a file that only its owner can read, or nowhere; the server's log says the same.
+
+    The file is opened again where another process (logrotate) has moved it away.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         """Raises `ConfigurationError` where the file cannot be written."""
-        self._path = path
-        self._lock = threading.Lock()
-        self._file = -1 if path is None else _open(path)
         self._sparing = Sparing()
+        try:
+            self._file = None if path is None else _AuditFile(path)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write the audit log {path}: {error.strerror or error}") from error
 
     def note(self, event: str, **facts: Any) -> None:
         """Write one line: `event` is one of `admitted`, `refused`, `status`, `evicted`, `killed`, `started`, `stopped`.
@@ -40,32 +47,35 @@ class Audit:
                 facts["left_out"] = left_out
         level = _log.warning if event == "refused" else _log.info
         level(f"audit: {event}", **facts)
-        if self._file < 0:
+        if self._file is None:
             return
         clean = redact(None, event, {"time": dt.datetime.now(dt.UTC).isoformat(), "audit": event, **facts})
-        line = msgspec.json.encode(clean) + b"\n"
+        self._file.handle(logging.makeLogRecord({"msg": msgspec.json.encode(clean).decode()}))
+
+    def close(self) -> None:
+        """Write nothing more to the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class _AuditFile(WatchedFileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """As `logging.Handler.emit`; a file that cannot be opened again is an error like any other."""
         try:
-            with self._lock:
-                self._reopen_if_moved()
-                os.write(self._file, line)  # one write: lines of several processes do not mix
-        except OSError as error:
-            _log.error("the audit log cannot be written", path=str(self._path), error=str(error))
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
-    def _reopen_if_moved(self) -> None:
-        """Reopen the log file where another process (logrotate) has moved it away."""
-        assert self._path is not None
-        try:
-            moved = self._path.stat().st_ino != os.fstat(self._file).st_ino
-        except FileNotFoundError:
-            moved = True
-        if moved:
-            os.close(self._file)
-            self._file = _open(self._path)
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging calls it so
+        """As `logging.Handler.handleError`: auditing must not end what is audited."""
+        del record
+        _log.error("the audit log cannot be written", path=self.baseFilename, error=str(sys.exception()))
 
-
-def _open(path: Path) -> int:
-    try:
+    def _open(self) -> io.TextIOWrapper:
+        path = Path(self.baseFilename)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write the audit log {path}: {error.strerror or error}") from error
+        return open(path, "a", encoding="utf-8", opener=_open_privately)
+
+
+def _open_privately(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,61 @@
+"""The audit log's file: for its owner alone, opened again after a rotation, and never a reason to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+
+from djinn_core.errors import ConfigurationError
+from djinn_core.server.gateway.audit import Audit
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "logs" / "audit.jsonl"
+
+
+@pytest.fixture
+def audit(log):
+    with contextlib.closing(Audit(log)) as made:
+        yield made
+
+
+def events(path):
+    return [json.loads(line)["audit"] for line in path.read_text().splitlines()]
+
+
+def test_only_its_owner_can_read_it_and_what_is_there_stays(audit, log):
+    audit.note("started", urls=("tcp://a:1",))
+    with contextlib.closing(Audit(log)) as another:
+        another.note("admitted", token="hush")
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.parent.stat().st_mode & 0o777 == 0o700
+    assert events(log) == ["started", "admitted"]
+    assert "hush" not in log.read_text()
+
+
+def test_a_file_that_was_moved_away_is_made_anew(audit, log):
+    audit.note("started")
+    moved = log.rename(log.with_suffix(".1"))
+    audit.note("status")
+    audit.note("stopped")
+    assert (events(moved), events(log)) == (["started"], ["status", "stopped"])
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_written_is_an_error_in_the_log_and_nothing_else(audit, log, caplog):
+    log.unlink()
+    log.mkdir()
+    audit.note("admitted")
+    assert "the audit log cannot be written" in caplog.text
+    log.rmdir()
+    audit.note("stopped")
+    assert events(log) == ["stopped"]
+
+
+def test_a_place_where_there_can_be_none_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot write the audit log"):
+        Audit(tmp_path / "file" / "audit.jsonl")
