@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,10 +15,12 @@ from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.tls_transports import under_tls
 from djinn_core.server import attach
-from djinn_core.server.gateway import operations
+from djinn_core.server.gateway import operations_listener
+from djinn_core.server.gateway.admission import Counts
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authenticator import Authenticator
-from djinn_core.server.gateway.operations import Operations, OperationsListener
+from djinn_core.server.gateway.operations import Operations
+from djinn_core.server.gateway.operations_listener import OperationsListener
 from djinn_core.server.gateway.tokens import Token
 from djinn_http import pace
 from djinn_http import server as http_server
@@ -113,8 +114,7 @@ def test_what_is_no_http_makes_one_line_of_log(web, dial, closes, caplog):
 @pytest.fixture
 def watched(tls, request):
     gatekeeper = Authenticator(Token("t" * 32, "test"))
-    counts = SimpleNamespace(refused={})
-    routes = Operations(gatekeeper, Audit(), counts, lambda: "", lambda accept: (b"", ""))
+    routes = Operations(gatekeeper, Audit(), Counts(), lambda: "", lambda accept: (b"", ""))
     context = server_context(tls) if getattr(request, "param", "plain") == "tls" else None
     listener = OperationsListener("127.0.0.1", 0, routes, context)
     yield listener
@@ -123,13 +123,13 @@ def watched(tls, request):
 
 @pytest.mark.parametrize("watched", ["plain", "tls"], indirect=True)
 def test_who_says_nothing_to_the_operations_listener_is_cut_off(watched, dial, closes, monkeypatch):
-    monkeypatch.setattr(operations, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 0.2)
     assert closes(dial(watched.url))
 
 
-def test_half_a_handshake_is_cut_off_as_well(tls, watched, dial, closes, monkeypatch):
-    monkeypatch.setattr(operations, "REQUEST_SECONDS", 0.2)
-    watched._server.context = server_context(tls)
+@pytest.mark.parametrize("watched", ["tls"], indirect=True)
+def test_half_a_handshake_is_cut_off_as_well(watched, dial, closes, monkeypatch):
+    monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 0.2)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     half = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
@@ -146,3 +146,33 @@ def test_the_operations_listener_reads_few_headers(watched, dial):
         b"GET /livez HTTP/1.0\r\nHost: localhost\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 4000) for n in range(5))
     )
     assert b" 431 " in sock.recv(200)
+
+
+def test_too_many_connections_for_operations_make_room(watched, dial, closes, monkeypatch):
+    monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
+    watched._strangers = Strangers(2)
+    oldest = dial(watched.url)
+    for _ in range(2):
+        dial(watched.url)
+    assert closes(oldest)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + b"t" * 32 + b"\r\n\r\n", b" 200 "),
+        (b"GET /livez HTTP/1.0\r\nHost: localhost\r\nAuthorization: Bearer " + b"t" * 32 + b"\r\n\r\n", b" 200 "),
+        (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", b" 405 "),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", b" 401 "),
+        (b"GET /livez HTTP/1.1\r\nHost: evil.example\r\n\r\n", b" 421 "),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX\x1b[2J: forged\r\n\r\n", b" 400 "),
+    ],
+)
+def test_the_operations_listener_answers_once_and_hangs_up(watched, dial, closes, caplog, request_, status):
+    sock = dial(watched.url)
+    sock.sendall(request_)
+    sock.settimeout(10)
+    assert status in sock.recv(200)
+    assert closes(sock)
+    assert "Traceback" not in caplog.text
+    assert "\x1b" not in caplog.text

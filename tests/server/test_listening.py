@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
-from servers import started
+from servers import fresh_python, started
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.cli import main
@@ -199,6 +201,26 @@ def server_url(log: str) -> str:
     """Addresses advertised to other machines, from those that are listened at."""
     (line,) = [line for line in log.splitlines() if line.startswith("Listening at tcp://")]
     return f"tcp://{own_address(named=False)}:{line.rpartition(':')[2]}"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--operations-port", "0"], "`pip install aiohttp`, or leave out --operations-port"),
+        ([], "or leave the transport out: --without-transport http"),
+    ],
+)
+def test_a_library_that_is_missing_is_named(plain_environment, tmp_path, options, said):
+    (tmp_path / "aiohttp.py").write_text("raise ImportError('No module named aiohttp')")
+    command = ["-m", "djinn_core.cli", "serve", "--device", "cpu", "--connection-file", tmp_path / "c", *options]
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    process = fresh_python(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=plain_environment | {"PYTHONPATH": path}
+    )
+    output = process.communicate(timeout=100)[0].decode()
+    assert process.returncode == 1, output
+    assert said in " ".join(output.split())
+    assert "Traceback" not in output
 
 
 def test_limits_are_for_tenants_that_there_are(tmp_path):

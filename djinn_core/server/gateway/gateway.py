@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -18,7 +19,7 @@ from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.config import PluginSetting, Settings, bytes_of
 from djinn_core.directories import runtime_directory
-from djinn_core.errors import StartupError
+from djinn_core.errors import ConfigurationError, PluginError, StartupError
 from djinn_core.hookspecs.transports import Listener, TlsOptions, Transport
 from djinn_core.launch.command import EXECUTOR_MODULE
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
@@ -34,13 +35,16 @@ from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authenticator import Authenticator, Identity
 from djinn_core.server.gateway.device_discovery import Chosen, offered
 from djinn_core.server.gateway.metrics import Observed, exporter
-from djinn_core.server.gateway.operations import Operations, OperationsListener
+from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.reaper import Watch
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.wire.messages import Status
+
+if TYPE_CHECKING:
+    from djinn_core.server.gateway.operations_listener import OperationsListener
 
 _log = get_logger("djinn.server")
 
@@ -221,6 +225,7 @@ class Gateway:
             os.close(self._accounts[1])
             self._accounts = None
         self._audit.note("stopped", process=os.getpid())
+        self._audit.close()
 
     def _transports(self) -> tuple[Transport, ...]:
         # Imported here because they import PyTorch, which takes as long as the executors take to start.
@@ -238,7 +243,15 @@ class Gateway:
         kept = (self._strangers, self._counts)
         admission = Admission(self._gatekeeper, tenants, self._audit, transports, self._urls, status, *kept)
         for one in chosen:
-            self._listeners.append(one.transport.listen(one.at(one.place.port), STRANGER_LIMITS, admission.serve))
+            try:
+                listener = one.transport.listen(one.at(one.place.port), STRANGER_LIMITS, admission.serve)
+            except ImportError as error:
+                name = one.transport.name
+                raise PluginError(
+                    f"the transport {name!r} cannot listen, because a package is missing: {error}. Install it, or leave the "
+                    f"transport out: --without-transport {name}"
+                ) from error
+            self._listeners.append(listener)
         return self._urls()
 
     def _listen_for_operations(self, tenants: Tenants) -> OperationsListener | None:
@@ -250,7 +263,7 @@ class Gateway:
         export = exporter(Observed(tenants, self._gatekeeper, self._counts, self._strangers, *facts))
         operations = Operations(self._gatekeeper, self._audit, self._counts, self._why_not_ready, export)
         context = None if self._options.tls is None else server_context(self._options.tls)
-        return OperationsListener(self._options.places.host, port, operations, context)
+        return _operations_listener()(self._options.places.host, port, operations, context)
 
     def _why_not_ready(self) -> str:
         if self._draining:
@@ -321,6 +334,22 @@ def _leave_no_cores() -> None:
     """Disable core dumps, which would contain tokens, keys and data; executors inherit this."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def _operations_listener() -> type[OperationsListener]:
+    """The class, imported here because few servers need aiohttp for it.
+
+    Raises:
+        ConfigurationError: the library is missing.
+    """
+    try:
+        from djinn_core.server.gateway.operations_listener import OperationsListener
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the package `aiohttp` serves operations and cannot be imported ({error}): `pip install aiohttp`, or leave out "
+            "--operations-port"
+        ) from error
+    return OperationsListener
 
 
 def default_connection_file() -> Path:

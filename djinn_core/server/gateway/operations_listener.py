@@ -1,0 +1,219 @@
+"""HTTP server for the routes of operations: one thread with an event loop, one request a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Final
+
+import attrs
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.errors import TransportError
+from djinn_core.launch.addresses import network_location
+from djinn_core.launch.http_hosts import is_called, own_names
+from djinn_core.logs import get_logger
+from djinn_core.server.gateway.admission import REFUSAL_SECONDS
+from djinn_core.server.gateway.operations import Answer, Operations
+
+REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
+_MOST: Final = 64  # connections at a time
+_REQUEST_BYTES: Final = 16 << 10  # of a connection: nothing but a line and headers is expected
+_PAUSE_SECONDS: Final = 0.1
+_CLOSE_SECONDS: Final = 10.0
+_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_log = get_logger("djinn.server")
+
+
+class _Malformed(logging.Filter):
+    """A line about a request that is no HTTP, in place of a traceback: any client can send as many as it likes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """As `logging.Filter`."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        _log.info("a request for operations was refused that is no HTTP/1.1", reason=error.message.partition(":")[0])
+        return False
+
+
+_requests = logging.getLogger("djinn.server.operations")
+_requests.addFilter(_Malformed())
+
+
+class OperationsListener:
+    """An HTTP server for the routes of `Operations`.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(self, host: str, port: int, operations: Operations, context: ssl.SSLContext | None = None) -> None:
+        """Listen, under TLS where there is a context.
+
+        Raises:
+            TransportError: the address cannot be bound.
+        """
+        try:
+            self._socket = _bound(host, port)
+        except OSError as error:
+            raise TransportError(f"cannot listen for operations at {network_location(host, port)}: {error}") from error
+        scheme = "http" if context is None else "https"
+        self.url = f"{scheme}://{network_location(host, self._socket.getsockname()[1])}"
+        self._names = own_names(self.url)
+        self._operations, self._context = operations, context
+        self._strangers = Strangers(_MOST)
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="djinn-operations", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and end the connections that there are."""
+        with suppress(RuntimeError):  # the loop has ended: closed before
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_CLOSE_SECONDS)
+
+    # --- in the event loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with self._socket, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        http = web.Server(self._handle, handler_cancellation=True, access_log=None, logger=_requests)
+        accepting = asyncio.create_task(self._accept(http))
+        closing = asyncio.create_task(self._closing.wait())
+        await asyncio.wait({accepting, closing}, return_when=asyncio.FIRST_COMPLETED)
+        if accepting.done():
+            accepting.result()
+
+    async def _accept(self, http: web.Server) -> None:
+        """Accept connections, each in a task of its own; the runner ends those that are left."""
+        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(self._socket)
+            except OSError as error:  # out of file descriptors, say
+                _log.warning("cannot accept a connection for operations", url=self.url, error=str(error))
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            task = asyncio.create_task(self._converse(sock, str(address[0]), http))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _converse(self, sock: socket.socket, peer: str, http: web.Server) -> None:
+        """One connection, with a limit on how long it may take in all; it is ended as well where there are too many."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        connection = _Connection(http(), loop.create_future())
+        transport: asyncio.BaseTransport | None = None
+        try:
+            with self._strangers.entered(_Cut(task)):
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    transport, _ = await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
+                    await connection.ended
+        except (OSError, TimeoutError) as error:
+            _log.info("a connection for operations broke off", peer=peer, error=repr(error))
+        finally:
+            if isinstance(transport, asyncio.Transport):
+                transport.abort()
+            else:
+                sock.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = await self._answer(request)
+        headers = {"Content-Type": answer.content_type, "Cache-Control": "no-store", "Server": "djinn"}
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        response = web.Response(status=answer.status, body=answer.body, headers=headers)
+        response.force_close()
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> Answer:
+        hosts = request.headers.getall("Host", [])
+        if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
+            return Answer(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
+        if len(hosts) != 1 or not is_called(hosts[0], self._names):
+            return Answer(HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n")
+        if request.method != "GET":
+            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
+        asked = (request.rel_url.raw_path, _bearer(request.headers.get("Authorization", "")), str(request.remote))
+        # In a thread: files are read, and metrics of many executors take a while.
+        answer = await asyncio.to_thread(self._operations.answer, *asked, request.headers.get("Accept", ""))
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
+        return answer
+
+
+@attrs.frozen
+class _Cut:
+    """Ends a connection by cancelling its task."""
+
+    task: asyncio.Task[None]
+
+    def close(self) -> None:
+        """As `Closable.close`; connections enter, and push out others, in the event loop alone."""
+        self.task.cancel()
+
+
+class _Connection(asyncio.Protocol):
+    """aiohttp's protocol of a connection, of which it reads `_REQUEST_BYTES` at most.
+
+    Attributes:
+        ended: done when the connection is over.
+    """
+
+    def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None]) -> None:
+        self._http = http
+        self._left = _REQUEST_BYTES
+        self._transport: asyncio.Transport | None = None
+        self.ended = ended
+        self.pause_writing, self.resume_writing = http.pause_writing, http.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._http.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """As `asyncio.Protocol`."""
+        assert self._transport is not None
+        self._left -= len(data)
+        if self._left >= 0:
+            self._http.data_received(data)
+        elif not self._transport.is_closing():
+            self._transport.write(_TOO_LARGE)
+            self._transport.close()
+
+    def eof_received(self) -> None:
+        """As `asyncio.Protocol`."""
+        self._http.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As `asyncio.Protocol`."""
+        self._http.connection_lost(exc)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.create_server(address[:2], family=family, backlog=_MOST)
+    sock.setblocking(False)
+    return sock
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
