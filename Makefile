@@ -28,7 +28,7 @@ READY     := $(VENV)/ready.stamp
 PLUGINS   := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 MANIFESTS := pyproject.toml Makefile $(LOCK) $(addsuffix /pyproject.toml,$(PLUGINS))
 
-.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops zoo curves lock changelog dist clean FORCE
+.PHONY: help venv demo test pytest lint format bench bench-scheduling conformance conformance-pool semantics chaos documents interrupts clusters fuzz load hostile-ops zoo curves lock changelog changelog-draft dist clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -97,6 +97,9 @@ zoo: $(READY) ## models of many architectures, here and on a server; ARGS="--jso
 
 curves: $(READY) ## training runs of 200 steps with every optimizer, here and on a server; takes minutes
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -W ignore tests/zoo/run_curves.py $(ARGS)
+
+changelog-draft: $(READY) ## print the changelog of the next version
+	$(BIN)/towncrier build --draft --version Unreleased
 
 changelog: $(READY) ## put the fragments of changelog.d into CHANGELOG.md; VERSION=26.12.0
 	$(BIN)/towncrier build --yes --version '$(or $(VERSION),$(error say VERSION=...))'
