@@ -76,7 +76,7 @@ def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Ite
 
 def between() -> int:
     """Bytes that executors have sent to each other."""
-    return int(client._state.session.figures().get("peer_bytes", 0))  # noqa: SLF001 - counted for us
+    return int(client.context.session.figures().get("peer_bytes", 0))
 
 
 def timed(run: Run, warm: int, times: int) -> float:

@@ -41,7 +41,7 @@ class Ran:
 
 def executor_process() -> int:
     """The executor that was started for this program."""
-    executor = client._state.opened[0].executor  # noqa: SLF001
+    executor = client.context.opened[0].executor
     assert executor is not None
     return executor.process_id
 
@@ -129,7 +129,7 @@ def run(make: Callable[[Effort, str], Step], effort: Effort, limit: int, steps: 
             began = time.perf_counter()
             result = step()
             seconds.append(time.perf_counter() - began)
-        figures = client._state.session.figures()  # noqa: SLF001 - counted for us
+        figures = client.context.session.figures()
         peak = max(memory_of(process, "VmHWM") - before, figures.get("process_peak", 0))
         used = (processor_time(process) - used) / steps
         return Ran(peak, figures.get("memory_run_peak", 0), statistics.median(seconds[2:]), used, result, figures)

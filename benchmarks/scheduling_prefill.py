@@ -55,7 +55,7 @@ def placed(way: str, model: torch.nn.Module, threads: int) -> Iterator[torch.nn.
 
 def between() -> int:
     """Bytes that executors have sent to each other."""
-    return int(client._state.session.figures().get("peer_bytes", 0))  # noqa: SLF001 - counted for us
+    return int(client.context.session.figures().get("peer_bytes", 0))
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ def connect(serving):
         with configured(servers=[url], token=serving.token, disable=left_out, **settings):
             djinn.reset_stats()
             djinn.init()
-            assert client._state.opened[0].url.startswith(url.partition("://")[0])
+            assert client.context.opened[0].url.startswith(url.partition("://")[0])
             yield
 
     return connect
@@ -81,7 +81,7 @@ def embedded():
     import djinn
     from djinn_core.runtime import client
 
-    if client._state.overrides != _EMBEDDED:
+    if client.context.overrides != _EMBEDDED:
         configure_anew(**_EMBEDDED)
     djinn.init()
     return "remote_accelerator:0"

@@ -1,4 +1,4 @@
-"""Process-wide client API: settings, the open session (kept in `state.py`), and clean-up at exit and after a fork."""
+"""Client API of the process: the current context, with its settings and open session; clean-up at exit and after a fork."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,29 +25,26 @@ from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.runtime_interface import Runtime, port
 from djinn_core.interrupts import handle_interrupts
 from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.ir.program import Program
+from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.values import new_storage
 from djinn_core.logs import get_logger, set_debug_level
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.client_fallback import ClientFallback
+from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.runtime.connecting.embedded import start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.status import why_unavailable
-from djinn_core.runtime.counting import reset_stats, stats
+from djinn_core.runtime.context import ClientContext, InitHook
+from djinn_core.runtime.counting import counters, reset_counters
 from djinn_core.runtime.deadlines import limit_waits
+from djinn_core.runtime.planning import session_plans
+from djinn_core.runtime.planning.ab_tests import Without
 from djinn_core.runtime.planning.planning import load_plugins
-from djinn_core.runtime.planning.session_plans import (
-    asked_by_size_in,
-    last_profile,
-    new_planner,
-    plan_anew,
-    plan_whole,
-    record_plans,
-    switched_off,
-    whole_programs,
-)
 from djinn_core.runtime.pool.opening import open_pool
-from djinn_core.runtime.pool.session import PoolSession
 from djinn_core.runtime.reconfiguring import (
     PLANNING,
     PLUGINS,
@@ -57,8 +55,6 @@ from djinn_core.runtime.reconfiguring import (
 )
 from djinn_core.runtime.sending.progress import progress_observers
 from djinn_core.runtime.session import Session
-from djinn_core.runtime.state import InitHook
-from djinn_core.runtime.state import state as _state
 from djinn_core.tracebacks import for_users
 from djinn_core.wire.messages import DeviceInfo
 
@@ -90,7 +86,7 @@ __all__ = [
 
 log = get_logger("djinn.client")
 
-_lock = threading.RLock()
+context = ClientContext()  # of this process: PyTorch knows one device
 
 
 @for_users
@@ -120,17 +116,17 @@ def configure(
     """
     named = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
     given = {**{k: v for k, v in named.items() if v is not None}, **settings}
-    with _lock:
-        overrides = _merged(_state.overrides, given) if given else {}
+    with context.lock:
+        overrides = _merged(context.overrides, given) if given else {}
         resolved = resolve(overrides).settings
         registry = load_plugins(resolved)
         if is_initialized():
             _reconfigure(resolved, registry)
         else:
             shut_down()  # one that was lost
-            before = _state.settings
+            before = context.settings
             _apply(resolved, registry, before is not None and before.plugin_settings != resolved.plugin_settings)
-        _state.overrides = overrides
+        context.overrides = overrides
 
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,17 +140,19 @@ def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 def _reconfigure(resolved: Settings, registry: Registry) -> None:
     """Change what the open session can take over, or end it where it holds no tensors and cannot take over all."""
-    assert _state.settings is not None, "a session is open"
-    assert _state.registry is not None, "a session is open"
-    names = changed(_state.settings, resolved)
-    anew = beginning_anew(names, _state.settings, executor_plugins_differ(_state.registry, registry, _state.settings))
+    assert context.settings is not None, "a session is open"
+    assert context.registry is not None, "a session is open"
+    names = changed(context.settings, resolved)
+    anew = beginning_anew(
+        names, context.settings, executor_plugins_differ(context.registry, registry, context.settings)
+    )
     if anew:
         _end_unless_held(", ".join(sorted(anew)))
     elif not names & PLUGINS:
-        registry = _state.registry  # its observers and interceptors may have state
+        registry = context.registry  # its observers and interceptors may have state
     _apply(resolved, registry, "plugin_settings" in names)
     if not anew and names & (PLANNING | PLUGINS):
-        plan_anew()
+        session_plans.plan_anew(context)
     if names and not anew:
         log.info("the open session goes on with other settings", settings=sorted(names))
 
@@ -165,7 +163,7 @@ def _end_unless_held(names: str) -> None:
     Raises:
         ConfigurationError: it holds tensors, which would be lost.
     """
-    held = live_tensors(_state.first_storage)
+    held = live_tensors(context.first_storage)
     if held:
         raise ConfigurationError(
             f"djinn.configure() has changed nothing: {names} cannot change in an open session, and this one holds "
@@ -182,54 +180,54 @@ def _end_unless_held(names: str) -> None:
 
 def _apply(settings: Settings, registry: Registry, anew: bool = False) -> None:
     """`anew`: interceptors that are installed may have other settings now."""
-    _state.settings, _state.registry = settings, registry
+    context.settings, context.registry = settings, registry
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, anew)
-    _state.observers.become([*registry.observers, *progress_observers(settings.progress)])
+    context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     limit_waits(settings.wait_timeout)
-    port.fallback = ClientFallback(_state.stats) if settings.client_fallback else None
-    if settings.client_fallback or _state.session is None:
+    port.fallback = ClientFallback(context.stats) if settings.client_fallback else None
+    if settings.client_fallback or context.session is None:
         forget_calls()
     if settings.debug:
         set_debug_level(settings.debug)
-    _state.answered, port.prepare = False, _prepare
+    context.answered, port.prepare = False, _prepare
 
 
 def _intercept(wanted: Mapping[str, Interceptor], anew: bool) -> None:
     """Install those that are wanted now, and uninstall those that are not any more; `anew`: and those that were others."""
-    for name in _state.intercepting.keys() - (set() if anew else wanted.keys()):
-        _state.intercepting.pop(name).uninstall()
+    for name in context.intercepting.keys() - (set() if anew else wanted.keys()):
+        context.intercepting.pop(name).uninstall()
     for name, interceptor in wanted.items():
-        if name not in _state.intercepting:
+        if name not in context.intercepting:
             interceptor.install()
-            _state.intercepting[name] = interceptor
+            context.intercepting[name] = interceptor
 
 
 def settings() -> Settings:
     """The settings in force."""
     _load()
-    assert _state.settings is not None
-    return _state.settings
+    assert context.settings is not None
+    return context.settings
 
 
 def plugins_asked_by_size() -> tuple[str, ...]:
     """Plugins in use that do not say that they tolerate growth, by kind and name: plans hold for fewer sizes with them."""
-    return asked_by_size_in(registry(), settings(), max(1, len(_state.opened)))
+    return session_plans.asked_by_size_in(registry(), settings(), max(1, len(context.opened)))
 
 
 def registry() -> Registry:
     """The plugins that are in use."""
     _load()
-    assert _state.registry is not None
-    return _state.registry
+    assert context.registry is not None
+    return context.registry
 
 
 def _load() -> None:
-    if _state.settings is not None and _state.registry is not None:
+    if context.settings is not None and context.registry is not None:
         return
-    with collect_later, _lock:
-        if _state.settings is None:
-            resolved = resolve(_state.overrides).settings
+    with collect_later, context.lock:
+        if context.settings is None:
+            resolved = resolve(context.overrides).settings
             _apply(resolved, load_plugins(resolved))
 
 
@@ -247,29 +245,29 @@ def init() -> None:
     _session()
 
 
-def _session() -> Session | PoolSession:
-    if _state.forked:
+def _session() -> ClientSession:
+    if context.forked:
         raise ForkedProcess
     if interpreter_shutdown.has_begun():
         raise SessionLost("the program is ending, and its session has ended: use tensors before, or use atexit")
-    session = _state.session
+    session = context.session
     if session is not None and not session.lost:
         return session
     # Finalizers that use the device must not begin a second session in the middle of this.
-    with collect_later, _lock:
-        session = _state.session
+    with collect_later, context.lock:
+        session = context.session
         if session is not None and not session.lost:
             return session
         session = _open()
-        hooks = list(_state.hooks)
+        hooks = list(context.hooks)
     # Without the lock: hooks may use the device, also from threads that they start.
     for hook in hooks:
         hook()
     return session
 
 
-def _open() -> Session | PoolSession:
-    if _state.session is not None:
+def _open() -> ClientSession:
+    if context.session is not None:
         _end_session()
     opened = _connect()
     try:
@@ -278,35 +276,36 @@ def _open() -> Session | PoolSession:
         for one in opened:
             one.close()
         raise
-    _state.opened, _state.session = opened, session
-    if isinstance(session, PoolSession):
-        port.whole_programs += 1  # where a program runs is decided over all of it
+    context.opened, context.session = opened, session
+    port.whole_programs += session.needs_whole_programs
     log.info("connected", server=session.server, session=session_name())
     kinds = tuple(one.attached.device.kind for one in opened)
-    _state.observers.tell("connected", server=session.server, fallbacks=opened[0].fallbacks, kinds=kinds)
+    context.observers.tell("connected", server=session.server, fallbacks=opened[0].fallbacks, kinds=kinds)
     return session
 
 
-def _new_session(opened: tuple[Opened, ...]) -> Session | PoolSession:
+def _new_session(opened: tuple[Opened, ...]) -> ClientSession:
     if len(opened) > 1:
-        return open_pool(opened, settings(), new_planner(len(opened)), plan_whole, _state.stats, _state.observers)
+        plan = partial(session_plans.plan_whole, context)
+        planner = session_plans.new_planner(context, len(opened))
+        return open_pool(opened, settings(), planner, plan, context.stats, context.observers)
     (only,) = opened
     attached = only.attached
     return Session(
         only.connection,
-        new_planner(1),
-        _state.stats,
+        session_plans.new_planner(context, 1),
+        context.stats,
         only.url,
-        _state.observers,
-        attached.recalls,
-        only.codings,
+        context.observers,
+        recalls=attached.recalls,
+        codings=only.codings,
         called=only.server,
     )
 
 
 def _connect() -> tuple[Opened, ...]:
     # The executors start while plugins are loaded.
-    executors = start_executors(_state.settings or resolve(_state.overrides).settings)
+    executors = start_executors(context.settings or resolve(context.overrides).settings)
     try:
         return open_connections(settings(), registry(), executors)
     except BaseException:
@@ -317,7 +316,7 @@ def _connect() -> tuple[Opened, ...]:
 
 def _runtime() -> Runtime:
     """For interception: the session that is open; a lost one stays lost until `init()`."""
-    return _state.session if _state.session is not None and not _state.forked else _session()
+    return context.session if context.session is not None and not context.forked else _session()
 
 
 async def init_async() -> None:
@@ -330,8 +329,8 @@ async def init_async() -> None:
 @for_users
 def register_init_hook(hook: InitHook) -> None:
     """Call `hook` after each time a session begins; at once if one is open."""
-    with _lock:
-        _state.hooks.append(hook)
+    with context.lock:
+        context.hooks.append(hook)
         is_open = is_initialized()
     if is_open:
         hook()
@@ -339,31 +338,31 @@ def register_init_hook(hook: InitHook) -> None:
 
 def is_initialized() -> bool:
     """True while a session is open."""
-    return _state.session is not None and not _state.session.lost and not _state.forked
+    return context.session is not None and not context.session.lost and not context.forked
 
 
 @for_users
 def shut_down() -> None:
     """End the session and, where it is the embedded default, its executor. Its tensors are lost."""
-    with collect_later, _lock:
-        if _state.session is not None and not _state.forked:
+    with collect_later, context.lock:
+        if context.session is not None and not context.forked:
             _end_session()
 
 
 def _end_session() -> None:
     """End the session, lost or not; what was recorded for it is dropped."""
-    session, _state.session = _state.session, None
-    opened, _state.opened = _state.opened, ()
+    session, context.session = context.session, None
+    opened, context.opened = context.opened, ()
     assert session is not None
-    port.whole_programs -= isinstance(session, PoolSession)
+    port.whole_programs -= session.needs_whole_programs
     session.close()
     recorder.drop_everything()
     forget_what_was_learnt()
-    _state.first_storage = new_storage()
-    _state.observers.tell("disconnected", server=session.server)
-    _state.closed = (
-        _state.closed[0] + sum(one.connection.bytes_sent for one in opened),
-        _state.closed[1] + sum(one.connection.bytes_received for one in opened),
+    context.first_storage = new_storage()
+    context.observers.tell("disconnected", server=session.server)
+    context.closed = (
+        context.closed[0] + sum(one.connection.bytes_sent for one in opened),
+        context.closed[1] + sum(one.connection.bytes_received for one in opened),
     )
     for one in opened:
         if one.executor is not None:
@@ -387,46 +386,83 @@ def cancel(thread: threading.Thread | None = None) -> None:
     Values that the stopped work was to make or write raise `ProgramStopped` when they are used. All other values and the
     session stay usable, and what threads record afterwards runs as usual.
     """
-    session = _state.session
-    if session is not None and not session.lost and not _state.forked:
+    session = context.session
+    if session is not None and not session.lost and not context.forked:
         session.cancel(None if thread is None else thread.ident or 0)
 
 
 def device() -> DeviceInfo | None:
     """The physical device of the open session, the first where there are several; None where there is none."""
-    return _state.opened[0].attached.device if _state.opened else None
+    return context.opened[0].attached.device if context.opened else None
 
 
 def pool_topology() -> NetworkTopology | None:
     """The devices behind the open session, and the links between them, where there are several."""
-    return _state.session.topology if isinstance(_state.session, PoolSession) else None
+    return context.session.topology if context.session is not None else None
 
 
 def session_name() -> str:
     """Name of the open session; empty where there is none."""
-    return _state.opened[0].now.session if _state.opened else ""
+    return context.opened[0].now.session if context.opened else ""
+
+
+def last_profile() -> WorkloadProfile | None:
+    """Profile of the whole program that was sent last; None where nothing was sent in this session.
+
+    Found without analysing anything: a program that came before is known, also where it is sent in pieces. Facts in matches,
+    such as the number of keys, and value ids are those of the program when it came first.
+    """
+    return context.session.last_profile if context.session is not None else None
+
+
+def record_plans() -> AbstractContextManager[list[PipelineResult]]:
+    """Collects the result of every plan that is made inside the block, of programs as they are and not in pieces."""
+    return session_plans.record_plans(context)
+
+
+def whole_programs() -> AbstractContextManager[None]:
+    """Sends programs whole inside the block, and not in pieces while they are recorded."""
+    return session_plans.whole_programs()
+
+
+def switched_off(program: Program | ProgramGraph) -> Without:
+    """Optimizations that were found not to pay for such a program in this session, each with the reason."""
+    return session_plans.switched_off(context, program)
+
+
+def stats() -> Mapping[str, int]:
+    """Counters since the start or the last reset; sizes in bytes.
+
+    Plugins with which plans hold for fewer sizes are named beside `plans_for_sizes`.
+    """
+    return counters(context)
+
+
+def reset_stats() -> None:
+    """Start counting from zero."""
+    reset_counters(context)
 
 
 def queue_seconds() -> float:
     """Seconds that a submission waited for its turn on the device, on average since the counters were reset."""
-    return _state.stats.server_queue_us / 1e6 / max(1, _state.stats.submissions)
+    return context.stats.server_queue_us / 1e6 / max(1, context.stats.submissions)
 
 
 def executor_process() -> int:
     """Process number of the (first) executor of the open session, on its machine; 0 where there is none."""
-    return _state.opened[0].process if _state.opened else 0
+    return context.opened[0].process if context.opened else 0
 
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
     """`observer` is told of events inside the block, as those of plugins are."""
-    with _state.observers.joined_by(observer):
+    with context.observers.joined_by(observer):
         yield
 
 
 def _device_count() -> int:
     """Number of logical devices: all executors as one, and each of several by itself."""
-    several = len(_state.opened) or (1 if _named_servers() else _resolved().executors)
+    several = len(context.opened) or (1 if _named_servers() else _resolved().executors)
     return 1 + several if several > 1 else 1
 
 
@@ -437,17 +473,17 @@ def _named_servers() -> bool:
 
 def _resolved() -> Settings:
     """The settings, without the plugins that they select: `torch.manual_seed` asks how many devices there are."""
-    return _state.settings or resolve(_state.overrides).settings
+    return context.settings or resolve(context.overrides).settings
 
 
 def _is_available() -> bool:
     """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
-    if _state.answered or is_initialized() or not _named_servers():
+    if context.answered or is_initialized() or not _named_servers():
         return True
     reason = why_unavailable(settings(), registry())
     if reason:
         log.warning("the remote device cannot be used", reason=reason)
-    _state.answered = not reason
+    context.answered = not reason
     return not reason
 
 
@@ -457,7 +493,7 @@ def _prepare() -> None:
     An executor of this program's own starts when something is sent.
     """
     port.prepare = _nothing
-    if _state.session is None and not _state.forked and _named_servers():
+    if context.session is None and not context.forked and _named_servers():
         try:
             _session()
         except BaseException:
@@ -471,8 +507,8 @@ def _nothing() -> None:
 
 def _described(index: int) -> tuple[str, DeviceInfo]:
     """The open session's name, and the device of an index; of all executors the first, with the memory of all."""
-    assert _state.opened
-    infos = [one.attached.device for one in _state.opened]
+    assert context.opened
+    infos = [one.attached.device for one in context.opened]
     if index:
         return session_name(), infos[index - 1]
     memory, free = sum(i.memory for i in infos), sum(i.memory_free or 0 for i in infos)
@@ -484,13 +520,12 @@ def _after_fork() -> None:
 
     Where the parent had no session yet, the child is a client of its own.
     """
-    global _lock
-    _lock = threading.RLock()  # another thread of the parent may have held it
-    _state.forked = port.forked = _state.forked or _state.session is not None
-    if _state.forked:
+    context.lock = threading.RLock()  # another thread of the parent may have held it
+    context.forked = port.forked = context.forked or context.session is not None
+    if context.forked:
         # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_state.opened))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_state.session))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.opened))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))
     recorder.forget_everything()
 
 

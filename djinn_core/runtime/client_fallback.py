@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class ClientFallback:
-    """Implements `interception.port.Fallback`."""
+    """Implements `runtime_interface.Fallback`."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats

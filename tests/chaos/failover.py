@@ -75,7 +75,7 @@ class Pair:
     def victims(self, _: random.Random) -> list[int]:
         """The server that has the session, with its executor; both servers run."""
         running = {server.url: server.run() for server in self.servers}
-        (only,) = client._state.opened
+        (only,) = client.context.opened
         return [running[only.connection.server], only.process]
 
 

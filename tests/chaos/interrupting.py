@@ -142,9 +142,9 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
     if len(caught) == 1 and pressed[1] > caught[0]:
         trial.wrong = "the second one was not raised"
     trial.raised = [came - went for came, went in zip(caught, pressed, strict=False)]
-    session = client._state.session
-    while session is not None and session._pending and not session.lost:
-        session.take_what_came()
+    session = client.context.session
+    while session is not None and session.replies.pending and not session.lost:
+        session.replies.take_what_came()
         time.sleep(0.01)
     trial.idle = time.monotonic() - caught[-1]
     if torch.ones(2, device=DEVICE).sum().item() != 2.0:
@@ -156,7 +156,7 @@ def _wrong_of(kept: dict[int, torch.Tensor]) -> str:
     for number, tensor in kept.items():
         if tensor.tolist() != [float(number)] * (100 + number):
             return f"tensor {number} is not what it was"
-    session = client._state.session
+    session = client.context.session
     if session is None or session.lost:
         return "the session is lost"
     return ""

@@ -69,7 +69,7 @@ def pool(kind: str, folder: Path, *options: str) -> Iterator[None]:
         djinn.configure(servers=urls, token=token, **settings)
         try:
             djinn.init()
-            assert len(client._state.opened) == 2
+            assert len(client.context.opened) == 2
             yield
         finally:
             djinn.shut_down()

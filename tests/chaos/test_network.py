@@ -17,7 +17,7 @@ REMOTE = "remote_accelerator:0"
 def network(connect, url_of):
     network = BadNetwork(url_of("tcp"))
     with connect(network.url):
-        connection = client._state.opened[0].connection
+        connection = client.context.opened[0].connection
         assert isinstance(connection, ResumingConnection)
         yield network
         network.up = network.down = lambda _: PASS

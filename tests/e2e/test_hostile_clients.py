@@ -223,7 +223,7 @@ def test_an_upload_without_end_fails_alone(session):
 
 def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
     values = torch.arange(4.0).to(REMOTE)
-    client._state.session.connection.send(Frame(b"\xc1"))
+    client.context.session.link.channel.send(Frame(b"\xc1"))
     with pytest.raises(SessionLost, match=r"cannot read a message[^$]*djinn\.init\(\)"):
         (values + 1).cpu()
     with pytest.raises(SessionLost):
@@ -236,7 +236,7 @@ def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
 def test_the_reason_is_found_where_nothing_can_be_sent_any_more(over):
     values = torch.arange(4.0).to(REMOTE)
     djinn.synchronize()
-    connection = client._state.session.connection
+    connection = client.context.session.link.channel
     connection.send(Frame(b"\xc1"))
     with pytest.raises(TransportError):
         for _ in range(1000):

@@ -114,7 +114,7 @@ def run(ops: int, seed: int) -> dict[str, Any]:
     """
     rng = random.Random(seed)
     witness = torch.arange(4.0).to(REMOTE)
-    session = client._state.session
+    session = client.context.session
     raised: Counter[str] = Counter()
     for number in range(ops):
         make = rng.choice(MAKES)
@@ -130,7 +130,7 @@ def run(ops: int, seed: int) -> dict[str, Any]:
             assert witness.cpu().tolist() == [0.0, 1.0, 2.0, 3.0], f"by op {number} of seed {seed}"
     with contextlib.suppress(RemoteError):
         djinn.synchronize()
-    assert client._state.session is session
+    assert client.context.session is session
     assert not session.lost
     return {"ops": ops, "raised": sum(raised.values()), "kinds": dict(raised.most_common())}
 

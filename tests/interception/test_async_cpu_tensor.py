@@ -36,9 +36,9 @@ class SlowLink:
 @pytest.fixture
 def slow(embedded, monkeypatch):
     djinn.synchronize()
-    session = client._state.session
+    session = client.context.session
     with monkeypatch.context() as patch:
-        patch.setattr(session, "connection", SlowLink(session.connection))
+        patch.setattr(session.link, "channel", SlowLink(session.link.channel))
         djinn.reset_stats()
         yield embedded
         pending_copies.land_what_came()

@@ -19,7 +19,7 @@ def pooled():
     def configure(policy, **settings):
         with configured(executors=2, threads=1, placement_policy=policy, **settings):
             djinn.init()
-            yield client._state.session
+            yield client.context.session
 
     return configure
 

@@ -13,7 +13,7 @@ import torch
 import djinn
 from djinn.recording import fetch_later
 from djinn_core.runtime import client
-from djinn_core.runtime.session import Session
+from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.wire.peer_messages import Invited
 
 REMOTE = "remote_accelerator:0"
@@ -28,10 +28,10 @@ def values_held(session):
 
 def test_work_is_on_both(blind):
     given = torch.arange(12.0).reshape(3, 4)
-    before = [member.last_number for member in blind.members]
+    before = [member.submissions.last_number for member in blind.members]
     ours = given.to(REMOTE)
     assert torch.equal((ours @ ours.T + 1).relu().cpu(), (given @ given.T + 1).relu())
-    assert all(member.last_number > number for member, number in zip(blind.members, before, strict=True))
+    assert all(member.submissions.last_number > number for member, number in zip(blind.members, before, strict=True))
 
 
 def test_writes_are_seen_by_views_and_copies(blind):
@@ -172,7 +172,7 @@ def test_plans_are_found_again(blind):
 
 def kill(number):
     """Kill one of the executors."""
-    os.kill(client._state.opened[number].executor.process_id, signal.SIGKILL)
+    os.kill(client.context.opened[number].executor.process_id, signal.SIGKILL)
 
 
 def test_what_is_used_first_can_be_asked_for_at_once(blind):
@@ -203,8 +203,8 @@ def test_an_interrupted_look_at_both_can_be_repeated(blind, monkeypatch):
     pending = fetch_later([given + 1, given * 2, given - 1])
     assert len(blind._asked[pending._asked[1]].questions) == 2
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("djinn_core.runtime.session.GRACE_SECONDS", 1000.0)  # nothing is stopped
-        patch.setattr(blind.members[1], "_receive_until", interrupted)
+        patch.setattr("djinn_core.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
+        patch.setattr(blind.members[1].replies, "receive_until", interrupted)
         pending.result()
     assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
 
@@ -216,7 +216,7 @@ def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
 
     def interrupted_once(*arguments):
         monkeypatch.undo()
-        monkeypatch.setattr("djinn_core.runtime.session.GRACE_SECONDS", 1000.0)  # nothing is stopped
+        monkeypatch.setattr("djinn_core.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
         signal.raise_signal(signal.SIGINT)
         expect(*arguments)
 
@@ -274,8 +274,8 @@ def strangers(monkeypatch):
         reply = ask(self, question, kind)
         return Invited(reply.ticket, ("tcp://127.0.0.1:1",)) if kind is Invited else reply
 
-    ask = Session.ask
-    monkeypatch.setattr(Session, "ask", nowhere)
+    ask = Replies.ask
+    monkeypatch.setattr(Replies, "ask", nowhere)
 
 
 def test_what_cannot_go_directly_passes_through_the_client(pooled, strangers, caplog):

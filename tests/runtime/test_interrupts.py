@@ -13,8 +13,7 @@ import djinn
 from djinn_core.errors import ProgramStopped
 from djinn_core.interrupts import held, raise_outside_torch
 from djinn_core.runtime import client
-from djinn_core.runtime import session as sessions
-from djinn_core.runtime.sending import uploads
+from djinn_core.runtime.sending import cancellation, uploads
 
 DEVICE = "remote_accelerator:0"
 SIDE = 500
@@ -34,7 +33,7 @@ def interruptible():
 @pytest.fixture
 def session(embedded):
     djinn.synchronize()
-    return client._state.session
+    return client.context.session
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def presses():
         pressed = []
 
         def press():
-            while not session._pending:
+            while not session.replies.pending:
                 time.sleep(0.01)
             time.sleep(0.5)
             pressed.append(time.monotonic())
@@ -85,7 +84,7 @@ def test_ctrl_c_ends_a_wait_and_stops_what_it_waited_for(session, presses):
 
 
 def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(session, presses, monkeypatch):
-    monkeypatch.setattr(sessions, "GRACE_SECONDS", 1000.0)  # as for a single op that takes long
+    monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)  # as for a single op that takes long
     kept = torch.arange(4.0).to(DEVICE)
     total = long_program()
     for program in (total.item, lambda: print(torch.ones(2, device=DEVICE)), kept.sum().item):
@@ -100,10 +99,14 @@ def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(sessio
 
 
 def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
-    monkeypatch.setattr(sessions, "GRACE_SECONDS", 1000.0)
+    monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)
     x = torch.ones(3, device=DEVICE)
     djinn.synchronize()
-    for where, place in (("run", session), ("_plan", session._planner), ("connection", session)):
+    for where, place in (
+        ("run", session.submissions),
+        ("_plan", session.submissions.planner),
+        ("channel", session.link),
+    ):
         reached = getattr(place, where)
 
         def interrupted_once(*arguments, reached=reached, place=place, where=where):
@@ -113,23 +116,23 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(session, monkeypatch):
 
         class Interrupting:
             def __getattr__(self, name, reached=reached):
-                monkeypatch.setattr(session, "connection", reached)
+                monkeypatch.setattr(session.link, "channel", reached)
                 signal.raise_signal(signal.SIGINT)
                 return getattr(reached, name)
 
         x.add_(1)
         doubled = x * (2.0 if where == "run" else 3.0 if where == "_plan" else 4.0)  # so that it is planned anew
-        monkeypatch.setattr(place, where, Interrupting() if where == "connection" else interrupted_once)
+        monkeypatch.setattr(place, where, Interrupting() if where == "channel" else interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             (doubled.neg() if where == "_plan" else doubled).sum().item()
         assert getattr(place, where) == reached, "it was interrupted there"
-        factor = {"run": 2, "_plan": 3, "connection": 4}[where]
+        factor = {"run": 2, "_plan": 3, "channel": 4}[where]
         assert doubled.tolist() == [factor * value for value in x.tolist()]
     assert x.tolist() == [4, 4, 4]
 
 
 def test_planning_is_interrupted_where_it_is(session, monkeypatch):
-    planner = session._planner
+    planner = session.submissions.planner
     plan, reached = planner._plan, []
 
     def slow(*arguments):
@@ -173,17 +176,17 @@ def test_an_interrupted_upload_is_withdrawn(session, monkeypatch):
 
 
 def test_a_question_that_was_interrupted_is_not_answered_to_the_next(session, monkeypatch):
-    receive = session.connection.receive
+    receive = session.link.channel.receive
 
     def interrupted_once(timeout=None):
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
         raise TimeoutError
 
-    monkeypatch.setattr(session.connection, "receive", interrupted_once)
+    monkeypatch.setattr(session.link.channel, "receive", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         torch.remote_accelerator.memory_allocated()
-    assert session.connection.receive == receive
+    assert session.link.channel.receive == receive
     before = torch.remote_accelerator.memory_allocated()
     kept = torch.ones(1 << 18, device=DEVICE)
     djinn.synchronize()
@@ -206,7 +209,7 @@ def test_cancel_ends_the_waits_of_all_threads_or_of_one(session):
     for thread in threads.values():
         thread.start()
         begun.acquire()
-    while len({pending.thread for pending in list(session._pending.values())}) < 2:
+    while len({pending.thread for pending in list(session.replies.pending.values())}) < 2:
         time.sleep(0.01)
     started = time.monotonic()
     djinn.cancel(threads["one"])
@@ -265,8 +268,8 @@ def test_no_finalizer_swallows_an_interrupt(session):
     from djinn_core.interception.tensors.storage import Value
 
     assert not hasattr(Value.__dict__["__del__"], "__code__")
-    handle = session._sequence
+    handle = session.submissions.last_number
     x = torch.ones(3, device=DEVICE)
     del x
     djinn.synchronize()
-    assert session._sequence > handle
+    assert session.submissions.last_number > handle

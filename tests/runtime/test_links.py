@@ -36,6 +36,6 @@ def test_another_session_is_measured_anew(embedded):
 
 
 def test_waiting_for_a_turn_is_an_average_over_submissions(embedded, monkeypatch):
-    monkeypatch.setattr(client._state.stats, "server_queue_us", 4_000_000)
-    monkeypatch.setattr(client._state.stats, "submissions", 8)
+    monkeypatch.setattr(client.context.stats, "server_queue_us", 4_000_000)
+    monkeypatch.setattr(client.context.stats, "submissions", 8)
     assert client.queue_seconds() == 0.5

@@ -20,7 +20,7 @@ def own():
     djinn.shut_down()
     djinn.configure(threads=1)
     djinn.init()
-    executor = client._state.opened[0].executor
+    executor = client.context.opened[0].executor
     yield executor
     djinn.shut_down()
     djinn.configure()

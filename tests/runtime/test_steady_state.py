@@ -17,7 +17,6 @@ from djinn_core.pipeline import tolerate_growth
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.plans import PlansByStructure
 from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
-from djinn_core.runtime.state import state
 
 DEVICE = "remote_accelerator:0"
 WORK = [
@@ -198,7 +197,7 @@ def beside_an_optimization():
     def begin(one: Innocent, executors: int = 1) -> str:
         djinn.shut_down()
         djinn.configure(plugins=["local"], executors=executors)
-        state.registry = attrs.evolve(client.registry(), optimizations=(one,))
+        client.context.registry = attrs.evolve(client.registry(), optimizations=(one,))
         return DEVICE
 
     yield begin

@@ -47,7 +47,7 @@ def test_a_session_that_computes_is_ended_and_its_program_hears_why(connect, url
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not client._state.session._pending:
+        while not client.context.session.replies.pending:
             time.sleep(0.01)
         started = time.monotonic()
         ended = killing(name[:8])

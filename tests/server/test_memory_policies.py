@@ -200,7 +200,7 @@ def scans(policy):
             for weight in weights[1:]:
                 total = total + weight.sum()
             sums.append(total.item())
-        return sums, client._state.session.figures()
+        return sums, client.context.session.figures()
 
 
 def test_least_recently_used_beside_the_built_in_policy_on_an_executor():

@@ -133,7 +133,7 @@ def test_errors_name_the_address_that_was_configured(plain):
     with configured(servers=[url], token=plain.token):
         matrix = torch.ones(700, 700, device=DEVICE)
         assert matrix.sum().item() == 490_000
-        reached = client._state.opened[0].url
+        reached = client.context.opened[0].url
         assert reached.startswith("unix://"), "the fastest way on one machine"
         with pytest.raises(djinn.DeadlineExceeded, match=f"^{url} did not answer"), djinn.deadline(0.2):
             long = matrix
@@ -150,7 +150,7 @@ def test_errors_name_the_address_that_was_configured(plain):
 def test_an_executor_of_ones_own_has_no_address():
     with configured(threads=1):
         djinn.init()
-        assert client._state.session.called == "this program's own executor"
+        assert client.context.session.link.called == "this program's own executor"
 
 
 def test_a_port_that_is_taken_is_told_before_executors_start(python, plain_environment, tmp_path):

@@ -61,13 +61,13 @@ def on_the_server():
 
 def tables():
     """Sizes of what this process remembers."""
-    session = client._state.session
+    session = client.context.session
     return {
         "calls": len(dispatch._calls),
         "signatures": len(meta_infer._signatures),
         "freed": len(storage.freed),
         "unsent": sum(len(r.entries) for r in recorder.recorders()),
-        "pending": len(session._pending),
+        "pending": len(session.replies.pending),
     }
 
 

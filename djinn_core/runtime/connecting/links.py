@@ -19,7 +19,6 @@ CLIENT: Final = "client"
 PINGS: Final = 7
 BULK: Final = 4 << 20  # bytes that are sent and fetched
 _NAME: Final = "remote_accelerator"
-_measured: tuple[object, tuple[Link, ...]] = (None, ())
 
 
 @for_users
@@ -33,14 +32,13 @@ def topology() -> NetworkTopology:
     Raises:
         DjinnError: nothing can be reached, or the session was lost.
     """
-    global _measured
     client.init()
     session = client.session_name()
     known = client.pool_topology() or topology_of(client.device() or NOWHERE)
-    if _measured[0] != session:
-        _measured = (session, _links_to(known))
+    if client.context.links[0] != session:
+        client.context.links = session, _links_to(known)
     devices = tuple(attrs.evolve(device, queue=client.queue_seconds()) for device in known.devices)
-    return NetworkTopology(devices, (*_measured[1], *known.links))
+    return NetworkTopology(devices, (*client.context.links[1], *known.links))
 
 
 def _links_to(known: NetworkTopology) -> tuple[Link, ...]:

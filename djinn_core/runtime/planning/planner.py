@@ -6,8 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 
+import attrs
+
 from djinn_core.hookspecs.optimizations import Judge
 from djinn_core.interrupts import held
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import Run
@@ -23,7 +26,22 @@ VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that the
 
 _SIZES_CHANGE = "the program's sizes keep changing, and what it puts in holds for one size"
 
-PlanProgram = Callable[[Program, Without], PipelineResult]
+
+@attrs.frozen
+class PlannedProgram:
+    """A program that was planned, or a piece of one.
+
+    Attributes:
+        result: what the stages made of it.
+        profile: of what was planned. whole: of the program that it is, or is a piece of.
+    """
+
+    result: PipelineResult
+    profile: WorkloadProfile
+    whole: WorkloadProfile
+
+
+PlanProgram = Callable[[Program, Without], PlannedProgram]
 
 
 class Planner:
@@ -33,19 +51,20 @@ class Planner:
         self,
         plan: PlanProgram,
         stats: Stats,
-        made: Callable[[Prepared, Program], None] = lambda _, __: None,
+        made: Callable[[Prepared, Program, PlannedProgram], None] = lambda *_: None,
         factor: int = FACTOR,
         judge: Judge | None = None,
         unsure: Container[str] = frozenset(),
+        recent: Recent | None = None,
     ) -> None:
-        """`made` is told of each new plan and its program; `recent` are plans that were asked for, the latest last.
+        """`made` is told of each new plan and its program; `recent` gets plans that were asked for, the latest last.
 
         `factor`: as in `PlansByStructure`. `judge`: says which optimizations pay, where a plugin does. `unsure`: names of
         optimizations whose rewrites may depend on the sizes and numbers of what they rewrote.
         """
         self.factor = factor
         self.unsure = unsure
-        self.recent: Recent = deque(maxlen=RECENT)
+        self.recent: Recent = deque(maxlen=RECENT) if recent is None else recent
         self._plan = plan
         self._made = made
         self._stats = stats
@@ -66,9 +85,9 @@ class Planner:
         began = time.perf_counter()
         if self._planned.ranges_left > left or any(one.held_by_sizes for one in variants):
             self._stats.plans_for_sizes += 1
-        result = self._result(program, {**self.verdicts.about(program), **self._held_by_sizes(variants)})
-        prepared = self._prepared(result, program)
-        self._trials.begin(prepared, tried_of(result), time.perf_counter() - began, program)
+        planned = self._planned_program(program, {**self.verdicts.about(program), **self._held_by_sizes(variants)})
+        prepared = self._prepared(planned, program)
+        self._trials.begin(prepared, tried_of(planned.result), time.perf_counter() - began, program)
         self.recent.append((prepared, values))
         variants.append(prepared)
         del variants[:-VARIANTS_LIMIT]
@@ -84,14 +103,15 @@ class Planner:
         return dict.fromkeys((name for one in variants for name in one.substituted), _SIZES_CHANGE)
 
     def _make_other(self, program: Program, without: Without) -> Prepared:
-        return self._prepared(self._result(program, without), program)
+        return self._prepared(self._planned_program(program, without), program)
 
-    def _result(self, program: Program, without: Without) -> PipelineResult:
+    def _planned_program(self, program: Program, without: Without) -> PlannedProgram:
         self._stats.plans_made += 1
         with modes_as_before(), held.let_through():
             return self._plan(program, without)
 
-    def _prepared(self, result: PipelineResult, program: Program) -> Prepared:
+    def _prepared(self, planned: PlannedProgram, program: Program) -> Prepared:
+        result = planned.result
         schedule = result.schedule
         assert schedule is not None
         (steps,) = schedule.steps.values()
@@ -103,5 +123,12 @@ class Planner:
         results = result.plan.results if result.plan is not None else ()
         unsure = (r.optimization for r in results if r.applied and r.optimization in self.unsure)
         prepared.substituted = tuple(dict.fromkeys((*tried_of(result), *unsure)))
-        self._made(prepared, program)
+        prepared.profile = planned.whole
+        self._made(prepared, program, planned)
         return prepared
+
+    @property
+    def last_profile(self) -> WorkloadProfile | None:
+        """Profile of the whole program of which a plan was asked for last; None where there was none."""
+        plan: Prepared | None = self.recent[-1][0] if self.recent else None
+        return plan.profile if plan is not None else None

@@ -16,10 +16,8 @@ import attrs
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import profile_of_piece
-from djinn_core.runtime.sending.template import Prepared
 
 _KEPT = 32  # whole programs
-_NAMED = 512  # plans whose profiles are known
 _WIDTH = 8  # bytes of a number in an array
 
 
@@ -34,13 +32,11 @@ class _Whole:
 
 
 class WholePrograms:
-    """The most recently planned whole programs, and which plan belongs to which; for any number of threads."""
+    """The most recently planned whole programs; for any number of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wholes: OrderedDict[bytes, _Whole] = OrderedDict()
-        self._profiles: OrderedDict[int, tuple[Prepared, WorkloadProfile]] = OrderedDict()
-        self._planned: WorkloadProfile | None = None
         self._last: tuple[_Whole, int] | None = None
 
     def remember(self, program: Program, profile: WorkloadProfile) -> None:
@@ -51,10 +47,9 @@ class WholePrograms:
             self._wholes.move_to_end(calls)
             while len(self._wholes) > _KEPT:
                 self._wholes.popitem(last=False)
-            self._planned = profile
 
-    def piece(self, program: Program) -> WorkloadProfile | None:
-        """The profile of a program that is a piece of a known one; None where it is none."""
+    def piece(self, program: Program) -> tuple[WorkloadProfile, WorkloadProfile] | None:
+        """The profile of a program that is a piece of a known one, and of that one; None where it is none."""
         with self._lock:
             found = self._find(program)
             if found is None:
@@ -62,10 +57,9 @@ class WholePrograms:
             whole, at = found
             self._last = whole, at + len(program)
             self._wholes.move_to_end(whole.calls)
-            self._planned = whole.profile
         values = whole.program.operands[whole.starts[at] : whole.starts[at + len(program)]]
         names = dict(zip(values, program.operands, strict=True))
-        return profile_of_piece(whole.profile, range(at, at + len(program)), names)
+        return profile_of_piece(whole.profile, range(at, at + len(program)), names), whole.profile
 
     def _find(self, program: Program) -> tuple[_Whole, int] | None:
         """The whole program, and where the piece begins in it: after the last piece, if that fits."""
@@ -79,21 +73,6 @@ class WholePrograms:
                     return whole, at // _WIDTH
                 at = whole.calls.find(calls, at + 1)
         return None
-
-    def named(self, prepared: Prepared) -> None:
-        """`prepared` is the plan of the program that was asked about last."""
-        with self._lock:
-            if self._planned is None:
-                return
-            self._profiles[id(prepared)] = (prepared, self._planned)
-            while len(self._profiles) > _NAMED:
-                self._profiles.popitem(last=False)
-
-    def profile_of(self, prepared: Prepared | None) -> WorkloadProfile | None:
-        """The profile of the whole program that a plan belongs to."""
-        with self._lock:
-            known = self._profiles.get(id(prepared))
-        return known[1] if known is not None else None
 
 
 def _calls(program: Program) -> bytes:

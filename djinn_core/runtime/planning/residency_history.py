@@ -43,22 +43,9 @@ class EarlierPrograms:
         """`recent`: plans that ran, with the values of the program that each stood for, the latest last."""
         self._recent = recent
         self._carried: OrderedDict[int, _Carried] = OrderedDict()
-        self._latest: WorkloadProfile | None = None
 
-    @property
-    def latest(self) -> WorkloadProfile | None:
-        """Profile of the program that is being planned; None once it is planned."""
-        return self._latest
-
-    def about(self, profile: WorkloadProfile) -> None:
-        """Set the profile of the program that is being planned."""
-        self._latest = profile
-
-    def planned(self, plan: object, program: Program) -> None:
-        """`plan` was made for that program."""
-        profile, self._latest = self._latest, None
-        if profile is None:
-            return
+    def planned(self, plan: object, program: Program, profile: WorkloadProfile) -> None:
+        """`plan` was made for that program, of that profile."""
         lasting = {value: kind for value, kind in profile.residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
         self._carried[id(plan)] = _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting]))

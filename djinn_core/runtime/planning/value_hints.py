@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.runtime.sending.template import Prepared
-from djinn_core.runtime.session import Session
-from djinn_core.wire.messages import ValueHints, encode
+from djinn_core.wire.messages import ValueHints
 
 _LETTERS: Final = MappingProxyType({
     DataResidency.PERSISTENT_WEIGHT: "w",
@@ -22,13 +20,8 @@ _LETTERS: Final = MappingProxyType({
 })  # fmt: skip
 
 
-def tell_meaning(session: Session, prepared: Prepared, program: Program, profile: WorkloadProfile) -> None:
-    """Send it, before the template itself is sent."""
-    session.send(Frame(encode(meaning_of(prepared, program, profile))))
-
-
-def meaning_of(prepared: Prepared, program: Program, profile: WorkloadProfile) -> ValueHints:
-    """Of the inputs and outputs of a template; what nothing is known of is an activation."""
+def hints_for(prepared: Prepared, program: Program, profile: WorkloadProfile) -> ValueHints:
+    """Hints for the inputs and outputs of a template; what nothing is known of is an activation."""
     values = list(dict.fromkeys(program.operands))
 
     def letter(position: int) -> str:

@@ -17,7 +17,7 @@ import attrs
 
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.logs import get_logger
-from djinn_core.runtime.session import Session
+from djinn_core.runtime.pool.relay import Relay
 from djinn_core.wire.peer_messages import Gauge, LinkSeen
 
 FACTOR: Final = 2.0  # by which a link is another one
@@ -83,13 +83,13 @@ class PresentLinks:
 
     def __init__(
         self,
-        members: Sequence[Session],
+        relays: Sequence[Relay],
         devices: Sequence[DeviceCapabilities],
         measured: Sequence[Link],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`measured`: the links between the devices, which are in the order of their executors."""
-        self._members = tuple(members)
+        self._relays = tuple(relays)
         self._devices = tuple(devices)
         self._clock = clock
         now = clock()
@@ -102,9 +102,9 @@ class PresentLinks:
     def listen(self) -> int:
         """Take in the executors' measurements, and request missing ones; return the number of changes of links so far."""
         now = self._clock()
-        for number, member in enumerate(self._members):
-            if member.passing.seen:
-                self._hear(number, member.passing.take_seen(), now)
+        for number, relay in enumerate(self._relays):
+            if seen := relay.take_seen():
+                self._hear(number, seen, now)
         if now > self._next:
             self._next = now + DOUBTED
             self._gauge(now)
@@ -126,4 +126,4 @@ class PresentLinks:
         for (source, target), link in self._links.items():
             if link.is_due(now):
                 link.heard = now
-                self._members[source].tell(Gauge(target + 1))
+                self._relays[source].tell(Gauge(target + 1))

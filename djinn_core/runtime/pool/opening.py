@@ -18,12 +18,14 @@ from djinn_core.runtime.planning.planning import capabilities_of
 from djinn_core.runtime.pool.held_uploads import HeldUploads
 from djinn_core.runtime.pool.introductions import Introductions
 from djinn_core.runtime.pool.links import PresentLinks
-from djinn_core.runtime.pool.member import Member, acquaint
 from djinn_core.runtime.pool.planner import PoolPlanner, Whereabouts
+from djinn_core.runtime.pool.relay import Relay, look_after_each_other
 from djinn_core.runtime.pool.residency import Residency
 from djinn_core.runtime.pool.routes import Routes
 from djinn_core.runtime.pool.session import PoolSession
+from djinn_core.runtime.receiving.answers import AnswerReader
 from djinn_core.runtime.receiving.failures import Failures
+from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 
 PlanOnTopology = Callable[[ProgramGraph, Whereabouts, NetworkTopology], PipelineResult]
@@ -45,27 +47,30 @@ def open_pool(
     """
     failures, residency = Failures(), Residency()
     members = [
-        Member(
+        Session(
             one.connection,
             planner,
             stats,
             one.url,
             observers,
-            one.attached.recalls,
-            one.codings,
-            number,
-            failures,
-            one.server,
+            recalls=one.attached.recalls,
+            codings=one.codings,
+            called=one.server,
+            reader=AnswerReader(failures, number),
+            unread=1,  # what an executor says of its links counts for the next plan
         )
         for number, one in enumerate(opened, 1)
     ]
-    acquaint(members)
-    routes = Routes(members)
+    for number, member in enumerate(members, 1):
+        failures.read_by(number, member.replies.receive_until)
+    look_after_each_other(members)
+    relays = [Relay(member) for member in members]
+    routes = Routes(members, relays)
     infos = [one.attached.device for one in opened]
     devices = tuple(f"{number}/{info.id}" for number, info in enumerate(infos))
     capabilities = tuple(attrs.evolve(capabilities_of(i), id=name) for i, name in zip(infos, devices, strict=True))
     limits = limits_of(settings, devices)
-    links = PresentLinks(members, capabilities, routes.links(devices))
+    links = PresentLinks(relays, capabilities, routes.links(devices))
     pool_planner = PoolPlanner(
         lambda graph, where: plan(graph, where, links.topology),
         devices,

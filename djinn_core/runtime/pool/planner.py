@@ -117,7 +117,8 @@ class PoolPlanner:
         alike.plans.append(plan)
         del alike.plans[:-VARIANTS_LIMIT]
         self._recent.append((plan, values))
-        self._earlier.planned(plan, program)
+        if plan.profile is not None:
+            self._earlier.planned(plan, program, plan.profile)
         return plan, self.derived.extended(plan, values)
 
     def _make(self, program: Program, alike: ProgramFamily, turn: int | None) -> PooledPlan:
@@ -145,8 +146,6 @@ class PoolPlanner:
         plan.link_changes = self.link_changes
         plan.relied = relied_on(program, result, self._unsure)
         plan.profile = result.recorded or result.profile
-        if plan.profile is not None:
-            self._earlier.about(plan.profile)
         plan.crowded = not self._has_room(plan)  # and no plan would have
         if turn is not None:
             follows = result.plan is not None and FOLLOW in result.plan.hints

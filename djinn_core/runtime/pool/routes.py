@@ -11,6 +11,7 @@ from djinn_core.ir.costs import Link
 from djinn_core.logs import get_logger
 from djinn_core.runtime.pool.introductions import invitation
 from djinn_core.runtime.pool.parts import TransferStep
+from djinn_core.runtime.pool.relay import Relay
 from djinn_core.runtime.session import Session
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.peer_messages import CLIENT, Expect, Invite, Invited, Met, SendValues
@@ -25,8 +26,9 @@ log = get_logger("djinn.pool")
 class Routes:
     """Open routes between executors, and the transfers under way."""
 
-    def __init__(self, members: Sequence[Session]) -> None:
+    def __init__(self, members: Sequence[Session], relays: Sequence[Relay]) -> None:
         self._members = members
+        self._relays = relays
         self._met: dict[tuple[int, int], Met] = {}
         self._shipments = itertools.count(1)
         self._under_way: dict[TransferStep, list[int]] = {}
@@ -36,8 +38,8 @@ class Routes:
         met = self._met.get((source, target))
         if met is None:
             there = self._members[target]
-            invited = there.ask(Invite(source + 1), Invited)
-            met = self._members[source].ask(invitation(source, target, invited, there.server), Met)
+            invited = there.replies.ask(Invite(source + 1), Invited)
+            met = self._members[source].replies.ask(invitation(source, target, invited, there.server), Met)
             self._met[source, target] = met
             if met.error:
                 log.warning(
@@ -68,12 +70,12 @@ class Routes:
         shipment = next(self._shipments)
         self._under_way.setdefault(carry, []).append(shipment)
         ship = SendValues(shipment, carry.target + 1, pack_handles([value]), carry.move)
-        source, target = self._members[carry.source], self._members[carry.target]
+        source = self._relays[carry.source]
         if not self.meet(carry.source, carry.target).error:
             source.tell(ship)
             return
         for frame in source.take_over(msgspec.structs.replace(ship, peer=CLIENT)):
-            target.send(frame)
+            self._members[carry.target].link.send(frame)
 
     def expect(self, carry: TransferStep, value: int) -> None:
         """Have the receiver wait for what `ship` sent."""
@@ -81,4 +83,4 @@ class Routes:
         shipment = waiting.pop(0)
         if not waiting:
             del self._under_way[carry]
-        self._members[carry.target].tell(Expect(shipment, carry.source + 1, pack_handles([value])))
+        self._relays[carry.target].tell(Expect(shipment, carry.source + 1, pack_handles([value])))

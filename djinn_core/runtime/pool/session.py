@@ -104,7 +104,9 @@ class _Asked:
 
 
 class PoolSession:
-    """Implements `interception.port.Runtime` over several executors."""
+    """Implements `ClientSession` over several executors."""
+
+    needs_whole_programs = True
 
     def __init__(
         self,
@@ -131,22 +133,22 @@ class PoolSession:
         planner.derive_by(self._carry_out)
 
     def plan_by(self, planner: Planner) -> None:
-        """Plan anew from now on; `planner` says how far sizes may be from those that a plan was made for."""
+        """As `ClientSession.plan_by`; `planner` says how far sizes may be from those that a plan was made for."""
         self._planner.forget_plans(planner.factor, planner.unsure)
 
     @property
     def topology(self) -> NetworkTopology:
-        """The executors' devices, and the links between them as they are now."""
+        """As `ClientSession.topology`."""
         return self._links.topology
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the program that was sent last."""
+        """As `ClientSession.last_profile`."""
         return self._planner.last_profile
 
     @property
     def lost(self) -> str:
-        """Reason why the session is lost; empty while it is not. It is lost with the first executor."""
+        """As `ClientSession.lost`: it is lost with the first executor."""
         return next((member.lost for member in self.members if member.lost), "")
 
     # --- out ---------------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class PoolSession:
             raise SessionLost(self.lost)
         with held:
             for member in self.members:
-                member.make_ready()
+                member.submissions.make_ready()
             with held.patiently(self._tables):
                 prepared = self._prepare(submission.program) if submission.program.calls else None
                 with held.whole():  # what all of them have to hear is said to all of them
@@ -186,7 +188,7 @@ class PoolSession:
             if wish:
                 questions += self._questions(executor, wish, self._tell(executor, wish))
         if submission.fetch or submission.describe or submission.synchronize:
-            sent = tuple(member.last_number for member in self.members)
+            sent = tuple(member.submissions.last_number for member in self.members)
             self._asked[number] = _Asked(tuple(questions), sent, len(submission.fetch), len(submission.describe))
             self._note(number, questions, alike)
         return number
@@ -278,7 +280,7 @@ class PoolSession:
             executor = part.executor
             last = plan.last_runs.get(executor) == index
             wish = wishes[executor] if last else _Wish()
-            number = self.members[executor].run(wish.submission(program), part.prepared, values)
+            number = self.members[executor].submissions.run(wish.submission(program), part.prepared, values)
             if last:
                 questions += self._questions(executor, wish, number)
                 wishes[executor] = _Wish()
@@ -297,7 +299,7 @@ class PoolSession:
             self._tell(part.executor, _Wish(free=[values[i] for i in part.values]))
 
     def _tell(self, executor: int, wish: _Wish) -> int:
-        return self.members[executor].run(wish.submission(NOTHING))
+        return self.members[executor].submissions.run(wish.submission(NOTHING))
 
     @staticmethod
     def _questions(executor: int, wish: _Wish, number: int) -> list[_Question]:
@@ -344,7 +346,7 @@ class PoolSession:
             if not asked.late:
                 del self._asked[number]
                 for question in asked.waiting[1:]:
-                    self.members[question.executor].abandon(question.number)
+                    self.members[question.executor].replies.abandon(question.number)
             raise
         del self._asked[number]
         return asked.answer()
@@ -355,7 +357,7 @@ class PoolSession:
         except DjinnError as error:
             if isinstance(error, DeadlineExceeded):
                 for member in self.members:
-                    member.stop_waiting()
+                    member.replies.cancellation.stop_waiting()
             return error
 
     def interrupted(self) -> None:
@@ -364,7 +366,7 @@ class PoolSession:
             member.interrupted()
 
     def cancel(self, thread: int | None = None) -> None:
-        """As `Session.cancel`, on all executors."""
+        """As `ClientSession.cancel`, on all executors."""
         for member in self.members:
             member.cancel(thread)
 

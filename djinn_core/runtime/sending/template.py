@@ -11,10 +11,11 @@ import attrs
 from djinn_core.ir.form import Form
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import Rewrite, conditions_hold, interchangeable
+from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Call, Instruction, Program, Slot
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.substitution import Recipe, Rewritten
-from djinn_core.wire.messages import Template
+from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.templates import digest_of
 
 
@@ -97,6 +98,8 @@ class Prepared:
         relied, fixed: instructions whose calls, and positions of slots whose numbers, have to be what they were, because an
             optimization rewrote them that may have looked at sizes.
         substituted: names of the optimizations for which this holds for some sizes only.
+        hints: kinds of its values, for an executor that may have to evict some.
+        profile: of the whole program that it was planned for, or for a piece of.
     """
 
     template: Template
@@ -113,6 +116,8 @@ class Prepared:
     relied: tuple[tuple[int, Call], ...] = ()
     fixed: tuple[tuple[int, Slot], ...] = ()
     substituted: tuple[str, ...] = ()
+    hints: ValueHints | None = None
+    profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
 
     @property
     def held_by_sizes(self) -> bool:

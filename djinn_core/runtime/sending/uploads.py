@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import torch
 
 from djinn_core.errors import ProtocolError
-from djinn_core.hookspecs.transports import Frame
+from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interrupts import held
+from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.runtime.sending.compressing import Compressing
 from djinn_core.runtime.stats import Stats
 from djinn_core.torch_objects import writes_to
@@ -36,19 +38,6 @@ CHUNK: Final = 4 << 20  # bytes of an upload that travel in one frame, and again
 OFFER_BYTES: Final = 64 << 10  # smaller tensors travel at once
 COPY_BYTES: Final = 32 << 20  # a larger tensor is not copied: its upload waits for the answer
 HELD_BYTES: Final = 256 << 20  # copies that may wait for answers at a time
-
-
-class Channel(Protocol):
-    """Protocol of the session, as far as uploads need it."""
-
-    def send(self, frame: Frame) -> None:
-        """Send a frame."""
-
-    def take_what_came(self) -> None:
-        """Take in the answers that are there."""
-
-    def take_next(self) -> None:
-        """Wait for an answer, for a while, and take it in."""
 
 
 @attrs.define
@@ -82,10 +71,17 @@ class Uploads:
     """Sends tensors to the executor, and holds the offers that it has not answered."""
 
     def __init__(
-        self, channel: Channel, stats: Stats, observers: Observers, offers: bool, compressing: Compressing
+        self,
+        link: ExecutorLink,
+        replies: Replies,
+        stats: Stats,
+        observers: Observers,
+        offers: bool,
+        compressing: Compressing,
     ) -> None:
         """`offers`: whether the executor keeps weights, so that large tensors are offered first."""
-        self._channel = channel
+        self._link = link
+        self._replies = replies
         self._stats = stats
         self._observers = observers
         self._offers = offers
@@ -97,6 +93,9 @@ class Uploads:
         self._promised: set[bytes] = set()
         self._expected: dict[_Content, _Expected] = {}
         self._sending = False
+        replies.offer_by(self)
+        for kind in (BlobNeeded, BlobHit, BlobQueryReply):
+            replies.handle(kind, self._answered)
 
     @property
     def unanswered(self) -> bool:
@@ -105,6 +104,17 @@ class Uploads:
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
         """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
+        try:
+            self._replies.make_room(source.nbytes)
+        except KeyboardInterrupt:
+            self._link.send_message(Withdraw(handle))
+            raise
+        try:
+            self._upload(handle, source)
+        finally:
+            self._link.channel.own()
+
+    def _upload(self, handle: int, source: torch.Tensor) -> None:
         header, data = tensor_to_wire(source)
         if self._offers and data.nbytes >= OFFER_BYTES:
             known = self._expected.pop(_content(source), None)
@@ -124,12 +134,12 @@ class Uploads:
         digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
         self._expected = {_content(t): _Expected(t.detach(), digest) for t, digest in zip(large, digests, strict=True)}
         self._asked.append(digests)
-        self._channel.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
+        self._link.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
         self._stats.round_trips += 1
         while self._asked:
-            self._channel.take_next()
+            self._replies.take_next()
 
-    def answered(self, answer: BlobNeeded | BlobHit | BlobQueryReply) -> None:
+    def _answered(self, answer: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
         """Note what the executor says of an offer; what it wants goes with the next `send_wanted`.
 
         Raises:
@@ -186,7 +196,7 @@ class Uploads:
         self._open[handle] = offered
         self._held += data.nbytes if copied else 0
         try:
-            self._channel.send(
+            self._link.send(
                 Frame(encode(BlobOffer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)))
             )
         except BaseException:
@@ -197,10 +207,10 @@ class Uploads:
     def _await(self, handle: int, offered: _Upload, large: bool) -> None:
         """Wait until the caller's memory is not needed any more, and not too much waits."""
         try:
-            self._channel.take_what_came()
+            self._replies.take_what_came()
             self._stats.round_trips += large and handle in self._open
             while (large and handle in self._open) or self._held > HELD_BYTES:
-                self._channel.take_next()
+                self._replies.take_next()
         except BaseException:  # the caller takes its memory back, and the executor waits for what it wants
             if large and handle in self._open:
                 offered.data = memoryview(bytes(offered.data))
@@ -218,14 +228,14 @@ class Uploads:
         try:
             self._send(handle, upload)
         except KeyboardInterrupt:
-            self._channel.send(Frame(encode(Withdraw(handle))))
+            self._link.send_message(Withdraw(handle))
             raise
 
     def _send(self, handle: int, upload: _Upload) -> None:
         size = upload.data.nbytes
         while True:
             held.check()
-            self._channel.take_what_came()
+            self._replies.take_what_came()
             part = upload.data[upload.sent : upload.sent + CHUNK]
             self._send_part(handle, upload, part)
             upload.sent += part.nbytes
@@ -241,5 +251,5 @@ class Uploads:
         message = Upload(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
         body = part if coded is None else coded
         started = time.perf_counter()
-        self._channel.send(Frame(encode(message), [body]))
+        self._link.send(Frame(encode(message), [body]))
         self._compressing.sent(part.nbytes, time.perf_counter() - started, compressed=coded is not None)

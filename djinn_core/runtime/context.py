@@ -1,7 +1,8 @@
-"""Global state of the client: settings, the open session, and what was learnt in it."""
+"""Client context: the settings, plugins and open session of a client, and what it counts and learns."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,43 +10,47 @@ import attrs
 
 from djinn_core.config import Settings
 from djinn_core.hookspecs.interception import Interceptor
+from djinn_core.ir.costs import Link
 from djinn_core.ir.result import PipelineResult
 from djinn_core.plugins.registry import Registry
+from djinn_core.runtime.client_session import ClientSession
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.planner import Planner
-from djinn_core.runtime.planning.program_index import WholePrograms
-from djinn_core.runtime.planning.residency_history import EarlierPrograms
-from djinn_core.runtime.pool.session import PoolSession
-from djinn_core.runtime.session import Session
 from djinn_core.runtime.stats import Stats
 
 InitHook = Callable[[], None]
 
 
-@attrs.define
-class ClientState:
-    """Of this process."""
+@attrs.define(eq=False)
+class ClientContext:
+    """State of a client. PyTorch knows one device, so a process has one context (`runtime/client.py`).
+
+    `lock` is held while settings change, and while a session begins or ends; plans and what is sent have the recorders' lock.
+    """
 
     overrides: dict[str, Any] = attrs.field(factory=dict, repr=False)  # a token may be among them
     settings: Settings | None = None
     registry: Registry | None = None
     opened: tuple[Opened, ...] = ()
-    session: Session | PoolSession | None = None
+    session: ClientSession | None = None
+    planner: Planner | None = None  # of the session
     asked_by_size: tuple[str, ...] = ()  # plugins with which plans of the open session hold for fewer sizes
     stats: Stats = attrs.field(factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of former ones
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
+    links: tuple[str, tuple[Link, ...]] = ("", ())  # to the devices, as they were measured in a session of that name
     hooks: list[InitHook] = attrs.field(factory=list)
     intercepting: dict[str, Interceptor] = attrs.field(factory=dict)
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
-    wholes: WholePrograms = attrs.field(factory=WholePrograms)
-    earlier: EarlierPrograms = attrs.field(factory=EarlierPrograms)
-    planner: Planner | None = None
     forked: bool = False
     answered: bool = False  # a server has, since it was configured
+    lock: threading.RLock = attrs.field(factory=threading.RLock, repr=False)
 
-
-state = ClientState()
+    def configured(self) -> tuple[Registry, Settings]:
+        """The registry and the settings of the open session."""
+        assert self.registry is not None, "a session is open"
+        assert self.settings is not None, "a session is open"
+        return self.registry, self.settings

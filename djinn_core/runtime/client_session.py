@@ -1,0 +1,43 @@
+"""Interface of an open session, with one executor or with several that work as one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from djinn_core.interception.runtime_interface import Runtime
+from djinn_core.ir.costs import NetworkTopology
+from djinn_core.ir.profile import WorkloadProfile
+from djinn_core.runtime.planning.planner import Planner
+
+
+class ClientSession(Runtime, Protocol):
+    """An open session."""
+
+    @property
+    def server(self) -> str:
+        """Address that was reached; of several executors, all of them."""
+
+    @property
+    def lost(self) -> str:
+        """Reason why the session is lost, or that it was closed; empty while it is open."""
+
+    @property
+    def needs_whole_programs(self) -> bool:
+        """True if programs must not come in pieces, because where one runs is decided over all of it."""
+
+    @property
+    def topology(self) -> NetworkTopology | None:
+        """The executors' devices and the links between them as they are now; None where there is only one."""
+
+    @property
+    def last_profile(self) -> WorkloadProfile | None:
+        """Profile of the whole program that was sent last; None where none was sent."""
+
+    def plan_by(self, planner: Planner) -> None:
+        """Plan anew from now on, with another planner. The caller holds the recorders' lock."""
+
+    def cancel(self, thread: int | None = None) -> None:
+        """Stop what a thread has sent and not got an answer to, or all threads have; their waits for it end."""
+
+    def close(self) -> None:
+        """End the session; its executors free everything in it."""

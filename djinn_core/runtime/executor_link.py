@@ -1,0 +1,95 @@
+"""Link of a session to its executor: what is sent and received until the session is lost, and why it is."""
+
+from __future__ import annotations
+
+import threading
+from typing import NoReturn
+
+from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.interrupts import held
+from djinn_core.logs import get_logger
+from djinn_core.runtime.connecting.client_channel import ClientChannel
+from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS, last_words
+from djinn_core.wire.message import Message
+from djinn_core.wire.messages import Goodbye, encode
+
+log = get_logger("djinn.session")
+
+
+class ExecutorLink:
+    """Sends and receives frames of a session, from any thread.
+
+    Attributes:
+        channel: the connection.
+        server: the address that was reached. called: name of it in messages, the address that is configured.
+        lost: why the session is lost; empty while it is not.
+        reading: held by the thread that reads the channel.
+        writing: held around what is sent as one, so that other threads wait for it where they can be interrupted.
+    """
+
+    def __init__(self, channel: ClientChannel, server: str, called: str = "") -> None:
+        self.channel = channel
+        self.server = server
+        self.called = called or server
+        self.lost: str = ""
+        self.reading = threading.RLock()
+        self.writing = threading.RLock()
+
+    def check(self) -> None:
+        """Raise `SessionLost` where the session is lost."""
+        if self.lost:
+            raise SessionLost(self.lost)
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame; raises `SessionLost` where the executor is gone. An interrupt waits until it is on its way."""
+        self.check()
+        try:
+            with held.whole(), self.writing:
+                self.channel.send(frame)
+        except TransportError as error:
+            self._lose_with_reason(error)
+
+    def send_message(self, message: Message) -> None:
+        """Send a message without a body, as `send`."""
+        self.send(Frame(encode(message)))
+
+    def _lose_with_reason(self, error: TransportError) -> None:
+        """After a failed send. The executor may have said why it hung up; another thread may just be reading that."""
+        found = self.reading.acquire(timeout=LAST_WORDS_SECONDS)
+        try:
+            self.check()
+            reason = last_words(self.channel) if found else ""
+        finally:
+            if found:
+                self.reading.release()
+        self.lose(ProtocolError(reason) if reason else error)
+
+    def lose(self, error: Exception) -> NoReturn:
+        """The session is lost.
+
+        Raises:
+            SessionLost: always.
+        """
+        reason = str(error)
+        if self.server != self.called:  # the user knows the executor's own address from nowhere
+            reason = reason.replace(f"server {self.server}", "its executor").replace(
+                self.server, "its executor's address"
+            )
+        log.debug("the session is lost", server=self.server, reason=str(error))
+        self.lost = (
+            f"the session with {self.called} is lost: {reason}. Its tensors are gone; "
+            "call djinn.init() to begin a new session, and make or load them again"
+        )
+        raise SessionLost(self.lost) from error
+
+    def close(self) -> None:
+        """Say goodbye and close the connection."""
+        if not self.lost:
+            self.channel.expire()
+            try:
+                self.send_message(Goodbye())
+            except DjinnError as error:
+                log.debug("no goodbye", reason=str(error))
+            self.lost = f"the session with {self.called} was closed"
+        self.channel.close()

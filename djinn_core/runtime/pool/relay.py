@@ -1,0 +1,74 @@
+"""Relay of a pool's executor: transfers that pass through the client, and the executor's link measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.runtime.receiving.replies import Replies
+from djinn_core.runtime.session import Session
+from djinn_core.wire.message import Message
+from djinn_core.wire.messages import encode
+from djinn_core.wire.peer_messages import LinkSeen, SendValues, TransferChunk, TransferHeader
+
+
+class Relay:
+    """The frames of one shipment, as they come from an executor, and what it has seen of links."""
+
+    def __init__(self, session: Session) -> None:
+        """`session`: with the executor."""
+        self._session = session
+        self._seen: list[LinkSeen] = []
+        self._frames: list[Frame] = []
+        self._missing = 0
+        session.replies.when_links_seen = self._see
+        for kind in (TransferHeader, TransferChunk):
+            session.replies.handle(kind, self._take)
+
+    def tell(self, message: Message) -> None:
+        """Send the executor a message between submissions. The caller holds the recorders' lock."""
+        self._session.replies.tell(message)
+
+    def take_over(self, ship: SendValues) -> list[Frame]:
+        """A shipment, as frames for another executor; waits for it. The caller holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._session.replies.tell_and_await(ship, self._is_complete)
+        frames, self._frames = self._frames, []
+        return frames
+
+    def take_seen(self) -> list[LinkSeen]:
+        """Take the link measurements since the last call."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def _see(self, seen: Sequence[LinkSeen]) -> None:
+        self._seen.extend(seen)
+
+    def _is_complete(self) -> bool:
+        return bool(self._frames) and not self._missing
+
+    def _take(self, message: TransferHeader | TransferChunk, body: Sequence[Buffer]) -> None:
+        if isinstance(message, TransferHeader):
+            self._missing = sum(item.size for item in message.items)
+        else:
+            self._missing -= sum(memoryview(buffer).nbytes for buffer in body)
+        self._frames.append(Frame(encode(message), list(body)))
+
+
+def look_after_each_other(sessions: Sequence[Session]) -> None:
+    """Have the thread that waits for one executor read what the others say.
+
+    An executor that waits for a value of another one says nothing, and if that other one has died, no thread reads the
+    connection that says so.
+    """
+    for session in sessions:
+        others = [other.replies for other in sessions if other is not session]
+
+        def look(others: list[Replies] = others) -> None:
+            for other in others:
+                other.look()
+
+        session.replies.while_waiting = look

@@ -1,0 +1,362 @@
+"""Replies of an executor: which submissions are unanswered, what came, and who waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from djinn_core.errors import ProtocolError, SessionLost, TransportError
+from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.runtime_interface import Answer
+from djinn_core.interrupts import LOOK_SECONDS, held
+from djinn_core.runtime.deadlines import cancelled, due, exceeded
+from djinn_core.runtime.executor_link import ExecutorLink
+from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.receiving.answers import AnswerReader
+from djinn_core.runtime.receiving.deferred_responses import DeferredResponses, RoundTrips
+from djinn_core.runtime.sending.binding import settle_claims
+from djinn_core.runtime.sending.cancellation import Cancellation
+from djinn_core.runtime.sending.pending import Pending, seconds_of
+from djinn_core.runtime.stats import Stats
+from djinn_core.wire.message import Message
+from djinn_core.wire.messages import Completed, ProtocolClose, decode, encode
+from djinn_core.wire.peer_messages import LinkSeen
+
+M = TypeVar("M", bound=Message)
+Handler = Callable[[Any, Sequence[Buffer]], None]  # takes a message of its kind, and the body of its frame
+
+# Seconds of waiting after which locks are let go, and interrupts and other threads have a chance.
+PATIENCE = LOOK_SECONDS
+
+
+class Offers(Protocol):
+    """Protocol of uploads, as far as replies need it: offers that the executor answers."""
+
+    @property
+    def unanswered(self) -> bool:
+        """True if a reply of the executor is due, or an offer waits for its bytes to be sent."""
+
+    def send_wanted(self) -> None:
+        """Send what the executor wants: it says nothing before it has that."""
+
+
+class _NoOffers:
+    """Implements `Offers` while there are no uploads."""
+
+    unanswered = False
+
+    def send_wanted(self) -> None:
+        """As `Offers.send_wanted`: nothing is wanted."""
+
+
+class Replies:
+    """Reads what an executor says, in the thread that waits for it.
+
+    Attributes:
+        pending: the submissions that were not answered yet, by number, oldest first.
+        cancellation: stops them.
+        while_waiting: called after each `PATIENCE` of a wait in which nothing came.
+        when_links_seen: told what the executor has seen of its links to others.
+    """
+
+    def __init__(self, link: ExecutorLink, reader: AnswerReader, stats: Stats, observers: Observers) -> None:
+        self.pending: OrderedDict[int, Pending] = OrderedDict()
+        self.cancellation = Cancellation(link, self.pending)
+        self.while_waiting: Callable[[], None] = _nothing
+        self.when_links_seen: Callable[[Sequence[LinkSeen]], None] = _ignored
+        self.reader = reader
+        self._link = link
+        self._stats = stats
+        self._observers = observers
+        self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
+        self._offers: Offers = _NoOffers()
+        self._answers: dict[int, tuple[Completed, Sequence[Buffer], bool, float]] = {}
+        self._abandoned: set[int] = set()
+        self._dropped: set[int] = set()
+        self._deferred = DeferredResponses()
+        self._round_trips = RoundTrips()
+        self._spent = 0.0  # seconds of the executor's
+        self._told: list[Message] = []  # replies to questions
+        self._unheard = 0  # of them still to come whose question was interrupted
+
+    def handle(self, kind: type[Message], handler: Handler) -> None:
+        """Have `handler` take messages of a kind."""
+        self._handlers[kind] = handler
+
+    def offer_by(self, offers: Offers) -> None:
+        """Set what answers to offers are for."""
+        self._offers = offers
+
+    # --- submissions ---------------------------------------------------------------------------------------------
+
+    def expect(self, number: int, pending: Pending) -> None:
+        """Submission `number` is being sent."""
+        if not self.pending:
+            self._round_trips.sent_alone(number)
+        self.pending[number] = pending
+
+    @property
+    def overdue(self) -> bool:
+        """True if something came, or may have, that should be taken in before more is sent."""
+        return bool(self._abandoned) or self._offers.unanswered or self._deferred.unsettled
+
+    def await_answer(self, number: int) -> None:
+        """Wait until submission `number` is answered, in a round trip that the program pays for."""
+        self._stats.round_trips += 1
+        self.receive_until(number)
+
+    def make_room(self, nbytes: int) -> int:
+        """Take in late answers where the executor might be busy with them, and not read `nbytes` more; where those end."""
+        position = self._link.channel.bytes_sent + nbytes
+        while (number := self._deferred.blocked_by(position, self.pending)) is not None:
+            self.await_answer(number)
+        return position
+
+    def wait(self, number: int) -> Answer:
+        """As `Runtime.wait`."""
+        late, there = number in self._deferred, number not in self.pending
+        self._stats.round_trips += not (late and there)
+        try:
+            self.receive_until(number, due(), wanted=True)
+        except BaseException:
+            if not late:  # a late one may be waited for again
+                self._abandoned.add(number)
+            raise
+        completed, body, synchronize, spent = self._answers.pop(number)
+        self._deferred.taken(number)
+        if not there:
+            self._round_trips.came(number, seconds_of(completed))
+        tensors, described = self.reader.tensors(completed, body), self.reader.described(completed)
+        reader = self.reader
+        unseen = reader.failures.take_unseen() if synchronize else reader.failures.take_check((reader.number, number))
+        if unseen is not None:
+            raise unseen
+        return Answer(tensors, described, spent)
+
+    def defer(self, number: int, nbytes: int) -> None:
+        """As `Runtime.defer`."""
+        self._deferred.defer(number, nbytes)
+
+    def discard(self, number: int) -> None:
+        """As `Runtime.discard`."""
+        self._deferred.discard(number)
+
+    def abandon(self, number: int) -> None:
+        """Give up waiting for the answer to submission `number`."""
+        self._abandoned.add(number)
+
+    def mark_unobserved(self, number: int) -> None:
+        """As `Runtime.mark_unobserved`."""
+        with held, collect_later, held.patiently(self._link.reading):
+            self.cancellation.excuse_after(number)
+            self.reader.failures.mark_unobserved((self.reader.number, number))
+
+    def has_come(self, number: int) -> bool:
+        """As `Runtime.has_come`."""
+        if number in self.pending and not self._link.lost:
+            try:
+                with held, collect_later:
+                    self._take_in_while(lambda: number in self.pending)
+            except SessionLost:
+                return True  # `wait` says why
+        return number not in self.pending or bool(self._link.lost)
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """As `Runtime.round_trip_seconds`."""
+        return self._round_trips.seconds
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    def ask(self, question: Message, kind: type[M]) -> M:
+        """The executor's reply to a question of its own kind; one round trip. The caller holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._stats.round_trips += 1
+        self._handlers.setdefault(kind, self._replied)
+        with held, collect_later, held.patiently(self._link.reading):
+            self.tell(question)
+            try:
+                while not self._told:
+                    held.check()
+                    self._receive_one(PATIENCE)
+            except KeyboardInterrupt:
+                self._unheard += 1
+                raise
+            reply = self._told.pop()
+        if not isinstance(reply, kind):
+            self._link.lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
+        return reply
+
+    def _replied(self, reply: Message, _: Sequence[Buffer]) -> None:
+        if self._unheard:
+            self._unheard -= 1
+        else:
+            self._told.append(reply)
+
+    def tell_and_await(self, message: Message, complete: Callable[[], bool]) -> None:
+        """Send a message and receive until its result is `complete`; interrupts wait. The caller holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._stats.round_trips += 1
+        with held.whole(), collect_later, self._link.reading:
+            self.tell(message)
+            while not complete():
+                self._receive_one(PATIENCE)
+
+    def tell(self, message: Message) -> None:
+        """Send a message between submissions. The caller holds the recorders' lock.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        frame = Frame(encode(message))
+        self.make_room(len(frame.head))
+        self._link.send(frame)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
+        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the answer itself.
+
+        Raises:
+            DeadlineExceeded: that was not before `until`.
+            ProgramStopped: `djinn.cancel` was called, and it is wanted.
+            KeyboardInterrupt: there was an interrupt. Inside `whole`, it ends the wait by stopping what this thread has sent.
+        """
+        stopped = False
+        link = self._link
+        while number in self.pending:
+            held.check()
+            if held.pending and not stopped:
+                self.cancellation.stop_waiting()
+                stopped = True
+            if wanted and number in self.cancellation.cancelled:
+                raise cancelled(link.server)
+            left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
+            if left <= 0:
+                self.cancellation.stop_waiting()
+                raise exceeded(link.called)
+            if link.reading.acquire(timeout=left):
+                try:
+                    with collect_later:
+                        if number in self.pending:
+                            self._receive_one(left)
+                finally:
+                    link.reading.release()
+
+    def take_what_came(self) -> None:
+        """Take in the answers that are there, so that neither end waits for the other to read.
+
+        An answer that a caller asked for but did not wait for may be large, so it is awaited.
+        """
+        for number in list(self._abandoned):
+            self.receive_until(number)
+            self._abandoned.discard(number)
+            self._answers.pop(number, None)
+        self._take_in_while(self._awaits)
+
+    def take_next(self) -> None:
+        """Wait for an answer to an offer, for a while; another thread may take it in."""
+        held.check()
+        with collect_later, self._link.reading:
+            if self._offers.unanswered:
+                self._receive_one(PATIENCE)
+
+    def look(self) -> None:
+        """Take in what is there, unless another thread does; a connection that broke is dialled again.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self._take_in_while(lambda: True)
+
+    def _take_in_while(self, awaited: Callable[[], bool]) -> None:
+        """Take in what is there, as long as something is awaited; unless another thread does."""
+        if awaited() and self._link.reading.acquire(blocking=False):
+            try:
+                self._drop_forgotten()
+                while awaited() and self._receive_one(0.0):
+                    pass
+            finally:
+                self._link.reading.release()
+
+    def _awaits(self) -> bool:
+        """True if a reply of the executor is due."""
+        return bool(self.pending) or self._offers.unanswered
+
+    def _drop_forgotten(self) -> None:
+        for number in self._deferred.take_forgotten():
+            if number in self.pending:
+                self._dropped.add(number)
+            else:
+                self._answers.pop(number, None)
+
+    def _receive_one(self, timeout: float) -> bool:
+        """Take in one frame; whether one came within `timeout` seconds."""
+        self._link.check()
+        offers = self._offers
+        offers.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
+        try:
+            frame = self._link.channel.receive(timeout)
+            self._take(decode(frame.head), frame.body)
+        except TimeoutError:
+            if timeout:
+                self.while_waiting()
+            return False
+        except (TransportError, ProtocolError) as error:
+            self._link.lose(error)
+        offers.send_wanted()
+        return True
+
+    def _take(self, message: Message, body: Sequence[Buffer]) -> None:
+        if isinstance(message, Completed):
+            self._complete(message, body)
+            return
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            self._link.lose(ProtocolError(f"unexpected {type(message).__name__}"))
+        handler(message, body)
+
+    def _closed(self, message: ProtocolClose, _: Sequence[Buffer]) -> None:
+        self._link.lose(ProtocolError(message.reason))
+
+    def _complete(self, completed: Completed, body: Sequence[Buffer]) -> None:
+        number = completed.sequence
+        pending = self.pending.get(number)
+        if pending is None:
+            raise ProtocolError(f"the executor answers submission {number}, which does not wait")
+        timing, cancellation = completed.timing, self.cancellation
+        self._deferred.has_read(pending.position)
+        if completed.seen:
+            self.when_links_seen(completed.seen)
+        self._observers.tell("completed", submission=number, execute=timing.execute, queue=timing.queue)
+        pending.spent(timing, self._stats)
+        self._spent += seconds_of(completed)
+        if completed.failures:
+            self.reader.failed(completed, pending, excused=number in cancellation.excused)
+        cancellation.excused.discard(number)
+        if pending.claimed and pending.prepared is not None:
+            settle_claims(pending.prepared, pending.program, pending.claimed, completed)
+        if number in self._abandoned or number in self._dropped:
+            self._abandoned.discard(number)
+            self._dropped.discard(number)
+        elif pending.answered:
+            self._answers[number] = (completed, body, pending.synchronize, self._spent)
+        cancellation.cancelled.discard(number)
+        del self.pending[number]
+
+
+def _nothing() -> None:
+    """Do nothing while a thread waits."""
+
+
+def _ignored(_: Sequence[LinkSeen]) -> None:
+    """Ignore links: the executor is the only one."""

@@ -1,0 +1,169 @@
+"""Submissions of one session: programs are planned, numbered and sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import ProtocolError
+from djinn_core.hookspecs.transports import Buffer, Frame
+from djinn_core.interception.runtime_interface import Submission
+from djinn_core.interrupts import held
+from djinn_core.runtime.executor_link import ExecutorLink
+from djinn_core.runtime.observing import Observers
+from djinn_core.runtime.planning.derived_values import DerivedValues
+from djinn_core.runtime.planning.planner import Planner
+from djinn_core.runtime.receiving.replies import Replies
+from djinn_core.runtime.sending.binding import bind
+from djinn_core.runtime.sending.known_templates import KnownTemplates
+from djinn_core.runtime.sending.pending import Pending
+from djinn_core.runtime.sending.template import Prepared
+from djinn_core.runtime.sending.unsendable_programs import UNSENDABLE, framed, refusing
+from djinn_core.runtime.stats import Stats
+from djinn_core.wire.bindings import pack_handles
+from djinn_core.wire.messages import Define, NeedTemplate, Submit, encode
+
+WINDOW: Final = 64  # submissions that may be unanswered before the program waits for the oldest
+UNREAD: Final = 8  # answers that may wait to be read together: small ones, where no thread waits
+
+
+class Submissions:
+    """Sends programs to one executor. The caller holds the recorders' lock."""
+
+    def __init__(
+        self,
+        link: ExecutorLink,
+        replies: Replies,
+        planner: Planner,
+        stats: Stats,
+        observers: Observers,
+        unread: int = UNREAD,
+    ) -> None:
+        """`unread`: as `UNREAD`; fewer where what answers say counts for the next plan."""
+        self.planner = planner
+        self.last_number = 0
+        self._link = link
+        self._replies = replies
+        self._stats = stats
+        self._observers = observers
+        self._unread = unread
+        self._derived = DerivedValues(self.submit)
+        self._known = KnownTemplates(stats)
+        replies.handle(NeedTemplate, self._define)
+
+    def submit(self, submission: Submission) -> int:
+        """As `Runtime.submit`.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        with held:
+            self.make_ready()
+            program = submission.program
+            if not program.calls and not self._derived:
+                return self.run(submission)
+            try:
+                prepared, values = self.planner.prepare(program) if program.calls else (None, [])
+            except Exception as error:
+                self.run(Submission(program, submission.free), refused=str(error))
+                raise
+            if prepared is not None:
+                values = self._derived.extend(prepared, values)
+            with held.whole():
+                if self._derived:
+                    written = [values[i] for i in prepared.written] if prepared is not None else ()
+                    self._derived.touched([*submission.free, *program.dead, *written])
+                    submission = attrs.evolve(submission, free=(*submission.free, *self._derived.take_stale()))
+                return self.run(submission, prepared, values)
+
+    def make_ready(self) -> None:
+        """Wait until a submission can be sent at once.
+
+        Raises:
+            SessionLost: the executor is gone.
+            KeyboardInterrupt: there was an interrupt.
+        """
+        self._link.check()
+        held.check()
+        try:
+            self._await_room()
+        except KeyboardInterrupt:
+            self._replies.cancellation.interrupted()
+            raise
+
+    def _await_room(self) -> None:
+        replies = self._replies
+        replies.make_room(0)
+        if len(replies.pending) >= self._unread or replies.overdue:
+            replies.take_what_came()
+        while len(replies.pending) >= WINDOW:
+            replies.await_answer(next(iter(replies.pending)))
+        with held.patiently(
+            self._link.writing
+        ):  # another thread may be sending for as long as the executor does not read
+            return
+
+    def run(
+        self,
+        submission: Submission,
+        prepared: Prepared | None = None,
+        values: Sequence[int] = (),
+        refused: str = "",
+    ) -> int:
+        """Send a submission of which the executor runs what is `prepared`, over `values` of its program.
+
+        Where it is `refused`, for that reason, what the program would have made or written is poison.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
+        self.make_ready()
+        with held.whole():
+            return self._run(submission, prepared, values, refused)
+
+    def _run(self, submission: Submission, prepared: Prepared | None, values: Sequence[int], refused: str) -> int:
+        program = submission.program
+        number = self.last_number + 1
+        bound = bind(prepared, program, values) if prepared is not None else None
+        message = Submit(
+            number,
+            fetch=pack_handles(submission.fetch),
+            free=pack_handles(submission.free),
+            describe=pack_handles(submission.describe),
+            synchronize=submission.synchronize,
+        )
+        frame: Frame | None = None
+        if prepared is not None and bound is not None:
+            plain = message
+            try:
+                message = self._known.run_message(plain, prepared, bound, values, program)
+                frame = framed(message)
+            except UNSENDABLE as error:
+                self._known.forget(prepared)
+                message = refusing(plain, program, str(error))
+                prepared = bound = None
+        elif refused:
+            message = refusing(message, program, refused)
+        frame = frame or framed(message)
+        if message.template is not None and prepared is not None and prepared.hints is not None:
+            self._link.send_message(prepared.hints)  # before the template that they are about
+        claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
+        answered = bool(submission.fetch or submission.describe or submission.synchronize)
+        position = self._replies.make_room(len(frame.head))
+        self.last_number = number
+        self._replies.expect(
+            number, Pending(program, prepared, bound, claimed, answered, submission.synchronize, position)
+        )
+        self._stats.submissions += 1
+        self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
+        self._link.send(frame)
+        self._observers.tell("submitted", submission=number, instructions=len(program))
+        return number
+
+    def _define(self, needed: NeedTemplate, _: Sequence[Buffer]) -> None:
+        pending = self._replies.pending.get(needed.sequence)
+        if pending is None or pending.prepared is None or pending.bound is None:
+            raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
+        self._link.send(Frame(encode(Define(pending.prepared.template, pending.bound.as_first()))))
