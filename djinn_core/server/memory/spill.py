@@ -1,4 +1,4 @@
-"""Spill space for evicted tensors: an unlinked file, or pinned host memory."""
+"""Spill space for evicted tensors: an unlinked file, or pinned host memory. `eviction.py` decides what is evicted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Write-ahead journal of a session's input: another executor process replays it and reaches the same state.
 
-A session is a deterministic state machine: its state follows from the frames that it received and from the decisions noted beside
-them. So the frames in order are its state, as in the log of a database. A record is written before it takes effect, by one
-`write` to the page cache: it survives the process, not the machine. The last record may be torn; then it was not taken.
+A session is a deterministic state machine: its state follows from the frames that it received and from the decisions recorded
+with them, as the state of a database follows from its log. A record is written before it takes effect, by one `write` to the page
+cache: it survives the process, not the machine. An incomplete last record is ignored. Snapshots replace the journal from time to
+time, which bounds the replay: `leased_connection.py` says when, `snapshots.py` what they contain.
 """
 
 from __future__ import annotations

@@ -34,14 +34,14 @@ from djinn_core.server.usage_metrics import METER
 from djinn_core.wire.frames import flatten
 from djinn_core.wire.resume_messages import Resume, Resumed
 
-CHECKED_BYTES: Final = 64 << 10  # of every answer, when a session is recovered
-SNAPSHOT_SECONDS: Final = 20.0
-STARTING_SECONDS: Final = 60.0  # that an executor takes to start at most, as clients see it
-AHEAD_BYTES: Final = 256 << 20  # that may come while an answer is being sent
-TRIES: Final = 3  # of recovering a session at the same place: an op that kills its executor kills the next one, too
+CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by checksum
+SNAPSHOT_SECONDS: Final = 20.0  # between snapshots, each of which begins the journal anew and so bounds its replay
+STARTING_SECONDS: Final = 60.0  # that clients allow an executor to start
+AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a response is being sent
+TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
 SWEEP_SECONDS: Final = 60.0
-_SHARE: Final = 20
-_CROWDED_SECONDS: Final = 1.0  # between snapshots at least, where a journal has half of what it may have
+_SHARE: Final = 20  # a snapshot takes at most this fraction of the time since the one before: 1/20
+_CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
 _log = get_logger("djinn.server")
 
 
