@@ -66,3 +66,39 @@ def forked_executors(python):
 def fresh_executors(monkeypatch):
     """Executors are interpreters of their own, as people's are."""
     monkeypatch.setattr(subprocess, "Popen", subprocess.Popen.__base__)
+
+
+@pytest.fixture(scope="session")
+def serving(python, plain_environment, tmp_path_factory):
+    """The connection file's content of a server that runs as long as the tests."""
+    from servers import start_server
+
+    from djinn_core.launch.connection_file import read_connection_file
+
+    options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
+    server = start_server(python.start, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
+    yield read_connection_file(server.file)
+    assert server.stop() == 0, server.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def served_environment(plain_environment, serving):
+    """The same for child processes that use that server, and start no executor of their own."""
+    return plain_environment | {"DJINN_SERVERS": ",".join(serving.urls), "DJINN_TOKEN": serving.token}
+
+
+@pytest.fixture
+def embedded():
+    """The device, on the executor that this process starts for itself; most tests share one. Gives its name."""
+    from configured import configure_anew
+
+    import djinn
+    from djinn_core.runtime import client
+
+    if client.context.overrides != _EMBEDDED:
+        configure_anew(**_EMBEDDED)
+    djinn.init()
+    return "remote_accelerator:0"
+
+
+_EMBEDDED = {"threads": 1}

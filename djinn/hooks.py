@@ -20,6 +20,7 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
+from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer
@@ -104,6 +105,7 @@ __all__ = [
     "Graph",
     "Holding",
     "Instruction",
+    "Integration",
     "Interceptor",
     "InvalidStage",
     "Judge",

@@ -1,9 +1,28 @@
-"""Import hooks for plugins that adapt a library to the device: patch its modules when they are imported."""
+"""For plugins that tell a library of the device: changing its modules when they are imported, and what the changes need."""
 
 from __future__ import annotations
 
+from djinn_core.interception.libraries.adapter import Adapter
+from djinn_core.interception.libraries.choice import is_the_only_accelerator
 from djinn_core.interception.libraries.on_import import adapt_on_import, rebind
+from djinn_core.interception.libraries.random_state_files import loading_random_state, saving_random_state
+from djinn_core.interception.tensors.batched_fetch import fetched_together
+from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, device_type, is_remote, logical_device
 from djinn_core.logs import get_logger
 from djinn_core.torch_objects import forward_hooks
 
-__all__ = ["adapt_on_import", "forward_hooks", "get_logger", "rebind"]
+__all__ = [
+    "DEVICE_NAME",
+    "Adapter",
+    "adapt_on_import",
+    "device_type",
+    "fetched_together",
+    "forward_hooks",
+    "get_logger",
+    "is_remote",
+    "is_the_only_accelerator",
+    "loading_random_state",
+    "logical_device",
+    "rebind",
+    "saving_random_state",
+]

@@ -11,6 +11,7 @@ from djinn_core.interception.device.random_state import set_state as restore_ran
 from djinn_core.interception.recording.groups import group
 from djinn_core.interception.recording.recorded_call import RecordedCall, is_watched, metadata_of, record_call
 from djinn_core.interception.recording.replay_node import call_again
+from djinn_core.interception.tensors.fetched_calls import call_when_fetched
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tracing import let_dynamo_trace
 from djinn_core.torch_tracing import takes_list
@@ -20,6 +21,7 @@ __all__ = [
     "Pending",
     "RecordedCall",
     "call_again",
+    "call_when_fetched",
     "fetch_later",
     "group",
     "is_watched",

@@ -10,6 +10,7 @@ from djinn_core.conformance.compilers import CompilerConformance
 from djinn_core.conformance.contexts import optimization_context, placement_context, scheduling_context, topology
 from djinn_core.conformance.costs import CostModelConformance
 from djinn_core.conformance.devices import DeviceConformance
+from djinn_core.conformance.integrations import IntegrationConformance
 from djinn_core.conformance.interception import InterceptorConformance
 from djinn_core.conformance.memory import MemoryPolicyConformance, sample_evictions
 from djinn_core.conformance.observers import ObserverConformance
@@ -29,6 +30,7 @@ __all__ = [
     "CompilerConformance",
     "CostModelConformance",
     "DeviceConformance",
+    "IntegrationConformance",
     "InterceptorConformance",
     "MemoryPolicyConformance",
     "ObserverConformance",

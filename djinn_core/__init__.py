@@ -20,7 +20,6 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `delivery`: frames that arrive once, although connections break.
 - `launch`: starting executor processes, tickets, the connection file.
 - `runtime`: the client's session. `server`: the gateway and the executor processes.
-- `cuda_facade`: the name `cuda` for the device, under `djinn run`.
 - `conformance`: the suites behind `djinn.testing`.
 - `cli`: the command `djinn`.
 """

@@ -32,9 +32,9 @@ def command(
     end_by_interrupt()
     if server is not None:
         os.environ["DJINN_SERVERS"] = server  # for processes that the script starts, too
-    from djinn_core.cuda_facade.install import install
+    from djinn_core.runtime import under_run
 
-    install()
+    under_run.begin()
     _connect(verbose)
     with _counting(stats):
         try:

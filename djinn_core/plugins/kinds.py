@@ -44,6 +44,7 @@ class Kind:
 
 KINDS: Final[tuple[Kind, ...]] = (
     Kind("interception", "interceptors", "Interceptor"),
+    Kind("integrations", "integrations", "Integration"),
     Kind("patterns", "patterns", "Pattern"),
     Kind("costs", "cost_models", "CostModel"),
     Kind("optimizations", "optimizations", "Optimization"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.compilers import Compiler
     from djinn_core.hookspecs.costs import CostModel
     from djinn_core.hookspecs.devices import Device
+    from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interceptor
     from djinn_core.hookspecs.memory import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
@@ -69,6 +70,7 @@ class Registry:
     """
 
     interceptors: tuple[Interceptor, ...] = ()
+    integrations: tuple[Integration, ...] = ()
     patterns: tuple[Pattern, ...] = ()
     cost_models: tuple[CostModel, ...] = ()
     optimizations: tuple[Optimization, ...] = ()

@@ -41,6 +41,7 @@ from djinn_core.runtime.connecting.status import why_unavailable
 from djinn_core.runtime.context import ClientContext, InitHook
 from djinn_core.runtime.counting import counters, reset_counters
 from djinn_core.runtime.deadlines import limit_waits
+from djinn_core.runtime.integrations import integrate_registered, integrate_when_imported
 from djinn_core.runtime.planning import session_plans
 from djinn_core.runtime.planning.ab_tests import Without
 from djinn_core.runtime.planning.planning import load_plugins
@@ -182,6 +183,7 @@ def _apply(settings: Settings, registry: Registry, anew: bool = False) -> None:
     """`anew`: interceptors that are installed may have other settings now."""
     context.settings, context.registry = settings, registry
     _intercept({interceptor.name: interceptor for interceptor in registry.interceptors}, anew)
+    integrate_registered(context, registry)
     context.observers.become([*registry.observers, *progress_observers(settings.progress)])
     port.checkpoint_instructions = settings.checkpoint_instructions
     limit_waits(settings.wait_timeout)
@@ -541,6 +543,7 @@ def _at_exit() -> None:
 def attach() -> None:
     """Register the device and become its runtime; called once, when `djinn` is imported by a client."""
     install()
+    integrate_when_imported(context)
     handle_interrupts()
     port.start = _runtime
     port.is_open = is_initialized

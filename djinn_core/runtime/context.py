@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from djinn_core.config import Settings
+from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.ir.costs import Link
 from djinn_core.ir.result import PipelineResult
@@ -43,6 +44,8 @@ class ClientContext:
     links: tuple[str, tuple[Link, ...]] = ("", ())  # to the devices, as they were measured in a session of that name
     hooks: list[InitHook] = attrs.field(factory=list)
     intercepting: dict[str, Interceptor] = attrs.field(factory=dict)
+    integrated: dict[str, Integration] = attrs.field(factory=dict)  # by name; they are never taken back
+    under_run: bool = False  # in a process of `djinn run`
     observers: Observers = attrs.field(factory=Observers)
     recordings: list[list[PipelineResult]] = attrs.field(factory=list)
     forked: bool = False

@@ -1,13 +1,19 @@
-"""Libraries are told of the device when a program imports them, in either order, and are not imported for it."""
+"""Modules are adapted when a program imports them, from wherever they come, and are not imported for it."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
+import importlib.util
 import logging
 import subprocess
 import sys
+import threading
 import types
 
-from djinn_core.interception.libraries.on_import import ImportWatch, rebind
+import pytest
+
+from djinn_core.interception.libraries.on_import import adapt_on_import, rebind
 
 HEAVY = (
     "accelerate",
@@ -18,13 +24,6 @@ HEAVY = (
     "torch._dynamo",
     "transformers",
 )
-SAFETENSORS_FIRST = """
-import sys
-import safetensors.torch
-import torch, djinn
-safetensors.torch.save_file({"a": torch.arange(3.0)}, sys.argv[1])
-assert safetensors.torch.load_file(sys.argv[1], device="remote_accelerator:0")["a"].tolist() == [0, 1, 2]
-"""
 
 
 def test_importing_djinn_imports_none_of_them(plain_environment):
@@ -32,26 +31,98 @@ def test_importing_djinn_imports_none_of_them(plain_environment):
     subprocess.run([sys.executable, "-c", code], env=plain_environment, check=True, timeout=100)
 
 
-def test_a_library_that_was_imported_before_is_told_as_well(python, served_environment, tmp_path):
-    done = python.run("-c", SAFETENSORS_FIRST, tmp_path / "a.safetensors", env=served_environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+class Memory(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A finder of its own, as frozen programs and notebooks have: modules from text, each of which runs after `pause`."""
+
+    def __init__(self, texts, pause=lambda: None):
+        self.texts, self.pause = texts, pause
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname in self.texts:
+            return importlib.util.spec_from_loader(fullname, self, is_package="." not in fullname)
+        return None
+
+    def exec_module(self, module):
+        self.pause()
+        exec(self.texts[module.__name__], vars(module))
+
+
+@pytest.fixture
+def find(monkeypatch):
+    """Adds a finder of modules in memory; they are forgotten afterwards."""
+
+    def find(texts, **options):
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Memory(texts, **options)])
+        for name in texts:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+
+    before = set(sys.modules)
+    yield find
+    for name in set(sys.modules) - before:
+        sys.modules.pop(name)
+
+
+def add_one(module):
+    module.answer += 1
 
 
 def test_a_module_is_adapted_after_it_has_run(monkeypatch, tmp_path):
-    (tmp_path / "a_library.py").write_text("answer = 1\n")
+    (tmp_path / "a_library_in_a_file.py").write_text("answer = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    watch = ImportWatch({"a_library": lambda module: setattr(module, "answer", module.answer + 1)})
-    monkeypatch.setattr(sys, "meta_path", [watch, *sys.meta_path])
-    import a_library
+    adapt_on_import({"a_library_in_a_file": add_one})
+    import a_library_in_a_file
 
-    assert a_library.answer == 2
+    assert a_library_in_a_file.answer == 2
 
 
-def test_a_library_that_is_laid_out_otherwise_stays_as_it_is(caplog):
-    module = types.ModuleType("a_library")
+def test_a_module_of_another_finder_and_its_submodule_are_adapted(find):
+    find({"in_memory": "answer = 1\nimport in_memory.part", "in_memory.part": "answer = 10"})
+    adapt_on_import({"in_memory": add_one, "in_memory.part": add_one})
+    library = importlib.import_module("in_memory")
+    assert (library.answer, library.part.answer) == (2, 11)
+
+
+def test_a_module_that_is_there_already_is_adapted_at_once(find):
+    find({"imported_before": "answer = 1"})
+    library = importlib.import_module("imported_before")
+    adapt_on_import({"imported_before": add_one})
+    assert library.answer == 2
+
+
+def test_a_module_that_another_thread_imports_now_is_waited_for(find):
+    begun, go_on = threading.Event(), threading.Event()
+    find({"half_imported": "answer = 1"}, pause=lambda: (begun.set(), go_on.wait(60)))
+    thread = threading.Thread(target=importlib.import_module, args=("half_imported",))
+    thread.start()
+    assert begun.wait(60)
+    adapting = threading.Thread(target=adapt_on_import, args=({"half_imported": add_one},))
+    adapting.start()
+    adapting.join(0.2)  # were it not to wait, it would look at half a module now
+    go_on.set()
+    thread.join(60)
+    adapting.join(60)
+    assert sys.modules["half_imported"].answer == 2
+
+
+def test_an_import_that_failed_and_is_tried_again_is_adapted(find):
+    texts = {"failing_at_first": "answer = 1 / 0"}
+    find(texts)
+    adapt_on_import({"failing_at_first": add_one})
+    with pytest.raises(ZeroDivisionError):
+        importlib.import_module("failing_at_first")
+    texts["failing_at_first"] = "answer = 1"
+    assert importlib.import_module("failing_at_first").answer == 2
+
+
+def test_what_an_adapter_raises_ends_no_import_and_names_its_plugin(find, caplog):
+    find({"laid_out_otherwise": "answer = 1"})
+    adapt_on_import({"laid_out_otherwise": lambda module: module.missing}, by="plugin 'one' (djinn-one 1.0)")
+    adapt_on_import({"laid_out_otherwise": add_one}, by="plugin 'two' (djinn-two 1.0)")
     with caplog.at_level(logging.WARNING, "djinn"):
-        ImportWatch({"a_library": lambda module: module.missing}).adapt(module)
+        assert importlib.import_module("laid_out_otherwise").answer == 2
     assert "was not told of the device" in caplog.text
+    assert "djinn-one" in caplog.text
+    assert "djinn-two" not in caplog.text
 
 
 def test_a_function_is_replaced_wherever_its_library_holds_it(monkeypatch):

@@ -1,1 +1,1 @@
-"""Adapters that make third-party libraries know the device, applied when the user's program imports them, never before."""
+"""Changes to modules that a program may import later than `djinn`: PyTorch's own here, those of libraries by plugins."""

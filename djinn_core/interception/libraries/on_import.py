@@ -1,13 +1,15 @@
-"""Import hooks: changes to modules that are applied when the user's program imports them."""
+"""Changes to modules when the user's program imports them, by wrapt's post-import hooks."""
 
 from __future__ import annotations
 
-import importlib.machinery
+import importlib
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
+
+from wrapt import register_post_import_hook
 
 from djinn_core.logs import get_logger
 
@@ -16,48 +18,34 @@ Adapt = Callable[[Any], None]
 _log = get_logger("djinn.interception")
 
 
-class ImportWatch(MetaPathFinder):
-    """Finds the modules that it waits for as Python would, and adapts them once they have run."""
+def adapt_on_import(wanted: Mapping[str, Adapt], by: str = "djinn") -> None:
+    """Have each function called with its module: now where it is imported already, else when it is.
 
-    def __init__(self, wanted: dict[str, Adapt]) -> None:
-        self.wanted = wanted
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module that is waited for; None for all others."""
-        if fullname not in self.wanted:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_adapt(module: ModuleType) -> None:
-                run(module)
-                self.adapt(module)
-
-            spec.loader.exec_module = run_and_adapt  # type: ignore[method-assign]
-        return spec
-
-    def adapt(self, module: ModuleType) -> None:
-        """Adapt `module`; a version of it that lacks what is to be changed stays as it is."""
-        try:
-            self.wanted[module.__name__](module)
-        except (AttributeError, ImportError) as error:
-            _log.warning(
-                "a library is not as expected, and was not told of the device: name the device yourself",
-                module=module.__name__,
-                error=repr(error),
-            )
+    What a function raises is logged, and ascribed to the plugin that `by` names; the module stays as it is, and its import
+    goes on. A module that is imported anew (`importlib.reload`) is not adapted again.
+    """
+    for name, adapt in wanted.items():
+        call_on_import(name, partial(_adapt, adapt, by))
 
 
-def adapt_on_import(wanted: dict[str, Adapt]) -> None:
-    """Have each function called with its module: now where it is imported already, else when it is."""
-    watch = ImportWatch(wanted)
-    sys.meta_path.insert(0, watch)
-    for name in wanted:
-        if name in sys.modules:
-            watch.adapt(sys.modules[name])
+def call_on_import(name: str, call: Adapt) -> None:
+    """Have `call` called with the module `name`, which another thread may be importing now. What it raises ends that import."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        importlib.import_module(name)  # waits for that thread; wrapt would hand over half a module
+    register_post_import_hook(call, name)
+
+
+def _adapt(adapt: Adapt, by: str, module: ModuleType) -> None:
+    try:
+        adapt(module)
+    except Exception as error:
+        _log.warning(
+            "a library is not as expected, and was not told of the device: name the device yourself",
+            module=module.__name__,
+            by=by,
+            error=repr(error),
+        )
 
 
 def rebind(old: object, new: object, packages: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ meanwhile, or could not be computed, is fetched by itself, so that it is current
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -128,6 +128,11 @@ def expecting(together: Together) -> Iterator[None]:
         here.expected = outer
         if outer is None and together.uploads and port.is_open():
             port.runtime().expect_uploads([])
+
+
+def fetched_together(tensors: Iterable[Any]) -> AbstractContextManager[None]:
+    """A block in which those of `tensors` that are remote come in one round trip, when the first of them is read."""
+    return expecting(Together(lambda: by_handle(tensors)))
 
 
 def tensors_of(module: torch.nn.Module) -> dict[int, Value]:

@@ -1,0 +1,21 @@
+"""For what lets a program call the remote device `cuda`: PyTorch's device type, and the parts of the device that show a name."""
+
+from __future__ import annotations
+
+from djinn_core.interception.device.cuda_name import go_by_cuda
+from djinn_core.interception.device.current_device import current_device, set_current_device
+from djinn_core.interception.device.generators import RemoteGenerator
+from djinn_core.interception.device.properties import get_device_properties
+from djinn_core.interception.device.streams import RemoteEvent, RemoteStream
+from djinn_core.torch_private import pass_for
+
+__all__ = [
+    "RemoteEvent",
+    "RemoteGenerator",
+    "RemoteStream",
+    "current_device",
+    "get_device_properties",
+    "go_by_cuda",
+    "pass_for",
+    "set_current_device",
+]

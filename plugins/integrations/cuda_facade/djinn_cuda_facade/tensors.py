@@ -1,0 +1,104 @@
+"""The device `cuda`, as remote tensors, generators, streams and events report it and accept it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from djinn.cuda_name import RemoteEvent, RemoteGenerator, RemoteStream, current_device
+from djinn.libraries import is_remote, logical_device
+from djinn.recording import LazyTensor
+
+_devices: dict[int, torch.device] = {}
+
+
+def shown(index: int) -> torch.device:
+    """`cuda:<index>`."""
+    device = _devices.get(index)
+    if device is None:
+        device = _devices[index] = torch.device("cuda", index)
+    return device
+
+
+def meant(device: Any) -> Any:
+    """The device that PyTorch's C++ knows the tensors by, where `device` names a remote one; else `device` itself.
+
+    Tensors that are moved to where they are must stay themselves, which C++ sees by comparing devices.
+    """
+    if isinstance(device, int):
+        return logical_device(device)
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device) and is_remote(device):
+        index: int | None = device.index
+        return logical_device(current_device() if index is None else index)
+    return device
+
+
+def _device(self: LazyTensor) -> torch.device:
+    return shown(self.remote.meta.device)
+
+
+def _is_cuda(self: LazyTensor) -> bool:
+    del self
+    return True
+
+
+def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if args and isinstance(args[0], (str, int, torch.device)):
+        args = (meant(args[0]), *args[1:])
+    elif "device" in kwargs:
+        kwargs["device"] = meant(kwargs["device"])
+    return torch.Tensor.to(self, *args, **kwargs)
+
+
+def _cuda(self: LazyTensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+    return torch.Tensor.to(self, meant("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
+
+
+def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Tensor.cuda` of every tensor: PyTorch takes a bare index for one of its accelerator, which has another name."""
+
+    @functools.wraps(to_cuda)
+    def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return to_cuda(self, torch.device("cuda", device) if isinstance(device, int) else device, *args, **kwargs)
+
+    return cuda
+
+
+def _record_stream(self: LazyTensor, stream: Any) -> None:
+    """Nothing: what a tensor's memory is for, the executor knows from the order of the program."""
+    del self, stream
+
+
+def _array_interface(self: LazyTensor) -> NoReturn:
+    raise AttributeError(f"a tensor on {self.device} has no address on a GPU of this machine: use Tensor.cpu()")
+
+
+def _renamed(device: property) -> property:
+    """A device that remote tensors are not asked for: that of a generator, a stream or an event."""
+    assert device.fget is not None
+    known: Callable[[Any], torch.device] = device.fget
+    return property(lambda self: shown(known(self).index))
+
+
+_MEMBERS: dict[str, Any] = {
+    "device": property(_device),
+    "is_cuda": property(_is_cuda),
+    "to": _to,
+    "cuda": _cuda,
+    "record_stream": _record_stream,
+    "__cuda_array_interface__": property(_array_interface),
+}
+
+
+def rename() -> None:
+    """Have remote tensors, generators, streams and events say `cuda`."""
+    for name, member in _MEMBERS.items():
+        setattr(LazyTensor, name, member)
+    torch.Tensor.cuda = _to_cuda(torch.Tensor.cuda)  # type: ignore[method-assign]
+    for cls in (RemoteGenerator, RemoteStream, RemoteEvent):
+        cls.device = _renamed(vars(cls)["device"])  # type: ignore[assignment]

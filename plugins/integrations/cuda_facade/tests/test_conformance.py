@@ -1,0 +1,20 @@
+"""The conformance suites."""
+
+from __future__ import annotations
+
+import pytest
+
+import djinn_cuda_facade
+from djinn.testing import IntegrationConformance, PluginConformance
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_cuda_facade
+
+
+class TestIntegrations(IntegrationConformance):
+    @pytest.fixture(params=djinn_cuda_facade.djinn_register_integrations(), ids=lambda integration: integration.module)
+    def integration(self, request):
+        return request.param

@@ -1,0 +1,42 @@
+"""The device that transformers chooses where the user names none: a pipeline's and a trainer's."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from djinn.libraries import is_the_only_accelerator, logical_device
+
+_CPU = torch.device("cpu")
+
+
+def adapt_pipeline(module: Any) -> None:
+    """`transformers.pipelines.base`: `device=0`, and no device, are the remote one, as they are the GPU elsewhere."""
+    made = module.Pipeline.__init__
+
+    @functools.wraps(made)
+    def make(self: Any, model: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:
+        placed = device is None and getattr(model, "hf_device_map", None) is not None
+        if not placed and (device is None or (isinstance(device, int) and device >= 0)) and is_the_only_accelerator():
+            device = logical_device(device or 0)
+        made(self, model, *args, device=device, **kwargs)
+
+    module.Pipeline.__init__ = make
+
+
+def adapt_training_arguments(module: Any) -> None:
+    """`transformers.training_args`: the trainer takes the device that accelerate took, which computes in bfloat16, too."""
+    name = "_setup_devices"
+    chosen, computes_bfloat16 = getattr(module.TrainingArguments, name), module.is_torch_bf16_gpu_available
+
+    def set_up(arguments: Any) -> torch.device:
+        device: torch.device = chosen.func(arguments)
+        state = arguments.distributed_state
+        return state.device if device == _CPU and state is not None and not arguments.use_cpu else device
+
+    kept = functools.cached_property(set_up)
+    kept.__set_name__(module.TrainingArguments, name)
+    setattr(module.TrainingArguments, name, kept)
+    module.is_torch_bf16_gpu_available = lambda: computes_bfloat16() or is_the_only_accelerator()

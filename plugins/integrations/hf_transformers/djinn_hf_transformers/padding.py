@@ -1,0 +1,36 @@
+"""transformers' advice to pass an attention mask: given when the answer comes, in place of waiting for it in every forward pass.
+
+Without a mask its models look whether the first or the last token is padding, to warn once. A decoding step has one token,
+which the model itself has made: nothing is asked there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn.recording import LazyTensor, call_when_fetched
+
+Warn = Callable[[Any, torch.Tensor, torch.Tensor | None], None]
+
+
+def adapt_models(module: Any) -> None:
+    """`transformers.modeling_utils`."""
+    model = module.PreTrainedModel
+    model.warn_if_padding_and_no_attention_mask = _later(model.warn_if_padding_and_no_attention_mask)
+
+
+def _later(warn: Warn) -> Warn:
+    @functools.wraps(warn)
+    def warn_later(self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
+        asks = attention_mask is None and self.config.pad_token_id is not None
+        if torch.compiler.is_compiling() or not asks or not isinstance(input_ids, LazyTensor) or input_ids.dim() != 2:
+            warn(self, input_ids, attention_mask)
+        elif input_ids.shape[1] > 1:
+            ends: Any = input_ids[:, :: input_ids.shape[1] - 1]
+            call_when_fetched([ends], lambda fetched: warn(self, fetched[0], None))
+
+    return warn_later

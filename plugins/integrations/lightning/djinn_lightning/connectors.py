@@ -1,0 +1,51 @@
+"""Strategy and precision of `Trainer` and `Fabric` for the remote device's accelerator, which `accelerator="auto"` finds.
+
+Their connectors know what to do for the accelerators that they ship: for all others they would run on the CPU
+(`_choose_strategy`) and autocast for CUDA (`_check_and_init_precision`).
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from djinn.libraries import DEVICE_NAME, is_the_only_accelerator
+
+_MIXED = ("16-mixed", "bf16-mixed")
+
+
+def adapt_trainer(module: ModuleType) -> None:
+    """`lightning.pytorch.trainer.connectors.accelerator_connector`: strategy and precision for our accelerator."""
+    _adapt_connector(vars(module)["_AcceleratorConnector"], module, "_precision_flag")
+
+
+def adapt_fabric(module: ModuleType) -> None:
+    """`lightning.fabric.connector`: likewise."""
+    _adapt_connector(vars(module)["_Connector"], module, "_precision_input")
+
+
+def _adapt_connector(connector: Any, module: Any, precision: str) -> None:
+    auto, strategy = connector._choose_auto_accelerator, connector._choose_strategy
+    checked = connector._check_and_init_precision
+
+    def choose_auto_accelerator() -> str:
+        chosen: str = auto()
+        return DEVICE_NAME if chosen == "cpu" and is_the_only_accelerator() else chosen
+
+    @functools.wraps(strategy)
+    def choose_strategy(self: Any) -> Any:
+        if self.accelerator.name() != DEVICE_NAME or len(self._parallel_devices) != 1:
+            return strategy(self)
+        return module.SingleDeviceStrategy(device=self._parallel_devices[0])
+
+    @functools.wraps(checked)
+    def check_and_init_precision(self: Any) -> Any:
+        wanted = getattr(self, precision)
+        if self.accelerator.name() != DEVICE_NAME or wanted not in _MIXED:
+            return checked(self)
+        return module.MixedPrecision(wanted, DEVICE_NAME)
+
+    connector._choose_auto_accelerator = staticmethod(choose_auto_accelerator)
+    connector._choose_strategy = choose_strategy
+    connector._check_and_init_precision = check_and_init_precision

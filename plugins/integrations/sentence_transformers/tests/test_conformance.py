@@ -1,0 +1,22 @@
+"""The conformance suites."""
+
+from __future__ import annotations
+
+import pytest
+
+import djinn_sentence_transformers
+from djinn.testing import IntegrationConformance, PluginConformance
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_sentence_transformers
+
+
+class TestIntegrations(IntegrationConformance):
+    @pytest.fixture(
+        params=djinn_sentence_transformers.djinn_register_integrations(), ids=lambda integration: integration.module
+    )
+    def integration(self, request):
+        return request.param

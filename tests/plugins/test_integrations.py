@@ -1,0 +1,149 @@
+"""Integrations of installed plugins: loaded when their library is imported, and never in the way of an import."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+
+import pytest
+
+LIBRARY = "device = 'cpu'\n"
+PLUGIN = """
+from djinn.hooks import hookimpl
+from djinn.libraries import Adapter
+
+djinn_api_version = 1
+
+def adapt(module):
+    {adapt}
+
+@hookimpl
+def djinn_register_integrations():
+    return [Adapter("a_library.part", adapt, only_under_run={under_run})]
+"""
+TELL = "module.device = 'remote'"
+SHOW = """
+import djinn, sys
+assert "plugin_teller" not in sys.modules, "importing djinn has loaded the plugin"
+{before}
+import a_library.part
+print(a_library.part.device, file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Install the library, and a plugin for it with a body of `adapt`; or with other source altogether."""
+
+    def install(adapt=TELL, *, library="a_library", under_run=False, source=PLUGIN):
+        (tmp_path / "a_library").mkdir()
+        (tmp_path / "a_library" / "__init__.py").write_text("")
+        (tmp_path / "a_library" / "part.py").write_text(LIBRARY)
+        (tmp_path / "plugin_teller.py").write_text(source.format(adapt=adapt, under_run=under_run))
+        metadata = tmp_path / "djinn_teller-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: djinn-teller\nVersion: 1.0\n")
+        groups = f"[djinn]\nteller = plugin_teller\n[djinn.integrations]\n{library} = plugin_teller\n"
+        (metadata / "entry_points.txt").write_text(groups)
+
+    return install
+
+
+@pytest.fixture
+def run(python, plain_environment, tmp_path):
+    """Run a program beside what is installed; returns what it has said."""
+
+    def run(code="", *, before="", command=("-c",), status=0, **variables):
+        environ = plain_environment | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+        }
+        text = textwrap.dedent(code) or SHOW.format(before=before)
+        if command != ("-c",):
+            (tmp_path / "script.py").write_text(text)
+            text = str(tmp_path / "script.py")
+        done = python.run(*command, text, env=environ | {"CUDA_VISIBLE_DEVICES": ""} | variables)
+        assert done.returncode == status, done.stderr
+        return done.stderr
+
+    return run
+
+
+UNDER_RUN = ("-m", "djinn_core.cli", "run")
+
+
+def test_it_is_told_when_the_program_imports_it(install, run):
+    install()
+    assert run().splitlines() == ["remote"]
+
+
+def test_it_is_told_where_it_was_imported_before(install, run):
+    install()
+    said = run("import a_library.part, djinn, sys\nprint(a_library.part.device, file=sys.stderr)")
+    assert said.splitlines() == ["remote"]
+
+
+def test_what_it_raises_names_the_plugin_and_the_import_goes_on(install, run):
+    install("raise RuntimeError('no wings')")
+    said = run()
+    assert said.splitlines()[-1] == "cpu"
+    assert "no wings" in said
+    assert "plugin 'teller' (djinn-teller 1.0)" in said
+
+
+def test_a_plugin_that_cannot_be_loaded_ends_no_import(install, run):
+    install(source="raise RuntimeError('no feet')")
+    said = run()
+    assert said.splitlines()[-1] == "cpu"
+    assert "plugin 'teller' (djinn-teller 1.0) cannot be used" in said
+    assert "no feet" in said
+
+
+def test_one_that_is_disabled_tells_nothing(install, run):
+    install()
+    assert run(DJINN_DISABLE="teller").splitlines() == ["cpu"]
+    # Also between the import of the library, which loads the plugin, and that of the part that it is about.
+    assert run(before="import a_library; djinn.configure(disable=('teller',))").splitlines() == ["cpu"]
+
+
+def test_a_selection_of_plugins_leaves_it_alone(install, run):
+    install()
+    assert run(DJINN_PLUGINS="").splitlines() == ["remote"]
+    assert run(before="djinn.configure(plugins=[])").splitlines() == ["remote"]
+
+
+def test_settings_that_are_malformed_are_no_matter_of_the_import(install, run):
+    install()
+    assert run(DJINN_THREADS="many").splitlines() == ["remote"]
+
+
+def test_one_that_is_configured_as_an_object_is_told_from_then_on(install, run):
+    install(library="never_imported")
+    said = run("""
+        import a_library.part, djinn, plugin_teller, sys
+        before = a_library.part.device
+        djinn.configure(plugins=[plugin_teller])
+        djinn.configure(plugins=[plugin_teller])
+        print(before, a_library.part.device, file=sys.stderr)
+    """)
+    assert said.splitlines() == ["cpu remote"]
+
+
+def test_some_are_for_programs_of_djinn_run_alone(install, run):
+    install("module.device += ' remote'", under_run=True)
+    assert run().splitlines() == ["cpu"]
+    code = "import a_library.part, sys\nprint(a_library.part.device, file=sys.stderr)"
+    assert run(code, command=UNDER_RUN).splitlines() == ["cpu remote"]
+
+
+def test_djinn_run_ends_with_what_one_of_them_raises(install, run):
+    source = PLUGIN.replace("a_library.part", "torch")
+    install("raise RuntimeError('no tail')", library="djinn-run", under_run=True, source=source)
+    said = run("print('it ran')", command=UNDER_RUN, status=1)
+    assert "plugin 'teller' (djinn-teller 1.0) raised RuntimeError: no tail" in said
+    assert "Traceback" not in said
+
+
+def test_djinn_run_says_that_nothing_makes_cuda_the_remote_device(run):
+    said = run("print('it ran')", command=UNDER_RUN, status=1, DJINN_DISABLE="cuda_facade")
+    assert "djinn-cuda-facade" in said
+    assert "Traceback" not in said
