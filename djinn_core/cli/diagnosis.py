@@ -28,10 +28,7 @@ from djinn_core.torch_private import missing
 
 T = TypeVar("T")
 
-LEAST_PYTHON = (3, 11)
-LEAST_TORCH = (2, 11)
 PATIENCE = 5.0  # seconds for each server: a person is waiting
-LIBRARIES = ("djinn", "torch", "numpy", "attrs", "msgspec", "networkx", "pluggy", "rich", "structlog", "click")
 
 
 @attrs.frozen
@@ -106,9 +103,9 @@ def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> Set
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of what Djinn stands on; an empty string for what is not installed."""
+    """Versions of Python, of Djinn and of what it needs; an empty string for what is not installed."""
     found = {"python": platform.python_version()}
-    for name in LIBRARIES:
+    for name in ("djinn", *(name for name in required_versions() if name != "python")):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -116,15 +113,33 @@ def versions() -> dict[str, str]:
     return found
 
 
+def required_versions() -> dict[str, str]:
+    """Python and the distributions that the metadata of `djinn` asks for, with the least version of each; not those of extras."""
+    try:
+        described = metadata.metadata("djinn")
+    except metadata.PackageNotFoundError:  # a finding of its own
+        return {}
+    lines = (line.partition(";") for line in described.get_all("Requires-Dist") or ())
+    wanted = [requirement for requirement, _, marker in lines if "extra" not in marker]
+    return dict(_requirement(text) for text in (f"python{described['Requires-Python']}", *wanted))
+
+
+def _requirement(text: str) -> tuple[str, str]:
+    """Name and least version of `torch>=2.11`; an empty string where any version will do."""
+    found = re.match(r"([\w.-]+)(?:[^>]*>=\s*([\d.]+))?", text)
+    assert found is not None
+    return found[1], found[2] or ""
+
+
 def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
     """Check for a package that is too old, missing, or another project's under Djinn's name."""
+    required = required_versions()
     for name, version in found.items():
         if not version:
             yield Finding(f"{name} is not installed.", "Install Djinn from its checkout: `pip install -e .`.")
-    if _numbers(found["python"]) < LEAST_PYTHON:
-        yield Finding(f"Python {found['python']} is too old.", "Use Python 3.11 or newer.")
-    if found["torch"] and _numbers(found["torch"]) < LEAST_TORCH:
-        yield Finding(f"torch {found['torch']} is too old.", "Install torch 2.11 or newer.")
+        elif _numbers(version) < _numbers(required.get(name, "")):
+            shown = "Python" if name == "python" else name
+            yield Finding(f"{shown} {version} is too old.", f"Install {shown} {required[name]} or newer.")
     if found["djinn"] and _numbers(found["djinn"]) < (26,):
         yield Finding(
             f"The installed `djinn` {found['djinn']} is another project of that name.",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -54,12 +57,20 @@ def test_an_older_torch_is_named(monkeypatch):
         ("torch", "2.4.0", "torch 2.4.0 is too old"),
         ("djinn", "1.1.14", "another project of that name"),
         ("msgspec", "", "msgspec is not installed"),
+        ("blake3", "0.4.1", "blake3 0.4.1 is too old"),
     ],
 )
 def test_versions_that_will_not_do(name, version, message):
     (finding,) = check_versions(versions() | {name: version})
     assert message in finding.what
     assert finding.mend
+
+
+def test_everything_that_djinn_needs_is_listed():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w.-]+", requirement)[0] for requirement in project["dependencies"]}
+    assert set(versions()) == needed | {"python", "djinn"}
+    assert all(versions().values())
 
 
 def test_an_unreachable_server_is_named(environ):
