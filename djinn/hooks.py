@@ -20,14 +20,15 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
+from djinn_core.hookspecs.growth import GrowthTolerant
 from djinn_core.hookspecs.integrations import Integration
 from djinn_core.hookspecs.interception import Interceptor
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.hookspecs.observers import Event, Observer
-from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, Trial
+from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, RoundingOptimization, Trial
 from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
-from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
+from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy, PreferredPolicy
+from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
 from djinn_core.hookspecs.transports import (
     Buffer,
     Connection,
@@ -35,6 +36,7 @@ from djinn_core.hookspecs.transports import (
     Holding,
     Limits,
     Listener,
+    PeerNamed,
     SecurableTransport,
     TlsOptions,
     Transport,
@@ -103,6 +105,7 @@ __all__ = [
     "Frame",
     "Free",
     "Graph",
+    "GrowthTolerant",
     "Holding",
     "Instruction",
     "Integration",
@@ -125,11 +128,14 @@ __all__ = [
     "OptimizationResult",
     "Pattern",
     "PatternMatch",
+    "PeerNamed",
     "Placement",
     "PlacementContext",
     "PlacementDecision",
     "PlacementPolicy",
     "PluginError",
+    "PreferredPolicy",
+    "PreferredScheduler",
     "Probe",
     "Program",
     "ProtocolError",
@@ -137,6 +143,7 @@ __all__ = [
     "RemoteError",
     "Replay",
     "Rewrite",
+    "RoundingOptimization",
     "Run",
     "ScheduleMaker",
     "SchedulingContext",

@@ -95,11 +95,11 @@ class PluginSetting:
 
 
 def _plugin_settings(value: object) -> tuple[PluginSetting, ...]:
-    """From tables by plugin, such as `{"fusion": {"rows": 32}}`."""
+    """From tables by plugin, such as `{"my_plugin": {"its_setting": 32}}`."""
     if isinstance(value, tuple) and all(isinstance(part, PluginSetting) for part in value):
         return value
     if not isinstance(value, Mapping) or not all(isinstance(table, Mapping) for table in value.values()):
-        raise ValueError("must be a table of settings by plugin, such as {'simulated': {'cluster': 'cluster.toml'}}")
+        raise ValueError("must be a table of settings by plugin, such as {'my_plugin': {'its_setting': 32}}")
     return tuple(
         PluginSetting(str(plugin), str(name), given, "argument")
         for plugin, table in value.items()

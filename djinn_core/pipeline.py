@@ -12,7 +12,8 @@ from djinn_core.builtins.placement import FirstFit, SingleDevice
 from djinn_core.builtins.scheduling import Sequential
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.costs import CostModel
-from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
+from djinn_core.hookspecs.growth import tolerates_growth
+from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext, keeps_rounding
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import ScheduleMaker, SchedulingContext
@@ -30,7 +31,7 @@ from djinn_core.ir.substitution import Derived, Rewritten, not_derived
 from djinn_core.stages.annotate import NOTHING_KNOWN, annotate
 from djinn_core.stages.cache import PlanCache, Remembered
 from djinn_core.stages.estimate import estimate
-from djinn_core.stages.fingerprint import fingerprint, tolerates_growth
+from djinn_core.stages.fingerprint import fingerprint
 from djinn_core.stages.optimize import optimize, starting_plan
 from djinn_core.stages.place import place
 from djinn_core.stages.placement_fit import shortages
@@ -302,7 +303,8 @@ def _still_fits(result: PipelineResult, request: Request) -> bool:
 def tolerate_growth(plugins: Plugins, exact: bool = True) -> bool:
     """True if the results of all plugins in use are equal for sizes and numbers of the same class; `exact` as in `Request`."""
     choosing: list[Any] = [*plugins.placement_policies, *plugins.schedulers]
-    return tolerates_growth([*plugins.patterns, *plugins.cost_models, *_wanted(plugins, exact), *choosing])
+    asked = [*plugins.patterns, *plugins.cost_models, *_wanted(plugins, exact), *choosing]
+    return all(map(tolerates_growth, asked))
 
 
 def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:
@@ -317,11 +319,11 @@ def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str)
         *(("placement policy", p) for p in plugins.placement_policies if p.name == policy),
         *(("scheduler", s) for s in plugins.schedulers if s.name == scheduler),
     ]
-    return tuple(f"{kind} {one.name!r}" for kind, one in used if not tolerates_growth([one]))
+    return tuple(f"{kind} {one.name!r}" for kind, one in used if not tolerates_growth(one))
 
 
 def _wanted(plugins: Plugins, exact: bool) -> list[Optimization]:
-    return [o for o in plugins.optimizations if getattr(o, "exact", True) or not exact]
+    return [o for o in plugins.optimizations if not exact or keeps_rounding(o)]
 
 
 _IDENTITIES = 16

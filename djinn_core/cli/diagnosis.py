@@ -23,7 +23,7 @@ from djinn_core.plugins.registry import Registry, Selection, survey
 from djinn_core.plugins.report import PluginRow
 from djinn_core.runtime.connecting.dialling import ask_status
 from djinn_core.runtime.connecting.servers import find_servers
-from djinn_core.runtime.planning.constraints import SEVERAL, policy_for
+from djinn_core.runtime.planning.constraints import policy_for
 from djinn_core.torch_private import missing
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> Set
         return row
     one, several = (policy_for(settings, registry.placement_policies, devices) for devices in (1, 2))
     if one == several:
-        return SettingRow(row.name, one, f"{row.origin}: {SEVERAL} is not installed or not in use")
+        return SettingRow(row.name, one, f"{row.origin}: no policy for several executors is in use")
     return SettingRow(
         row.name, f"{several} over several executors, {one} on one", f"{row.origin}: {several} is installed"
     )

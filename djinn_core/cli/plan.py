@@ -12,8 +12,6 @@ import attrs
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from djinn_core.cli.model import Step
     from djinn_core.ir.costs import NetworkTopology
     from djinn_core.ir.result import PipelineResult
@@ -35,8 +33,8 @@ _GB = 1e9
 )
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of the model at a time.")
 @click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input.")
-@click.option("--policy", default="", help="The placement policy; cost_based where djinn-cost-based is installed.")
-@click.option("--scheduler", default="", help="The scheduler; parallel where djinn-parallel is installed.")
+@click.option("--policy", default="", help="The placement policy; by default the one preferred for several devices.")
+@click.option("--scheduler", default="", help="The scheduler; by default the one preferred for several devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("model")
 def command(file: Path, model: str, policy: str, scheduler: str, as_json: bool, **asked: Any) -> None:
@@ -65,15 +63,6 @@ def command(file: Path, model: str, policy: str, scheduler: str, as_json: bool, 
             click.echo(line)
 
 
-def _best(wanted: str, built_in: str, offered: Sequence[str]) -> str:
-    if wanted in offered:
-        return wanted
-    click.echo(
-        f"{wanted!r} is not installed, so {built_in!r} is used: djinn-{wanted.replace('_', '-')} offers it", err=True
-    )
-    return built_in
-
-
 def _planned(
     captured: PipelineResult, topology: NetworkTopology, policy: str, scheduler: str
 ) -> tuple[PipelineResult, Forecast]:
@@ -86,6 +75,7 @@ def _planned(
     from djinn_core.config import resolve
     from djinn_core.ir.profile import DataResidency
     from djinn_core.pipeline import Request, plan
+    from djinn_core.runtime.planning.constraints import preferred_policy, preferred_scheduler
     from djinn_core.runtime.planning.planning import load_plugins
     from djinn_core.stages.forecast import forecast
     from djinn_core.stages.placement_fit import bytes_held
@@ -94,8 +84,8 @@ def _planned(
     registry = load_plugins(resolve().settings)
     request = Request(
         topology,
-        placement_policy=policy or _best("cost_based", "single", [p.name for p in registry.placement_policies]),
-        scheduler=scheduler or _best("parallel", "sequential", [s.name for s in registry.schedulers]),
+        placement_policy=policy or preferred_policy(registry.placement_policies),
+        scheduler=scheduler or preferred_scheduler(registry.schedulers),
     )
     program: Any = captured.graph  # it was captured from one
     first = plan(program, registry, request, profile=captured.profile)

@@ -54,9 +54,6 @@ class Optimization(Protocol):
         name: unique among optimizations.
         before, after: names of optimizations that must run after or before this one; unknown names are ignored.
         after_placement: whether it wants to run again, once, when placement is known.
-
-    One whose results may differ in rounding from those of the program as written says so by an attribute `exact = False`: it
-    is used only where the setting `exact` is off.
     """
 
     name: str
@@ -66,6 +63,22 @@ class Optimization(Protocol):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """A rewrite with the reason for it, or `applied=False` with the reason against."""
+
+
+class RoundingOptimization(Protocol):
+    """Optional member of an optimization, which may leave it out.
+
+    Attributes:
+        exact: False where its results may differ in rounding from those of the program as written. Such an optimization is used
+            only where the setting `exact` is off.
+    """
+
+    exact: bool
+
+
+def keeps_rounding(optimization: Optimization) -> bool:
+    """True if an optimization's results round as those of the program do."""
+    return bool(getattr(optimization, "exact", True))
 
 
 @attrs.frozen

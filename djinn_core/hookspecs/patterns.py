@@ -20,10 +20,8 @@ class Pattern(Protocol):
             calls `match` only with nodes of these ops, and not at all when there are none.
 
     What it says of a program is kept, and found again for programs that are the same in everything that it may look at.
-    An attribute `tolerates_growth = True` says that it says the same for sizes and whole numbers of the same class (8 to 127,
-    128 to 2047, and so on by sixteens; smaller ones are told apart), and whatever other numbers are, but for their sign, so
-    that a growing cache or a falling learning rate means no new analysis. Sizes of weights of layers are always told
-    apart. Objects of all stages may have it; where one that is asked lacks it, everything counts exactly.
+    With the optional member of `GrowthTolerant` a growing cache or a falling learning rate means no new analysis. Sizes of
+    weights of layers are always told apart.
     """
 
     name: str

@@ -55,12 +55,25 @@ class PlacementPolicy(Protocol):
         """A device and a reason for every node of the plan, and a device for every value."""
 
 
+@runtime_checkable
+class PreferredPolicy(Protocol):
+    """Optional member of a policy, with which it offers itself where the setting `placement_policy` names none.
+
+    Attributes:
+        preference: of the policies that have one, that with the greatest is used over several devices (of equal ones the first
+            by name). Over one device, and where no policy has one, the built-in `single` is.
+    """
+
+    preference: int
+
+
 @hookspec
 def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy]:
     """Return the placement policies that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured anew. The setting
-    `placement_policy` names the one that is used (by default the built-in `single`). One that raises or breaks an
+    `placement_policy` names the one that is used; by default that with the greatest `preference` over several devices, and else
+    the built-in `single`. One that raises or breaks an
     invariant is replaced by `single` for that graph, with a warning that names it. Since API version 1.
     """
     del settings

@@ -53,6 +53,17 @@ class ScheduleMaker(Protocol):
         """Groups and per-device steps that respect every edge of the graph."""
 
 
+@runtime_checkable
+class PreferredScheduler(Protocol):
+    """Optional member of a scheduler, with which it offers itself where `djinn plan` is told none.
+
+    Attributes:
+        preference: of the schedulers that have one, that with the greatest is taken (of equal ones the first by name).
+    """
+
+    preference: int
+
+
 @hookspec
 def djinn_register_schedulers(settings: Any) -> Iterable[ScheduleMaker]:
     """Return the schedulers that this plugin offers.

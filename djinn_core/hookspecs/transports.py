@@ -17,6 +17,7 @@ __all__ = [
     "Frame",
     "Limits",
     "Listener",
+    "PeerNamed",
     "SecurableTransport",
     "TlsOptions",
     "Transport",
@@ -96,6 +97,17 @@ class Holding(Protocol):
     @property
     def held(self) -> int:
         """Bytes in memory of frames that are not whole yet, or that `receive` has not given out. Any thread may ask."""
+
+
+@runtime_checkable
+class PeerNamed(Protocol):
+    """Optional member of a connection, with which gateways name the other end in the audit log.
+
+    Attributes:
+        peer: the other end, such as `client 10.0.0.1:5000`.
+    """
+
+    peer: str
 
 
 @runtime_checkable

@@ -29,6 +29,8 @@ class Rewrite:
             have run, and the program that comes of them is planned in place of this one.
         replicas: nodes that run on a further device as well, with the reasons; only of use when it is known where things
             are, in the second pass after placement.
+        by_turn: what it says of successive inputs holds for a device's turn (`Stream.turn`): where programs of the structure
+            follow each other, each is planned for the device whose turn it is.
     """
 
     drop: frozenset[int] = frozenset()
@@ -37,6 +39,7 @@ class Rewrite:
     equal_slots: tuple[tuple[int, int], ...] = ()
     substitutions: tuple[Substitution, ...] = ()
     replicas: tuple[PlacementDecision, ...] = ()
+    by_turn: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.drop or self.replace or self.hints or self.substitutions or self.replicas)
@@ -78,6 +81,11 @@ class OptimizationPlan(ShownInNotebooks):
     def substituted(self) -> frozenset[int]:
         """Nodes that give way to other computation; no two optimizations can have the same ones."""
         return frozenset().union(*(s.nodes for result in self.results for s in result.rewrite.substitutions))
+
+    @property
+    def by_turn(self) -> bool:
+        """True if an optimization says that plans differ by the device whose turn it is."""
+        return any(result.rewrite.by_turn for result in self.results if result.applied)
 
 
 def resolved(replace: Mapping[int, int]) -> dict[int, int]:

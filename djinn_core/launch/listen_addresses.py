@@ -120,8 +120,8 @@ def chosen_by(transports: Sequence[Transport], tls: TlsOptions | None, places: P
     found = in_places(transports, tls, places)
     if not found:
         raise PluginError(
-            "there is no transport to listen with: install djinn-tcp or djinn-http; `djinn plugins` shows what is "
-            "installed and what is broken or disabled"
+            "there is no transport to listen with: install one, such as those in plugins/transports of the checkout; `djinn "
+            "plugins` shows what is installed and what is broken or disabled"
             + (f", and --without-transport leaves out {', '.join(sorted(places.without))}" if places.without else "")
         )
     return found

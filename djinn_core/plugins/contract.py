@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, get_origin, get_type_hints
 
 from djinn_core.plugins.kinds import Kind
@@ -16,7 +16,7 @@ def complaint(candidate: object, kind: Kind) -> str:
     shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
     if isinstance(candidate, type):
         return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
-    faults = list(_faults(candidate, kind.protocol))
+    faults = [*_faults(candidate, kind.protocol), *_optional_faults(candidate, kind.optional_members)]
     if faults:
         return f"returned {shown}, which is no {wanted}: {'; '.join(faults)}"
     if not name:
@@ -30,6 +30,12 @@ def _faults(candidate: object, wanted: type) -> Iterator[str]:
         yield from _method_faults(candidate, wanted)
     elif not isinstance(candidate, wanted):
         yield f"it is no instance of {wanted.__module__.partition('.')[0]}.{wanted.__name__}"
+
+
+def _optional_faults(candidate: object, members: Mapping[str, Any]) -> Iterator[str]:
+    for member, wanted in members.items():
+        if not isinstance(value := getattr(candidate, member, None), (wanted, type(None))):
+            yield f"its `{member}` is {value!r}, but must be a {_spelled(wanted)}"
 
 
 def _attribute_faults(candidate: object, protocol: type) -> Iterator[str]:

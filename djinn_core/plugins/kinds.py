@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Final
+from typing import Any, Final, get_type_hints
 
 import attrs
 
@@ -19,11 +19,13 @@ class Kind:
         name: what `djinn plugins` shows, and the module in `djinn_core.hookspecs` that declares its hook.
         objects: what its hook returns, in the plural, as in `Registry` and in the name of the hook.
         wanted: name of the type that each of these objects must satisfy, as that module has it.
+        optional: name of a Protocol whose members the objects may leave out; empty where there is none.
     """
 
     name: str
     objects: str
     wanted: str
+    optional: str = ""
 
     @property
     def hook(self) -> str:
@@ -34,6 +36,11 @@ class Kind:
     def specification(self) -> ModuleType:
         """The module that declares the hook."""
         return importlib.import_module(f"djinn_core.hookspecs.{self.name}")
+
+    @property
+    def optional_members(self) -> dict[str, Any]:
+        """Types of the attributes that objects of the kind may have, by name."""
+        return get_type_hints(vars(self.specification)[self.optional]) if self.optional else {}
 
     @property
     def protocol(self) -> type:
@@ -48,8 +55,8 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("patterns", "patterns", "Pattern"),
     Kind("costs", "cost_models", "CostModel"),
     Kind("optimizations", "optimizations", "Optimization"),
-    Kind("placement", "placement_policies", "PlacementPolicy"),
-    Kind("schedulers", "schedulers", "ScheduleMaker"),
+    Kind("placement", "placement_policies", "PlacementPolicy", "PreferredPolicy"),
+    Kind("schedulers", "schedulers", "ScheduleMaker", "PreferredScheduler"),
     Kind("transports", "transports", "Transport"),
     Kind("devices", "devices", "Device"),
     Kind("compilers", "compilers", "Compiler"),

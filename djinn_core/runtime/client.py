@@ -105,7 +105,7 @@ def configure(
         servers: URLs of servers, such as `["tcp://gpu-box:5556"]`.
         token: what the servers ask for.
         connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
-        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"simulated": {"cluster": FILE}}`.
+        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin": {"its_setting": 32}}`.
 
     What was set before stays as it was set; without arguments, nothing is set any more. While a session is open, settings
     that it can take over hold at once. Others need a new session: where this one holds tensors, nothing is changed and

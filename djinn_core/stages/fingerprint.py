@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import attrs
 
@@ -38,11 +37,6 @@ class Fingerprint:
     topology: tuple[object, ...]
     shapes: tuple[object, ...]
     values: tuple[int, ...]
-
-
-def tolerates_growth(plugins: Iterable[Any]) -> bool:
-    """True if the results of all these plugins are equal for sizes and numbers of the same class."""
-    return all(getattr(plugin, "tolerates_growth", False) for plugin in plugins)
 
 
 def fingerprint(program: Program, exact: bool = True) -> Fingerprint:

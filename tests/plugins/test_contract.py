@@ -62,3 +62,12 @@ def test_an_object_without_anything_lacks_every_member(kind: Any) -> None:
     assert members
     for member in members:
         assert f"`{member}" in problem
+
+
+def test_optional_members_have_their_types() -> None:
+    def policy(**members: Any) -> object:
+        return type("Made", (), {"name": "made", "place": lambda self, context: None, **members})()
+
+    assert complaint(policy(), KIND["placement"]) == ""
+    assert complaint(policy(preference=3), KIND["placement"]) == ""
+    assert "its `preference` is 'high', but must be a int" in complaint(policy(preference="high"), KIND["placement"])

@@ -8,18 +8,31 @@ import attrs
 
 from djinn_core.config import Settings
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.placement import PlacementPolicy
+from djinn_core.hookspecs.placement import PlacementPolicy, PreferredPolicy
+from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
 
 ALONE = "single"
-SEVERAL = "cost_based"  # spreads what gains by it, and keeps together what does not
+IN_ORDER = "sequential"
 
 
 def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: int) -> str:
-    """Name of the placement policy: the configured one, or else the best for so many devices that is installed."""
+    """Name of the placement policy: the configured one, or else that of those offered which is preferred for so many devices."""
     if settings.placement_policy:
         return settings.placement_policy
-    return SEVERAL if devices > 1 and any(policy.name == SEVERAL for policy in offered) else ALONE
+    return preferred_policy(offered) if devices > 1 else ALONE
+
+
+def preferred_policy(offered: Sequence[PlacementPolicy]) -> str:
+    """Name of the policy for several devices where none is named; the built-in one where none offers itself."""
+    ranked = [(-policy.preference, policy.name) for policy in offered if isinstance(policy, PreferredPolicy)]
+    return min(ranked)[1] if ranked else ALONE
+
+
+def preferred_scheduler(offered: Sequence[ScheduleMaker]) -> str:
+    """Name of the scheduler for several devices where none is named; the built-in one where none offers itself."""
+    ranked = [(-made.preference, made.name) for made in offered if isinstance(made, PreferredScheduler)]
+    return min(ranked)[1] if ranked else IN_ORDER
 
 
 @attrs.frozen

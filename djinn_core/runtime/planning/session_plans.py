@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from djinn_core.config import Settings
+from djinn_core.hookspecs.growth import tolerates_growth
 from djinn_core.interception.recording import recorder
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.costs import NetworkTopology
@@ -27,7 +28,6 @@ from djinn_core.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_core.runtime.planning.value_hints import hints_for
 from djinn_core.runtime.pool.planner import Whereabouts
 from djinn_core.runtime.sending.template import Prepared
-from djinn_core.stages.fingerprint import tolerates_growth
 
 
 class SessionPlans:
@@ -73,7 +73,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
     """The planner of a session on so many devices; what is known of programs and of their values begins anew with it."""
     registry, settings = context.configured()
     context.asked_by_size = asked_by_size_in(registry, settings, devices)
-    unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth([o]))
+    unsure = frozenset(o.name for o in registry.optimizations if not tolerates_growth(o))
     factor = NARROW_FACTOR if context.asked_by_size else FACTOR
     plans, judge = SessionPlans(context), judge_among(registry.optimizations)
     context.planner = Planner(plans.plan, context.stats, plans.made, factor, judge, unsure, plans.recent)

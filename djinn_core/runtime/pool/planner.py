@@ -29,7 +29,6 @@ from djinn_core.runtime.stats import Stats
 from djinn_core.torch_private import modes_as_before
 
 VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, in scalars, and in whose turn it was
-FOLLOW = "pipeline"  # the hint of who makes use of programs that follow each other
 
 
 @attrs.frozen
@@ -148,7 +147,7 @@ class PoolPlanner:
         plan.profile = result.recorded or result.profile
         plan.crowded = not self._has_room(plan)  # and no plan would have
         if turn is not None:
-            follows = result.plan is not None and FOLLOW in result.plan.hints
+            follows = result.plan is not None and result.plan.by_turn
             alike.planned(plan, turn, follows)
             plan.turn = turn if follows else None
         return plan

@@ -11,7 +11,7 @@ import attrs
 
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Limits, Transport
+from djinn_core.hookspecs.transports import Connection, Limits, PeerNamed, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.tickets import LIFETIME, Badge
@@ -245,7 +245,7 @@ class Admission:
 
 def _peer(connection: Connection) -> str:
     """Name of the peer, as far as the transport knows it."""
-    return str(getattr(connection, "peer", "")).removeprefix("client ")
+    return connection.peer.removeprefix("client ") if isinstance(connection, PeerNamed) else ""
 
 
 def _wish_for_relay(connection: Connection) -> Attach | Resume | ControlAttach | None:

@@ -39,7 +39,9 @@ class Pipelining:
             f"{following} of its kind {'is' if following == 1 else 'are'} under way and it depends on none of them: "
             f"{busy} devices work on successive inputs"
         )
-        return OptimizationResult(self.name, applied=True, reason=reason, rewrite=Rewrite(hints={"pipeline": (busy,)}))
+        return OptimizationResult(
+            self.name, applied=True, reason=reason, rewrite=Rewrite(hints={"pipeline": (busy,)}, by_turn=True)
+        )
 
 
 def _why_not(context: OptimizationContext) -> str:

@@ -18,6 +18,7 @@ class CostBased:
     """Policy of the earliest predicted end: on one device, unless several pay or one does not hold it."""
 
     name = "cost_based"
+    preference = 1  # it spreads what gains by it, and keeps together what does not
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:

@@ -10,6 +10,7 @@ class Parallel:
     """No device idles while something is ready for it; the longest way to the end of the program goes first."""
 
     name = "parallel"
+    preference = 1
     tolerates_growth = True
 
     def schedule(self, context: SchedulingContext) -> ExecutionSchedule:

@@ -1,0 +1,81 @@
+"""The core names no plugin: what it needs to know of one, the plugin says itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from djinn_core.builtins import builtin_plugins
+from djinn_core.plugins.kinds import EVERY_KIND
+from djinn_core.plugins.registry import Selection, load_registry
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("plugins/*/*/pyproject.toml"))
+# Names of transports and devices are those of protocols and of hardware; names of patterns are what profiles speak of. Others may
+# be words of the core, too, where a line here says which.
+CHOSEN = (
+    "interceptors",
+    "cost_models",
+    "optimizations",
+    "placement_policies",
+    "schedulers",
+    "compilers",
+    "memory_policies",
+    "observers",
+)
+WORDS = {
+    ("djinn_core/ir/schedule.py", "dynamic"): "a scheduling strategy",
+    ("djinn_core/ir/schedule.py", "parallel"): "a scheduling strategy",
+    ("djinn_core/ir/schedule.py", "pipeline"): "a scheduling strategy",
+    ("djinn_core/ir/schedule.py", "priority"): "a scheduling strategy",
+    ("djinn_core/logs.py", "pipeline"): "a part of the log",
+}
+
+
+def names() -> frozenset[str]:
+    """Names of the objects that plugins of the repository register, and that are chosen by name."""
+    registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EVERY_KIND)
+    return frozenset(
+        name
+        for (objects, name), row in registry.owners.items()
+        if objects in CHOSEN and row.distribution.startswith("djinn-")
+    )
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Text constants of a module, with their lines; docstrings are left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+@pytest.fixture(scope="module")
+def found() -> list[tuple[str, int, str]]:
+    """All text constants of the core, with their places."""
+    paths = sorted((ROOT / "djinn_core").rglob("*.py"))
+    return [(str(path.relative_to(ROOT)), line, text) for path in paths for line, text in texts(path)]
+
+
+def test_no_object_of_a_plugin_is_named_in_the_core(found: list[tuple[str, int, str]]) -> None:
+    known = names()
+    assert {"cost_based", "pipeline", "parallel", "inductor"} <= known
+    named = {(path, text): line for path, line, text in found if text in known}
+    assert {f"{path}:{line}: {text!r}" for (path, text), line in named.items() if (path, text) not in WORDS} == set()
+    assert set(WORDS) <= set(named), "a line of WORDS is not needed any more"
+
+
+def test_no_package_of_a_plugin_is_named_in_the_core(found: list[tuple[str, int, str]]) -> None:
+    either = "|".join(name.replace("_", "[-_]") for name in PACKAGES)
+    packages = re.compile(rf"\bdjinn[-_]({either})\b")
+    assert [f"{path}:{line}: {text!r}" for path, line, text in found if packages.search(text)] == []

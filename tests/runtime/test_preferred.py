@@ -1,0 +1,28 @@
+"""The policy and the scheduler where none is named: those that say so of themselves, and else the built-in ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from djinn_core.config import Settings
+from djinn_core.runtime.planning.constraints import policy_for, preferred_scheduler
+
+
+def offered(**preferences):
+    return [
+        SimpleNamespace(name=name) if rank is None else SimpleNamespace(name=name, preference=rank)
+        for name, rank in preferences.items()
+    ]
+
+
+def test_the_greatest_preference_decides_over_several_devices():
+    known = offered(single=None, zealous=None, second=2, best=3, alike=3)
+    assert policy_for(Settings(), known, 2) == "alike"
+    assert policy_for(Settings(), known, 1) == "single"
+    assert policy_for(Settings(placement_policy="zealous"), known, 2) == "zealous"
+    assert policy_for(Settings(), offered(single=None, zealous=None), 2) == "single"
+
+
+def test_schedulers_are_preferred_in_the_same_way():
+    assert preferred_scheduler(offered(sequential=None, quick=1, slow=0)) == "quick"
+    assert preferred_scheduler(offered(sequential=None, other=None)) == "sequential"
