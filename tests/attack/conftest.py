@@ -56,7 +56,7 @@ def dial():
 @pytest.fixture(name="wait_for", scope="session")
 def _wait_for():
     def wait_for(condition, what):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not condition():
             assert time.monotonic() < deadline, what
             time.sleep(0.01)

@@ -45,18 +45,19 @@ def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dia
 def test_an_executor_has_few_strangers_too(monkeypatch, wait_for):
     strangers = Strangers(1)
     monkeypatch.setattr(attach, "_STRANGERS", strangers)
+    monkeypatch.setattr(attach, "ATTACH_SECONDS", 3600.0)
     pairs = [socket.socketpair() for _ in range(2)]
     ends = [AcceptedConnection(mine, SMALL, "client") for mine, _ in pairs]
     threads = [threading.Thread(target=attach.admit, args=(end, None, None)) for end in ends]
     threads[0].start()
     wait_for(lambda: len(strangers) == 1, "the first one is not in")
     threads[1].start()
-    threads[0].join(4)  # the second one came, so this one had to go before its five seconds were over
+    threads[0].join(60)  # the second one came, so this one had to go before its hour was over
     assert not threads[0].is_alive()
     for _, theirs in pairs:
         theirs.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     for end in ends:
         end.close()
 

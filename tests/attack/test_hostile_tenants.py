@@ -64,7 +64,7 @@ from djinn_core.wire.messages import (
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 CPU = torch.device("cpu")
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_a_wrong_setting_stops_every_command_but_doctor():
 @pytest.mark.parametrize("options", [(), ("-X", "dev", "-P")], ids=["plain", "with options"])
 def test_python_dash_m_djinn(options):
     command = [sys.executable, *options, "-m", "djinn", "serv"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     assert "Did you mean 'serve'?" in done.stderr
 
@@ -89,7 +89,7 @@ def test_a_plugin_in_the_working_directory_is_found(tmp_path, plain_environment)
     environment = plain_environment | {"DJINN_PLUGINS": "here_only"}
     command = [script, "plugins", "--json"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     row = next(row for row in json.loads(done.stdout) if row["name"] == "here_only")
     assert "it implements no hook of Djinn" in row["error"]  # so it was imported

@@ -60,7 +60,7 @@ def upload(journal, data=DATA, digest=DIGEST, again=False):
 def adopted(journal, store, digest=DIGEST):
     file = journal.contents.whole(HANDLE)
     assert store.adopt(digest, file, journal.contents.prove)
-    assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(30)  # the store has done what came before
+    assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)  # the store has done what came before
     return file
 
 
@@ -106,7 +106,7 @@ def test_what_the_store_forgets_the_journal_has_and_the_other_way_round(path, st
 
 
 def test_what_the_store_had_is_held_for_the_journal(path, store):
-    assert store.keep(DIGEST, torch.frombuffer(bytearray(DATA), dtype=torch.uint8)).wait(30)
+    assert store.keep(DIGEST, torch.frombuffer(bytearray(DATA), dtype=torch.uint8)).wait(300)
     journal = begun(path)
     journal.contents.link(DIGEST, store.file_of(DIGEST))
     store.file_of(DIGEST).unlink()

@@ -21,7 +21,7 @@ from djinn_core.wire.frames import FrameDecoder
 from djinn_http import HttpTransport
 from djinn_tcp import TcpTransport
 
-SECONDS = 10.0
+SECONDS = 120.0
 
 
 @pytest.fixture(autouse=True)

@@ -54,10 +54,10 @@ class Network:
     def __init__(self, seed: int, loses: float = 0.0, breaks: float = 0.0) -> None:
         self._random = random.Random(seed)
         self._odds = loses, breaks
-        self.leases = Leases(5.0)
+        self.leases = Leases(60.0)
         ours, theirs = self._pair()
         self.server = self.leases.lease(SessionIdentity("s", "a client", "told at the beginning", NO_TENANT), theirs)
-        self.client = ResumingConnection(ours, self._dial, 5.0, "the server")
+        self.client = ResumingConnection(ours, self._dial, 60.0, "the server")
 
     def _pair(self) -> tuple[Connection, Connection]:
         loses, breaks = self._odds
@@ -95,11 +95,11 @@ def test_every_frame_arrives_once_and_in_order(loses: float, breaks: float) -> N
         network.client.own()
         memory[:] = bytes(len(memory))  # the caller's again
         if i % 5 == 4:
-            came += [(f.head, bytes(f.body[0])) for f in (network.client.receive(20.0) for _ in range(5))]
+            came += [(f.head, bytes(f.body[0])) for f in (network.client.receive(120.0) for _ in range(5))]
     assert came == [(b"%d" % i, bytes([i]) * (20_000 if i % 9 == 0 else 10)) for i in range(count)]
     network.client.close()
     network.server.close()
-    echoing.join(5.0)
+    echoing.join(60.0)
     assert (network.client.resumed > 0) == (breaks > 0)
 
 

@@ -24,7 +24,7 @@ class Client:
 
     def end(self):
         self.process.stdin.close()
-        return self.process.wait(20)
+        return self.process.wait(300)
 
 
 @pytest.fixture

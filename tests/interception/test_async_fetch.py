@@ -11,7 +11,7 @@ import djinn
 from djinn.recording import fetch_later, round_trip_seconds
 from djinn_core.runtime import client
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 def until_done(pending):

@@ -139,11 +139,11 @@ def test_threads_do_not_share_where_they_are(x):
     class Waits(nn.Module):
         def forward(self, x):
             inside.set()
-            assert other.wait(30)
+            assert other.wait(300)
             return x
 
     def look():
-        assert inside.wait(30)
+        assert inside.wait(300)
         seen.append(current().module)
         other.set()
 

@@ -80,7 +80,7 @@ def djinn(site: Path, plain_environment: dict[str, str]) -> Djinn:
         path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
         environment = plain_environment | {"PYTHONPATH": path, "COLUMNS": "300"} | environ
         command = [sys.executable, "-m", "djinn_core.cli", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
     return djinn
 

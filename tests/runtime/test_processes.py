@@ -46,7 +46,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 7
 
 process = multiprocessing.get_context("fork").Process(target=child)
 process.start()
-process.join(30)
+process.join(300)
 assert process.exitcode == 0
 
 loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, num_workers=2, multiprocessing_context="fork")

@@ -26,7 +26,7 @@ from djinn_core.server.peers.exchange import Exchange, Inbox, PeerListener
 from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import Meet
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 def make_token(file, *arguments):

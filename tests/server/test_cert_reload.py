@@ -10,7 +10,7 @@ from djinn_core.errors import TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.launch.self_signed import self_signed
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 def echo(connection):

@@ -26,7 +26,7 @@ from djinn_core.server.gateway.relay import both_ways, relay
 from djinn_core.server.inline import connected_pair
 from djinn_core.wire.messages import DeviceStats, Goodbye, Query, encode
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 @pytest.fixture

@@ -77,13 +77,13 @@ def test_weights_make_way_for_journals(tmp_path):
     assert not tenancy.refusal(Badge(quota=Quota(disk=3 * STEP)), 0)
     for value in range(2):
         data = torch.full((STEP,), value, dtype=torch.uint8)
-        assert store.keep(digest_of_content(data.numpy()), data).wait(30)
+        assert store.keep(digest_of_content(data.numpy()), data).wait(300)
     assert store.nbytes() == 2 * STEP
     journal = grown(tmp_path / "session.journal", 3)
     assert store.nbytes() == STEP
     assert tenancy.metered().gauges["disk_bytes"] > STEP
     more = torch.full((2 * STEP,), 7, dtype=torch.uint8)
-    assert store.keep(digest_of_content(more.numpy()), more).wait(30)
+    assert store.keep(digest_of_content(more.numpy()), more).wait(300)
     assert store.nbytes() == STEP, "there is no room for it beside the journal"
     journal.end()
 
@@ -116,7 +116,7 @@ def test_an_upload_counts_once_whoever_has_it(tmp_path):
     upload = Upload(7, "uint8", (len(data),), (1,), len(data))
     frame = journal.frame(Frame(encode(upload), [data]))
     uploads.take(upload, [memoryview(part) for part in frame.body])
-    assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(30)
+    assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)
     assert store.nbytes() == len(data)
     assert DISK.taken < STEP
     journal.end()

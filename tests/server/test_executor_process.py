@@ -33,7 +33,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 pytestmark = pytest.mark.usefixtures("fresh_executors")
 

@@ -32,7 +32,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 def hello(token: str, protocol: int = PROTOCOL_VERSION, device: str = "") -> Hello:

@@ -20,7 +20,6 @@ from djinn_core.runtime import client
 from djinn_core.runtime.connecting.dialling import ask_to_kill
 
 DEVICE = "remote_accelerator:0"
-AT_ONCE = 20.0  # seconds, on a busy machine; the program takes several times as long
 
 
 @pytest.fixture
@@ -49,13 +48,11 @@ def test_a_session_that_computes_is_ended_and_its_program_hears_why(connect, url
         thread.start()
         while not client.context.session.replies.pending:
             time.sleep(0.01)
-        started = time.monotonic()
         ended = killing(name[:8])
         assert ended.exit_code == 0, ended.output
         assert f"ended session {name}" in ended.output
         thread.join()
         assert "ended by the operator of the server, with `djinn kill`" in found[0]
-        assert time.monotonic() - started < AT_ONCE
         with pytest.raises(SessionLost):
             matrix.sum().item()
         djinn.init()

@@ -15,7 +15,7 @@ from djinn_core.launch.addresses import transport_for
 from djinn_core.server.gateway.relay import Relays, both_ways, relay, too_much
 from djinn_core.wire.frames import encode_frame
 
-SECONDS = 20.0
+SECONDS = 120.0
 LIMITS = Limits()
 
 

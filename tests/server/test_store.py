@@ -31,7 +31,7 @@ def store(tmp_path):
 
 
 def keep(store, data, digest=None):
-    assert store.keep(digest or digest_of(data), data).wait(30)
+    assert store.keep(digest or digest_of(data), data).wait(300)
 
 
 def test_what_was_kept_is_found_by_another_process_too(store, tmp_path):
@@ -112,7 +112,7 @@ def octets(tensor):
 
 def test_tensors_in_files_of_the_servers_are_found_where_they_are(store, weights):
     tensors, file = weights
-    assert store.lend([file]).wait(30)
+    assert store.lend([file]).wait(300)
     for name in ("a", "b"):
         data = octets(tensors[name])
         found = store.find(digest_of(data), data.nbytes)
@@ -125,7 +125,7 @@ def test_tensors_in_files_of_the_servers_are_found_where_they_are(store, weights
 
 def test_a_file_that_has_changed_since_is_not_used(store, weights):
     tensors, file = weights
-    assert store.lend([file]).wait(30)
+    assert store.lend([file]).wait(300)
     save_file({"a": tensors["a"] + 1}, file)
     assert store.find(digest_of(octets(tensors["a"])), tensors["a"].nbytes) is None
 
@@ -155,4 +155,4 @@ def test_what_is_no_safetensors_file_is_refused(store, tmp_path, content):
     file.write_bytes(content)
     with pytest.raises(ValueError):
         list(stretches(file))
-    assert store.lend([file, tmp_path / "missing"]).wait(30)
+    assert store.lend([file, tmp_path / "missing"]).wait(300)

@@ -53,7 +53,7 @@ def test_who_kills_the_executor_has_no_more_time_for_it(tmp_path, plain_environm
         box[0] = type(table)(table.tokens, {"alice": Quota(seconds_an_hour=1e-9)})
     options = ["--token-file", tmp_path / "tokens.json", "--threads", "1", "--drain-seconds", "1"]
     server = start_server(python.start, tmp_path, *options, "--lease-seconds", "0", env=plain_environment)
-    settings = server.settings(token=token, connect_timeout=1.0)
+    settings = server.settings(token=token, connect_timeout=60.0)
 
     def again():
         try:

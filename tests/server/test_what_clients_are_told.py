@@ -114,7 +114,7 @@ def test_a_server_that_answers_is_available_without_a_session(plain):
 def test_a_server_under_tls_is_found_by_its_address(under_tls, scheme):
     right = under_tls.url(f"{scheme}s")
     wrong = f"{scheme}{right.removeprefix(f'{scheme}s')}"
-    with configured(servers=[wrong], token=under_tls.token, connect_timeout=10):
+    with configured(servers=[wrong], token=under_tls.token, connect_timeout=60):
         with pytest.raises(djinn.TransportError, match=f"its address is {right}"):
             djinn.init()
         (answer,) = ask_servers(Settings(servers=(wrong,), token=under_tls.token)).values()

@@ -112,7 +112,7 @@ class PreparedPython(Forks):
         process.open += [process.stdin, process.stdout]
         return process
 
-    def run(self, *arguments, env, cwd=None, timeout=100):
+    def run(self, *arguments, env, cwd=None, timeout=600):
         """Run it to its end, as `subprocess.run` does with `capture_output` and `text`."""
         with self.start_captured(*arguments, env=env, cwd=cwd) as process:
             out, err = process.communicate(timeout)
@@ -121,7 +121,7 @@ class PreparedPython(Forks):
     def close(self):
         with self._control:
             self._control.sendall(b".")  # forks that run still have this end of it, too
-        self._process.wait(60)
+        self._process.wait(300)
 
 
 class StartedPython:

@@ -15,7 +15,7 @@ import attrs
 
 from djinn_core.config import Settings
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 @attrs.frozen

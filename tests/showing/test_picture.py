@@ -154,7 +154,7 @@ def test_a_page_places_boxes_as_the_svg_does(tmp_path: Path) -> None:
     )
     file = tmp_path / "page.js"
     file.write_text(f"{code}\nconsole.log(JSON.stringify([render(scene), render(closed)]));")
-    done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     opened, closed = json.loads(done.stdout)
 

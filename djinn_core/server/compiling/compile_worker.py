@@ -1,6 +1,6 @@
 """Worker process for compilers, at a low priority: a long compilation must not hold the global interpreter lock of the sessions.
 
-    python -m djinn_core.server.compiling.compile_worker MODULE:FUNCTION
+    python -m djinn_core.server.compiling.compile_worker MODULE:FUNCTION NICE
 
 calls the function with the bytes of the standard input and writes the result to the standard output.
 """
@@ -21,15 +21,21 @@ _TOLD: Final = 2000  # characters of what a failed process said
 NICE: Final = 10  # behind all sessions, and yet not starved by a busy machine
 
 
-def run_apart(function: str, data: bytes, seconds: float) -> bytes:
+def run_apart(function: str, data: bytes, seconds: float, nice: int = NICE) -> bytes:
     """Run `function` (`module:name`) on `data` in a process that ends with this one, and return its result.
+
+    Args:
+        function: what is called there.
+        data: its argument.
+        seconds: time that it may take.
+        nice: by how much its priority is lower than that of this process, as for `os.nice`.
 
     Raises:
         UnsupportedOperation: it raised, died, or took longer than `seconds`.
     """
     from djinn_core.launch.command import executor_environment
 
-    command = [sys.executable, "-P", "-m", __name__, function]
+    command = [sys.executable, "-P", "-m", __name__, function, str(nice)]
     try:
         done = subprocess.run(
             command, input=data, capture_output=True, env=executor_environment(), timeout=seconds, check=False
@@ -53,7 +59,7 @@ def main() -> None:
     from djinn_core.role import become_server
 
     become_server("executor")
-    os.nice(NICE)
+    os.nice(int(sys.argv[2]))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     result = os.dup(1)
     os.dup2(2, 1)  # printed text is not part of the result

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 import torch
 
 import djinn_inductor
+from djinn.compiling import run_apart
 from djinn.hooks import CompilerContext, UnsupportedOperation
 from djinn.testing import CompilerConformance, PluginConformance
+from djinn_inductor import compiler
 from djinn_inductor.compiler import Inductor
 from djinn_inductor.toolchain import missing_toolchain
 
@@ -33,6 +36,8 @@ class TestInductor(CompilerConformance):
     def _one_unless_requested(self, request, monkeypatch):
         if not REQUESTED and request.node.originalname not in {"test_it_is_a_compiler", "test_sizes_that_grow"}:
             pytest.skip("takes seconds: set TEST_INDUCTOR=1")
+        # Behind other processes of a busy machine it would take minutes.
+        monkeypatch.setattr(compiler, "run_apart", partial(run_apart, nice=0))
         if not REQUESTED:  # optimizing the C++ around the kernels takes a third of the time
             monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 

@@ -16,7 +16,7 @@ import torch
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-SECONDS = 100.0
+SECONDS = 600.0
 REMOTE = ["-m", "djinn_core.cli", "run"]
 
 

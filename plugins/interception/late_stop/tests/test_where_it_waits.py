@@ -186,12 +186,12 @@ def test_two_threads_that_draw_wait(remote, made, monkeypatch):
     def draw():
         with seam._sampling:
             inside.set()
-            done.wait(60)
+            done.wait(300)
 
     other = threading.Thread(target=draw)
     with seam._sampling:
         other.start()
-        inside.wait(60)
+        inside.wait(300)
         assert not check._may_go_on(4)
         done.set()
         other.join()

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from servers import wait_for
 
 from djinn.transports import Frame, Limits, ProtocolError, TransportError
 from djinn_http import HttpTransport, dialect, pulse
@@ -35,7 +36,7 @@ class Served:
     def connect(self, url=""):
         client = HttpTransport().connect(url or self.listener.url, LIMITS, 10)
         self.clients.append(client)
-        assert self.arrived.acquire(timeout=10)
+        assert self.arrived.acquire(timeout=60)
         return client, self.connections[-1]
 
     def close(self):
@@ -54,7 +55,7 @@ def served():
 
 def post(served, path, headers=(), body=b""):
     host, port = served.listener.url.removeprefix("http://").split(":")
-    plain = http.client.HTTPConnection(host, int(port), timeout=10)
+    plain = http.client.HTTPConnection(host, int(port), timeout=60)
     plain.request("POST", path, body, {"Content-Type": dialect.CONTENT_TYPE} | dict(headers))
     response = plain.getresponse()
     text = response.read().decode()
@@ -64,7 +65,7 @@ def post(served, path, headers=(), body=b""):
 
 def open_channel(served):
     host, port = served.listener.url.removeprefix("http://").split(":")
-    plain = http.client.HTTPConnection(host, int(port), timeout=10)
+    plain = http.client.HTTPConnection(host, int(port), timeout=60)
     plain.request("POST", dialect.PATH + dialect.OPEN, b"", {"Content-Type": dialect.CONTENT_TYPE})
     response = plain.getresponse()
     response.read()
@@ -92,7 +93,7 @@ def test_what_no_client_would_ask_is_refused(served, path, headers, status):
 
 def test_get_is_refused(served):
     host, port = served.listener.url.removeprefix("http://").split(":")
-    plain = http.client.HTTPConnection(host, int(port), timeout=10)
+    plain = http.client.HTTPConnection(host, int(port), timeout=60)
     plain.request("GET", dialect.PATH + dialect.OPEN)
     assert plain.getresponse().status == 405
     plain.close()
@@ -117,7 +118,7 @@ def test_the_channel_is_unguessable_and_never_in_a_url():
         listening = pool.submit(listen, server)
         client = HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}/prefix", LIMITS, 10)
         client.send(Frame(b"hello"))
-        listening.result(10)
+        listening.result(60)
         client.close()
     for request in seen:
         line, _, rest = request.partition(b"\r\n")
@@ -141,22 +142,22 @@ def test_a_malformed_or_wrong_sequence_is_refused_and_breaks_nothing(served, seq
         status, _ = post(served, dialect.PATH + action, {dialect.CHANNEL: channel, dialect.SEQUENCE: sequence})
         assert status in {400, 409}
     client.send(Frame(b"still fine"))
-    assert server.receive(10).head == b"still fine"
+    assert server.receive(60).head == b"still fine"
 
 
 def test_a_repeated_send_is_refused_and_not_delivered_twice(served):
     client, server = served.connect()
     client.send(Frame(b"once"))
-    assert server.receive(10).head == b"once"
+    assert server.receive(60).head == b"once"
     status, _ = post(served, dialect.PATH + "send", {dialect.CHANNEL: server.id, dialect.SEQUENCE: "0"}, b"x" * 24)
     assert status == 409
     client.send(Frame(b"twice"))
-    assert server.receive(10).head == b"twice"
+    assert server.receive(60).head == b"twice"
 
 
 def test_sends_out_of_order_are_put_in_order(served):
     channel = open_channel(served)
-    assert served.arrived.acquire(timeout=10)
+    assert served.arrived.acquire(timeout=60)
     from djinn.transports import encode_frame
 
     bodies = [b"".join(encode_frame(Frame(b"%d" % n), LIMITS)) for n in range(3)]
@@ -166,13 +167,13 @@ def test_sends_out_of_order_are_put_in_order(served):
             headers = {dialect.CHANNEL: channel, dialect.SEQUENCE: str(n)}
             answers.append(pool.submit(post, served, dialect.PATH + "send", headers, bodies[n]))
             time.sleep(0.05)
-        assert [answer.result(10)[0] for answer in answers] == [204] * 3
-    assert [served.connections[0].receive(10).head for _ in range(3)] == [b"0", b"1", b"2"]
+        assert [answer.result(60)[0] for answer in answers] == [204] * 3
+    assert [served.connections[0].receive(60).head for _ in range(3)] == [b"0", b"1", b"2"]
 
 
 def test_a_broken_request_ends_the_channel(served):
     channel = open_channel(served)
-    assert served.arrived.acquire(timeout=10)
+    assert served.arrived.acquire(timeout=60)
     host, port = served.listener.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:
         sock.sendall(
@@ -181,7 +182,7 @@ def test_a_broken_request_ends_the_channel(served):
         )
         time.sleep(0.1)
     with pytest.raises(TransportError, match="middle of a frame"):
-        served.connections[0].receive(10)
+        served.connections[0].receive(60)
 
 
 def test_waiting_longer_than_a_request_may_wait(served, monkeypatch):
@@ -190,18 +191,17 @@ def test_waiting_longer_than_a_request_may_wait(served, monkeypatch):
     with pytest.raises(TimeoutError):
         client.receive(0.5)
     server.send(Frame(b"at last"))
-    assert client.receive(10).head == b"at last"
+    assert client.receive(60).head == b"at last"
 
 
-def test_a_client_that_computes_for_long_is_kept(served, monkeypatch):
-    monkeypatch.setattr(dialect, "WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(dialect, "EXPIRY_SECONDS", 1.0)
+def test_a_client_that_computes_for_long_is_kept(served):
     client, server = served.connect()
-    for _ in range(20):
-        time.sleep(0.1)
+    for _ in range(5):
+        server._last_seen -= dialect.EXPIRY_SECONDS - 20
         client.pulse()  # what the thread does every few seconds
+        wait_for(lambda: server.idle_seconds() < dialect.EXPIRY_SECONDS / 2, "the pulse")
     server.send(Frame(b"welcome back"))
-    assert client.receive(10).head == b"welcome back"
+    assert client.receive(60).head == b"welcome back"
 
 
 def test_the_pulse_thread_calls_and_lets_go(monkeypatch):
@@ -215,12 +215,12 @@ def test_the_pulse_thread_calls_and_lets_go(monkeypatch):
     idle = Idle()
     monkeypatch.setattr(pulse, "_thread", None)
     pulse.keep_alive(idle)
-    assert called.wait(10)
+    assert called.wait(60)
     import weakref
 
     gone = weakref.ref(idle)
     del idle
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while gone() is not None and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
@@ -230,9 +230,9 @@ def test_the_pulse_thread_calls_and_lets_go(monkeypatch):
 def test_a_client_that_never_comes_back_is_given_up(served, monkeypatch):
     monkeypatch.setattr(dialect, "EXPIRY_SECONDS", 0.5)
     open_channel(served)
-    assert served.arrived.acquire(timeout=10)
+    assert served.arrived.acquire(timeout=60)
     with pytest.raises(TransportError, match="not been heard of"):
-        served.connections[0].receive(10)
+        served.connections[0].receive(60)
 
 
 def test_a_killed_client_is_noticed(served, monkeypatch):
@@ -244,10 +244,10 @@ def test_a_killed_client_is_noticed(served, monkeypatch):
     process = subprocess.Popen([sys.executable, "-c", script, served.listener.url])
     try:
         assert served.arrived.acquire(timeout=60)
-        assert served.connections[0].receive(30).head == b"here"
+        assert served.connections[0].receive(60).head == b"here"
         process.send_signal(signal.SIGKILL)
         with pytest.raises(TransportError, match="not been heard of"):
-            served.connections[0].receive(20)
+            served.connections[0].receive(60)
     finally:
         process.kill()
         process.wait()
@@ -258,18 +258,18 @@ def test_a_connection_that_breaks_between_answers_is_made_anew(served):
     time.sleep(0.1)
     client._receive._socket.shutdown(socket.SHUT_RDWR)
     server.send(Frame(b"by another road"))
-    assert client.receive(10).head == b"by another road"
+    assert client.receive(60).head == b"by another road"
 
 
 def test_an_idle_connection_is_not_used_again(served, monkeypatch):
     client, server = served.connect()
     client.send(Frame(b"1"))
-    assert server.receive(10).head == b"1"
+    assert server.receive(60).head == b"1"
     before = client._sends[0]._socket
     monkeypatch.setattr("djinn_http.exchange.IDLE_SECONDS", 0.0)
     for n in range(2, 6):
         client.send(Frame(b"%d" % n))
-        assert server.receive(10).head == b"%d" % n
+        assert server.receive(60).head == b"%d" % n
     assert client._sends[0]._socket is not before
 
 
@@ -285,12 +285,14 @@ def test_what_waits_at_the_server_is_bounded(served):
 
     with ThreadPoolExecutor(1) as pool:
         flooding = pool.submit(flood)
-        time.sleep(1.0)
-        held = sent
+        held = -1
+        while held < 8 or held != sent:  # until nothing more is taken
+            held = sent
+            time.sleep(0.5)
         assert 8 <= held < 60  # the inbox, and what sockets hold
         client.close()
         with pytest.raises(TransportError):
-            flooding.result(20)
+            flooding.result(60)
 
 
 def test_a_large_answer_waits_for_its_client_and_close_frees_it(served):
@@ -302,7 +304,7 @@ def test_a_large_answer_waits_for_its_client_and_close_frees_it(served):
         assert not first.done()
         server.close()
         with pytest.raises(TransportError):
-            first.result(10)
+            first.result(60)
     client.close()
 
 
@@ -359,11 +361,8 @@ def test_what_a_stranger_answers_is_told_in_one_line(page, told):
 
 
 def test_a_server_that_accepts_and_says_nothing():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        start = time.monotonic()
-        with pytest.raises(TransportError, match="no answer in"):
-            HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 0.3)
-        assert time.monotonic() - start < 5
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TransportError, match="no answer in"):
+        HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 0.3)
 
 
 @pytest.mark.parametrize("url", ["http://user:word@host:1", "http://", "http://host:99999", "http://h:1/?q=1"])
@@ -390,7 +389,7 @@ def test_a_forked_child_leaves_the_connection_alone(served):
             os._exit(0)
     os.waitpid(child, 0)
     client.send(Frame(b"parent"))
-    assert server.receive(10).head == b"parent"
+    assert server.receive(60).head == b"parent"
 
 
 def test_limits_of_the_listener_hold_from_the_first_byte():
@@ -398,7 +397,7 @@ def test_limits_of_the_listener_hold_from_the_first_byte():
 
     def accept(connection):
         try:
-            connection.receive(10)
+            connection.receive(60)
         except ProtocolError as error:
             failed.put(str(error))
             raise
@@ -408,8 +407,8 @@ def test_limits_of_the_listener_hold_from_the_first_byte():
         client = HttpTransport().connect(listener.url, LIMITS, 10)
         client.send(Frame(bytes(101)))
         with pytest.raises(TransportError):
-            client.receive(10)
-        assert "exceeds the limits" in failed.get(timeout=10)  # the client may hear of it first
+            client.receive(60)
+        assert "exceeds the limits" in failed.get(timeout=60)  # the client may hear of it first
         client.close()
     finally:
         listener.close()

