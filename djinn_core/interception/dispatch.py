@@ -6,7 +6,6 @@ program. A call seen before costs no shape inference, no analysis and no message
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +18,9 @@ from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.cpu_operands import CpuOperand, upload_operands
 from djinn_core.interception.ops.default_dtype import as_floats
 from djinn_core.interception.ops.own_calls import own_call
-from djinn_core.interception.ops.view_chains import LONGEST, chains, remade_view
-from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.ops.view_chains import remade_view
+from djinn_core.interception.recording.append import append, own_value, wrap_view
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.interception.recording.module_calls import at_node
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import port
@@ -44,10 +42,8 @@ from djinn_core.interception.shape_inference.meta_infer import (
     written_tensors,
 )
 from djinn_core.interception.shape_inference.meta_overrides import KERNEL_DECIDES, WITH_STATISTICS, is_random
-from djinn_core.interception.shape_inference.write_checks import check_overlap, refuses_overlap
 from djinn_core.interception.tensors.fakes import fake_mode_of, run_as_fake
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, is_remote, wrap
-from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
 from djinn_core.ir.program import Call, Slot
 from djinn_core.torch_private import CGenerator, schema_of
@@ -103,7 +99,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
     except CpuOperand:
         return _with_cpu_operands(func, args, kwargs)
     call = _calls.get(tuple(key), _NEW)
-    if call is _NEW and func in TAKE_ANY_FLOAT:
+    if call is _NEW and float in key and func in TAKE_ANY_FLOAT:
         call = _calls.get(without_floats(key), _NEW)
     if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
@@ -130,10 +126,10 @@ def _record_unknown(
     call: Call | None = None
     if has_formula(func):
         slots = slots_of(args, kwargs)
-        call = infer_by_formula(func, args, kwargs, key, operands, slots)
+        call = infer_by_formula(args, kwargs, key, operands, slots)
         if call is not None:
             check_given(func, (), operands, slots)
-            return _record_foretold(call, func, key, operands, slots)
+            return _record_inferred(call, func, key, operands, slots)
     if is_taken_apart(func):
         return handles(func)(take_apart)(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
@@ -157,7 +153,7 @@ def _record_unknown(
         refused = signal
     if call is None:
         for written in written_tensors(func, args, kwargs):
-            _part(operands[written])
+            own_value(operands[written])
     if refused is not None:
         return settle(refused, func, args, kwargs, operands, slots)
     if call is None:
@@ -185,7 +181,7 @@ def _record_unknown(
     return append(call, operands, slots)
 
 
-def _record_foretold(call: Call, func: Any, key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
+def _record_inferred(call: Call, func: Any, key: list[Any], operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
     """Record a call of new sizes whose results a formula computed."""
     if call.aliases == (0,) and call.results[0] is call.operands[0] and _changes_nothing(func, call):
         _remember(tuple(key), None)
@@ -196,7 +192,7 @@ def _record_foretold(call: Call, func: Any, key: list[Any], operands: list[LazyT
 
 def _remember_call(func: Any, key: list[Any], call: Call) -> None:
     _remember(tuple(key), call)
-    if func in TAKE_ANY_FLOAT and float in key:
+    if float in key and func in TAKE_ANY_FLOAT:
         _remember(without_floats(key), attrs.evolve(call, slots=None))
 
 
@@ -350,70 +346,6 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
             _calls.pop(key, None)
 
 
-def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], above: int = 0) -> Any:
-    """Append an instruction to this thread's program and return tensors for its results.
-
-    So many frames above the caller are Djinn's for sure; see `user_site`.
-    """
-    if len(call.results) > _MANY and not collect_later.busy:
-        with collect_later:  # collections would look again and again at what is made here
-            return append(call, operands, slots, above + 1)
-    for changed, _ in call.changes:
-        _part(operands[changed])
-    recorder = current()
-    watcher = recorder.watcher
-    if watcher is not None:
-        watcher.before(call, operands)
-    epoch = recorder.epoch
-    handles: list[int] = []
-    for operand in operands:
-        value = operand.remote
-        handles.append(value.handle)
-        if value.storage.user is not recorder:
-            recorder.order_after(value.storage)
-    if call.writes:
-        if len(operands) > 1 and refuses_overlap(call.op):
-            for written in call.writes:
-                check_overlap(operands[written], operands)
-        for written in call.writes:
-            recorder.begin_write(operands[written].remote.storage)
-    results: list[Any] = []
-    for meta, alias, same, nbytes in zip(call.results, call.aliases, call.inplace, call.nbytes):  # noqa: B905
-        if same >= 0:
-            results.append(operands[same])
-        elif meta is None:
-            results.append(None)
-        elif alias < 0:
-            value = Value(Storage(nbytes, recorder), meta)
-            handles.append(value.handle)
-            results.append(wrap(value))
-        else:
-            base = operands[alias]
-            storage = base.remote.storage
-            value = Value(storage, meta)
-            handles.append(value.handle)
-            # Not a write, but another thread that uses the view needs this program first.
-            storage.written, storage.written_at = recorder, epoch
-            results.append(_wrap_view(value, base))
-    entries = recorder.entries
-    module = recorder.module
-    if module is None and recorder.differentiating:
-        module = at_node(recorder)
-    entry = (call, tuple(handles), slots, user_site(recorder.issued, recorder.module, above), module)
-    entries.append(entry)
-    port.ops_captured += 1
-    if recorder.epoch != epoch:
-        touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]
-        recorder.refresh_epoch([t.remote.storage for t in touched])
-    if call.changes:
-        _apply_changes(call, operands)
-    if watcher is not None:
-        watcher.after(entry, operands, results)
-    if len(entries) >= recorder.limit:
-        recorder.reached()
-    return results if call.sequence else results[0]
-
-
 def _changes_nothing(func: Any, call: Call) -> bool:
     """True if the result is the first operand as another tensor: `detach()`, a view of the same shape, a whole slice."""
     returned = schema_of(func).returns
@@ -430,42 +362,10 @@ def _changes_nothing(func: Any, call: Call) -> bool:
 
 def _again(tensor: LazyTensor) -> LazyTensor:
     """Another tensor for the same value; nothing is recorded."""
-    return _wrap_view(tensor.remote, tensor)
+    return wrap_view(tensor.remote, tensor)
 
 
 @handles(torch.ops.aten.as_strided.default)
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     view = remade_view()
-    return record(func, args, kwargs) if view is None else _wrap_view(view.remote, args[0])
-
-
-_MANY = 1024  # results; making them starts collections
-
-
-def _part(tensor: LazyTensor) -> None:
-    """Give `tensor` a value of its own, before an op that changes its metadata, which others that share it keep."""
-    if sys.getrefcount(tensor.remote) > _ONE_TENSOR:
-        call = infer(torch.ops.aten.alias.default, (tensor,), {}, tensor.remote.meta.device)
-        tensor.remote = append(call, [tensor], ()).remote
-
-
-_ONE_TENSOR = 2  # references to a value that only one tensor stands for, while they are counted
-
-
-def _wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
-    """In inference mode a view is an inference tensor exactly when its base is one."""
-    if torch.is_inference_mode_enabled() and not base.is_inference():
-        with torch.inference_mode(False):
-            return wrap(value)
-    view = wrap(value)
-    view.depth = depth = base.depth + 1
-    if depth == LONGEST:
-        chains.shorten()
-    return view
-
-
-def _apply_changes(call: Call, operands: list[LazyTensor]) -> None:
-    for index, meta in call.changes:
-        tensor = operands[index]
-        tensor.remote.storage.nbytes = max(tensor.remote.storage.nbytes, meta.extent * meta.dtype.itemsize)
-        adopt(tensor, meta)
+    return record(func, args, kwargs) if view is None else wrap_view(view.remote, args[0])

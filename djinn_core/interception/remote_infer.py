@@ -9,14 +9,13 @@ import attrs
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.recording.append import append
 from djinn_core.interception.recording.encode import encode_form
-from djinn_core.interception.recording.module_calls import at_node
 from djinn_core.interception.recording.recorder import SyncRequest, current
-from djinn_core.interception.runtime_interface import Answer, DescribedValue, port
+from djinn_core.interception.runtime_interface import Answer, DescribedValue
 from djinn_core.interception.shape_inference.meta_infer import signature_of, written_operands, written_tensors
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
-from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta, tensor_meta
 from djinn_core.torch_private import schema_of
@@ -49,21 +48,13 @@ def ask_executor(
     """
     recorder = current()
     call = unknown_call(func, args, kwargs, operands, refused)
-    watcher = recorder.watcher
+    watcher, recorder.watcher = recorder.watcher, None  # it is told when the results are known
     if watcher is not None:
         watcher.before(call, operands)
-    for operand in operands:
-        recorder.order_after(operand.remote.storage)
-    for index in call.writes:
-        recorder.begin_write(operands[index].remote.storage)
-    values = [Value(Storage(0, recorder), _unknown(operands)) for _ in range(call.new_count)]
-    handles = (*(o.remote.handle for o in operands), *(v.handle for v in values))
-    module = recorder.module
-    if module is None and recorder.differentiating:
-        module = at_node(recorder)
-    entry = (call, handles, slots, user_site(recorder.issued, recorder.module), module)
-    recorder.entries.append(entry)
-    port.ops_captured += 1
+    out = append(call, operands, slots)
+    recorder.watcher = watcher
+    placeholders = out if call.sequence else [out]
+    values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
     written = [operands[i] for i in written_tensors(func, args, kwargs)]
     made = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
@@ -76,7 +67,7 @@ def ask_executor(
         _follow(tensor, described)
     results = _results(call, operands, values, answer)
     if watcher is not None:
-        watcher.after(entry, operands, results if isinstance(results, tuple) else (results,))
+        watcher.after(call, slots, operands, results if isinstance(results, tuple) else (results,))
     return RemoteInference(results, _known_call(call, answer))
 
 

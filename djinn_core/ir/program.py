@@ -7,6 +7,7 @@ together one list of value handles and one of slots. `Program.instructions()` is
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator
 from types import CodeType
 from typing import Final
@@ -95,13 +96,9 @@ class Call(ShortRepr):
         as can be: what costs most of a new size is the garbage collector, which looks at each of them again and again.
         """
         call = _new_call(Call)
-        for name in _WHATEVER_THE_SIZES:
-            _set(call, name, getattr(self, name))
-        _set(call, "operands", operands)
-        _set(call, "results", operands if results == operands else results)
-        _set(call, "nbytes", nbytes)
-        _set(call, "changes", ())
-        _set(call, "slots", slots)
+        shared = operands if results == operands else results
+        for put, part in zip(_PUT, (*_PARTS(self), operands, shared, nbytes, (), slots)):  # noqa: B905 - as many
+            put(call, part)
         return call
 
     @property
@@ -120,7 +117,10 @@ _WHATEVER_THE_SIZES = (
     "signature", "aliases", "inplace", "writes", "random", "operand_count", "slot_count", "new_count", "refused", "sequence",
     "kind"
 )  # fmt: skip
-_set: Final = object.__setattr__
+_PARTS: Final = operator.attrgetter(*_WHATEVER_THE_SIZES)
+_PUT: Final = tuple([  # by slot, which the class's own `__setattr__` refuses
+    vars(Call)[name].__set__ for name in (*_WHATEVER_THE_SIZES, "operands", "results", "nbytes", "changes", "slots")
+])  # fmt: skip
 _new_call: Final = object.__new__
 KINDS_LIMIT: Final = 65536  # remembered kinds; one that was forgotten and comes again has another number
 _kinds: dict[tuple[object, ...], int] = {}

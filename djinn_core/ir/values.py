@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import os
 import threading
 import weakref
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import torch
@@ -69,6 +71,10 @@ class TensorMeta:
 
     Instances come from `tensor_meta`, which interns them: two are equal exactly when they are the same object, so they
     are cheap keys.
+
+    Attributes:
+        numel: number of elements. nbytes: bytes that they take when they are contiguous.
+        tensor_class: its class; two are equal exactly when they are the same object.
     """
 
     shape: tuple[int, ...]
@@ -78,29 +84,16 @@ class TensorMeta:
     device: int = 0
     conj: bool = False
     neg: bool = False
-    _class: TensorClass | None = attrs.field(default=None, init=False, repr=False)
+    numel: int = attrs.field(init=False, repr=False)
+    nbytes: int = attrs.field(init=False, repr=False)
+    tensor_class: TensorClass = attrs.field(init=False, repr=False)
 
-    @property
-    def tensor_class(self) -> TensorClass:
-        """Its class, found once; two are equal exactly when they are the same object."""
-        found = self._class
-        if found is None:
-            found = _class_of(self)
-            object.__setattr__(self, "_class", found)
-        return found
-
-    @cached_property
-    def numel(self) -> int:
-        """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes that the elements take when they are contiguous."""
-        return self.numel * self.dtype.itemsize
+    def __attrs_post_init__(self) -> None:
+        # Nearly all are asked for, and programs of varying sizes make many: a property costs more than the values.
+        numel = math.prod(self.shape)
+        object.__setattr__(self, "numel", numel)
+        object.__setattr__(self, "nbytes", numel * self.dtype.itemsize)
+        object.__setattr__(self, "tensor_class", _class_of(self))
 
     @cached_property
     def extent(self) -> int:
@@ -133,7 +126,8 @@ def _class_of(meta: TensorMeta) -> TensorClass:
 
 
 _interning = threading.RLock()  # reentrant: finalizers run anywhere
-_interned: weakref.WeakValueDictionary[tuple[object, ...], TensorMeta] = weakref.WeakValueDictionary()
+# As in a `WeakValueDictionary`, whose look-up of a key that is not there takes longer than making the metadata.
+_interned: dict[tuple[object, ...], weakref.KeyedRef[tuple[object, ...], TensorMeta]] = {}
 
 
 def tensor_meta(
@@ -147,11 +141,30 @@ def tensor_meta(
 ) -> TensorMeta:
     """The one `TensorMeta` with these fields."""
     key = (shape, stride, offset, dtype, device, conj, neg)
-    meta = _interned.get(key)
-    if meta is None:
-        with _interning:  # a weak dictionary's `setdefault` is several steps
-            meta = _interned.setdefault(key, TensorMeta(*key))
-    return meta
+    known = _interned.get(key)
+    meta = known() if known is not None else None
+    return _intern(key) if meta is None else meta
+
+
+def _intern(key: tuple[Any, ...]) -> TensorMeta:
+    with _interning:
+        known = _interned.get(key)
+        meta = known() if known is not None else None
+        if meta is None:
+            meta = TensorMeta(*key)
+            _interned[key] = weakref.KeyedRef(meta, _forget, key)
+        return meta
+
+
+def _forget(gone: weakref.KeyedRef[tuple[object, ...], TensorMeta]) -> None:
+    # Without waiting, because this runs anywhere, also in the middle of what holds other locks. What stays is replaced when
+    # the same metadata comes again.
+    if _interning.acquire(blocking=False):
+        try:
+            if _interned.get(gone.key) is gone:
+                del _interned[gone.key]
+        finally:
+            _interning.release()
 
 
 def _restart_interning() -> None:
@@ -176,6 +189,7 @@ def meta_of(tensor: torch.Tensor, device: int = 0) -> TensorMeta:
     )
 
 
+@functools.lru_cache(maxsize=1 << 13)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides (elements) for `shape`, as PyTorch gives them to a new tensor."""
     strides: list[int] = []

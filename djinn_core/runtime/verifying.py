@@ -15,12 +15,13 @@ import attrs
 import torch
 
 from djinn_core.errors import DjinnError
-from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.recording.module_calls import module_now
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.ir.module_path import is_backward, module_path
+from djinn_core.ir.module_path import ModuleCall, is_backward, module_path
 from djinn_core.ir.operators import OWN_OPERATORS
-from djinn_core.ir.program import Call, describe_site
+from djinn_core.ir.program import Call, Site, Slot, describe_site
 from djinn_core.logs import get_logger
 from djinn_core.runtime.differences import Difference, Tolerance, VerificationError, distance, in_words
 from djinn_core.runtime.local_replay import run_here
@@ -97,7 +98,10 @@ class _Gathered:
         before: copies, by storage, of the memory that it wrote, from before it did.
     """
 
-    entry: Entry
+    call: Call
+    slots: Sequence[Slot]
+    site: Site
+    module: ModuleCall | None
     operands: tuple[Look, ...]
     results: tuple[Look | None, ...]
     written: tuple[Look, ...]
@@ -143,16 +147,25 @@ class _Checker:
                     copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
                 self._before[value.storage.id] = copy
 
-    def after(self, entry: Entry, operands: Sequence[LazyTensor], results: Sequence[torch.Tensor | None]) -> None:
+    def after(
+        self,
+        call: Call,
+        slots: Sequence[Slot],
+        operands: Sequence[LazyTensor],
+        results: Sequence[torch.Tensor | None],
+    ) -> None:
         """As `Watcher.after`."""
-        call = entry[0]
         reason = _reason_to_skip(call)
         if reason:
             if reason != _VIEW:
                 self.report.unchecked[reason] += 1
             return
+        recorder = current()
         op = _Gathered(
-            entry,
+            call,
+            slots,
+            user_site(recorder.issued, recorder.module),
+            module_now(recorder),
             tuple((o.remote, meta) for o, meta in zip(operands, call.operands, strict=True)),
             tuple((r.remote, r.remote.meta) if isinstance(r, LazyTensor) else None for r in results),
             tuple((operands[i].remote, operands[i].remote.meta) for i in call.writes),
@@ -178,14 +191,14 @@ class _Checker:
             self._check_one(op)
 
     def _check_one(self, op: _Gathered) -> None:
-        call = op.entry[0]
+        call = op.call
         looks: dict[int, torch.Tensor] = {}
         for value, meta in op.operands:
             copy = op.before.get(value.storage.id)
             looks[value.handle] = view_of(copy if copy is not None else self._copies.of(value.storage.id), meta)
         operands = [looks[value.handle] for value, _ in op.operands]
         try:
-            out = run_here(call, operands, op.entry[2])
+            out = run_here(call, operands, op.slots)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             log.warning("an op cannot run here and is not verified", op=call.op, error=str(error))
             self.report.unchecked["cannot run here"] += 1
@@ -210,13 +223,13 @@ class _Checker:
         self.report.differing += 1
         if len(self.report.differences) < DIFFERENCES:
             rtol, atol = self._tolerance.for_dtype(here.dtype)
-            call, _, _, where, module = op.entry
-            found = module_path(module)
-            words = str(found) if found is not None else "a backward pass" if is_backward(module) else ""
-            shapes = tuple(f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in call.operands)
-            site = describe_site(where)
+            found = module_path(op.module)
+            words = str(found) if found is not None else "a backward pass" if is_backward(op.module) else ""
+            shapes = tuple(f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in op.call.operands)
             numbers = (apart.largest, apart.differing, here.numel(), rtol, atol)
-            self.report.differences.append(Difference(call.op, site, words, shapes, index, *numbers))
+            self.report.differences.append(
+                Difference(op.call.op, describe_site(op.site), words, shapes, index, *numbers)
+            )
         return True
 
     def explain(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from djinn_core.interception import dispatch
 from djinn_core.interception.shape_inference import formulas, shape_formulas, view_formulas
 from djinn_core.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
 from djinn_core.interception.shape_inference.meta_infer import infer
-from djinn_core.ir.operators import allowed_operators
+from djinn_core.ir.operators import allowed_operators, resolve
 
 DEVICE = "remote_accelerator:0"
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def compare(func, args, kwargs, operands):
     dispatch._flatten(args, key, found)
     if not has_formula(func):
         return False
-    by_formula = infer_by_formula(func, args, kwargs, key, operands, dispatch.slots_of(args, kwargs))
+    by_formula = infer_by_formula(args, kwargs, key, operands, dispatch.slots_of(args, kwargs))
     try:
         inferred = infer(func, args, kwargs, 0)
     except Exception:
@@ -67,9 +67,10 @@ def compared(monkeypatch):
     counted = collections.Counter()
     real = dispatch.infer_by_formula
 
-    def comparing(func, args, kwargs, key, operands, slots):
-        by_formula = real(func, args, kwargs, key, operands, slots)
+    def comparing(args, kwargs, key, operands, slots):
+        by_formula = real(args, kwargs, key, operands, slots)
         if by_formula is not None:
+            func = resolve(by_formula.op)
             counted[func] += 1
             device = operands[0].remote.meta.device if operands else 0
             assert_equal(by_formula, dispatch.infer(func, args, kwargs, device))

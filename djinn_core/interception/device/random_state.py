@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from djinn_core.interception.dispatch import append
 from djinn_core.interception.ops.own_calls import own_call
+from djinn_core.interception.recording.append import append
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy

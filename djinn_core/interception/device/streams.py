@@ -16,8 +16,9 @@ import torch
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception import sync
 from djinn_core.interception.device.current_device import index_of
-from djinn_core.interception.dispatch import append, handles
+from djinn_core.interception.dispatch import handles
 from djinn_core.interception.ops.own_calls import own_call
+from djinn_core.interception.recording.append import append
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote, logical_device
 from djinn_core.interception.tensors.substitute_classes import stand_in

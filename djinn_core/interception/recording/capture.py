@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.meta_substitution import StandIns
 from djinn_core.interception.recording.recorder import current, freeze
 from djinn_core.interception.tensors.lazy_tensor import logical_device

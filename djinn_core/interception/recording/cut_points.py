@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from djinn_core.ir.module_path import ModuleCall
-from djinn_core.ir.program import Call, Site, Slot
-
-Entry = tuple[Call, tuple[int, ...], tuple[Slot, ...], Site, ModuleCall | None]
+from djinn_core.interception.recording.entry import Entry
 
 CONTEXT = 8  # instructions, from the cut on, that decide how it looks
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.tensors.storage import Value
 from djinn_core.ir.values import storage_of
 
@@ -31,10 +31,8 @@ class Absent:
         """Those of the entries that can be done: they use nothing absent."""
         present: list[Entry] = []
         for entry in entries:
-            call, handles = entry[0], entry[1]
-            read, made = handles[: call.operand_count], handles[call.operand_count :]
-            if any(storage_of(h) in self._storages for h in read):
-                self._storages.update(storage_of(h) for h in (*made, *[read[w] for w in call.writes]))
+            if any(storage_of(h) in self._storages for h in entry.inputs):
+                self._storages.update(storage_of(h) for h in (*entry.outputs, *entry.writes))
             else:
                 present.append(entry)
         return present

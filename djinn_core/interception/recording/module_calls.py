@@ -27,8 +27,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
         if is_compiling():  # what follows cannot be compiled, and would be compiled away
             return call(module, *args, **kwargs)
         recorder = recorders.current()
-        outer = recorder.module
-        around = at_node(recorder) if outer is None and recorder.differentiating else outer
+        outer, around = recorder.module, module_now(recorder)
         recorder.module = inner = (ref(module), around)
         differentiable = is_grad_enabled()
         if differentiable:
@@ -47,6 +46,12 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
 
     mark_boundary(called, Boundary.MODULE)
     return torch_private.not_compiled_itself(called)
+
+
+def module_now(recorder: recorders.Recorder) -> ModuleCall | None:
+    """The call of a module that a thread is inside, or the autograd node that it is at."""
+    outer = recorder.module
+    return at_node(recorder) if outer is None and recorder.differentiating else outer
 
 
 def at_node(recorder: recorders.Recorder) -> ModuleCall:

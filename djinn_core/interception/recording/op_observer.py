@@ -7,12 +7,11 @@ from typing import Protocol
 
 import torch
 
-from djinn_core.interception.recording.cut_points import Entry
 from djinn_core.interception.recording.recorder import SyncRequest, current
 from djinn_core.interception.sync import fetch
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-from djinn_core.ir.program import Call
+from djinn_core.ir.program import Call, Slot
 
 
 class Watcher(Protocol):
@@ -21,8 +20,14 @@ class Watcher(Protocol):
     def before(self, call: Call, operands: Sequence[LazyTensor]) -> None:
         """`call` is about to be recorded with these operands."""
 
-    def after(self, entry: Entry, operands: Sequence[LazyTensor], results: Sequence[torch.Tensor | None]) -> None:
-        """`entry` was recorded, and `results` stand for what it returns (for operands that it writes: themselves)."""
+    def after(
+        self,
+        call: Call,
+        slots: Sequence[Slot],
+        operands: Sequence[LazyTensor],
+        results: Sequence[torch.Tensor | None],
+    ) -> None:
+        """`call` was recorded with these scalars, and `results` stand for what it returns (for operands that it writes: themselves)."""
 
 
 def fetch_all(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:

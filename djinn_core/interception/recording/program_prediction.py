@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.entry import Entry
 from djinn_core.wire.templates import TemplateCache
 
 OPENING: Final = 24  # instructions by which a program is recognised
@@ -82,7 +82,7 @@ _lock = threading.Lock()
 class ProgramPredictor:
     """Predictor of one thread: its position in the predicted program."""
 
-    __slots__ = ("_course", "_foretold", "_last", "_next", "_piece", "_sent")
+    __slots__ = ("_course", "_last", "_next", "_piece", "_predicted", "_sent")
 
     def __init__(self) -> None:
         self._last: Course | None = None  # the course of the program before this one
@@ -95,7 +95,7 @@ class ProgramPredictor:
         self._piece = 0  # length of the piece that is being sent
         last = self._last
         self._course = _known(last.then) if last is not None and last.followed >= SEEN else None
-        self._foretold = self._course is not None  # by the program before, and not by how this one begins
+        self._predicted = self._course is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
         """True if the program has yet to be recognised."""
@@ -103,7 +103,7 @@ class ProgramPredictor:
 
     def recognise(self, entries: Sequence[Entry]) -> None:
         """Look for a known program that begins with `entries`."""
-        self._foretold = False
+        self._predicted = False
         self._course = course = _known(_opening(_ids(entries)))
         if course is not None:
             self._next = sum(cut < len(entries) for cut in course.cuts)
@@ -142,7 +142,7 @@ class ProgramPredictor:
 
     def _miss(self) -> None:
         course, self._course = self._course, None
-        if not self._sent and self._foretold and self._last is not None:
+        if not self._sent and self._predicted and self._last is not None:
             self._last.followed = 0  # the program is as it was, but another one came
         elif course is not None:
             course.missed += 1
@@ -173,7 +173,7 @@ def _learn_course(ids: Ids, entries: Sequence[Entry]) -> Course:
         if course is not None and course.ids == ids:
             course.seen += 1
         else:
-            course = Course(ids, pieces_of(len(ids), first_piece([entry[0].op for entry in entries])))
+            course = Course(ids, pieces_of(len(ids), first_piece([entry.call.op for entry in entries])))
             _courses.put(opening, course, len(ids))
     return course
 
@@ -186,7 +186,7 @@ def _known(opening: Ids) -> Course | None:
 
 
 def _ids(entries: Sequence[Entry]) -> Ids:
-    return tuple([entry[0].signature.id for entry in entries])
+    return tuple([entry.call.signature.id for entry in entries])
 
 
 def _opening(ids: Ids) -> Ids:

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from djinn_core.interception.recording.call_site import user_site
-from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.entry import Entry, new_tuple
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
@@ -89,7 +89,9 @@ class RecordedCall:
         there = values + [tensor.remote for tensor in self.constants]
         places += [there[place].storage.view() for place in self.views]
         site, module = user_site(recorder.issued, recorder.module), recorder.module
-        recorder.entries += [(call, find(places), slots, site, module) for call, find, slots in self.steps]
+        recorder.entries += [
+            new_tuple(Entry, (call, find(places), slots, site, module)) for call, find, slots in self.steps
+        ]
         recorder.dead += [places[place] for place in self.dead]
         port.ops_captured += len(self.steps)
         outputs = [self._output(o, inputs, storages, places) for o in self.outputs]
@@ -165,7 +167,7 @@ class _Analysis:
     def _result(self, outputs: Any) -> RecordedCall:
         for entry in self.entries:
             self._look_at(entry)
-        used = {handle for entry in self.entries for handle in entry[1]}
+        used = {handle for entry in self.entries for handle in entry.handles}
         if sum(data.nbytes for data in self.uploads.values()) > CONSTANTS_LIMIT:
             raise _Unknown
         known = {*self.input_places, *self.uploads, *self.new}
@@ -175,7 +177,7 @@ class _Analysis:
         found = tuple(self._output(output, places) for output in outputs)
         kept = {o.place for o in found if isinstance(o, _Output)}
         return RecordedCall(
-            steps=tuple((entry[0], _finder([places[h] for h in entry[1]]), entry[2]) for entry in self.entries),
+            steps=tuple((e.call, _finder([places[h] for h in e.handles]), e.slots) for e in self.entries),
             constants=tuple(upload_copy(data) for data in self.uploads.values()),
             written=tuple(sorted(self._written())),
             storages=len(self.sizes),
@@ -191,11 +193,10 @@ class _Analysis:
         )
 
     def _look_at(self, entry: Entry) -> None:
-        call, handles = entry[0], entry[1]
-        if call.changes:
+        if entry.call.changes:
             raise _Unknown  # an operand is another tensor afterwards
-        made = iter(handles[call.operand_count :])
-        for meta, alias, same, nbytes in call.outcome:
+        made = iter(entry.outputs)
+        for meta, alias, same, nbytes in entry.call.outcome:
             if same >= 0 or meta is None:
                 continue
             handle = next(made)
@@ -208,8 +209,7 @@ class _Analysis:
     def _written(self) -> set[int]:
         written: set[int] = set()
         for entry in self.entries:
-            for operand in entry[0].writes:
-                storage = storage_of(entry[1][operand])
+            for storage in map(storage_of, entry.writes):
                 if self.there.get(storage, len(self.inputs)) < len(self.inputs):
                     written.add(self.there[storage])
                 elif storage not in self.sizes:
@@ -265,7 +265,7 @@ def metadata_of(inputs: Sequence[LazyTensor]) -> tuple[object, ...]:
     """Guard key of a recorded call: the session, the inputs' metadata, and which inputs share memory or are the same."""
     first: dict[int, int] = {}
     values = [tensor.remote for tensor in inputs]
-    shared = tuple([first.setdefault(value.handle >> 32, i) for i, value in enumerate(values)])
+    shared = tuple([first.setdefault(storage_of(value.handle), i) for i, value in enumerate(values)])
     handles: dict[int, int] = {}
     same = tuple([handles.setdefault(value.handle, i) for i, value in enumerate(values)])
     return (port.sessions_ended, tuple([value.meta for value in values]), shared, same)

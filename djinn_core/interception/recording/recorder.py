@@ -16,7 +16,8 @@ import torch
 from djinn_core.errors import ForkedProcess
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.call_site import Issued
-from djinn_core.interception.recording.cut_points import Entry, steady_cut
+from djinn_core.interception.recording.cut_points import steady_cut
+from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.meta_only_storages import absent
 from djinn_core.interception.recording.program_prediction import OPENING, ProgramPredictor
@@ -142,7 +143,7 @@ class Recorder:
         """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
         with collect_later, sending:
             last = self.entries[-1] if self.entries else None
-            if last is None or last is self.fixed or last[0].op not in ops or last[1] != (value.handle,):
+            if last is None or last is self.fixed or last.call.op not in ops or last.handles != (value.handle,):
                 return False
             self.entries.pop()
         value.storage.written = None
@@ -303,7 +304,7 @@ class Recorder:
         if not self.entries:
             taken, self.dead = self.dead, []
             return taken
-        used = {handle for entry in self.entries for handle in entry[1]} if self.dead else set()
+        used = {handle for entry in self.entries for handle in entry.handles} if self.dead else set()
         taken = [handle for handle in self.dead if handle not in used]
         self.dead = [handle for handle in self.dead if handle in used]
         return taken
@@ -328,7 +329,7 @@ class Recorder:
 
 def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
     """Let those of the freed values wait that `entries` mention; the others."""
-    used = {handle for entry in entries for handle in entry[1]}
+    used = {handle for entry in entries for handle in entry.handles}
     freed.extend(value for value in dead if value.handle in used)
     return [value for value in dead if value.handle not in used]
 

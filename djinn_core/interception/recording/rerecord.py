@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from djinn_core.errors import DjinnError
-from djinn_core.interception.dispatch import append
+from djinn_core.interception.recording.append import append
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.interception.tensors.storage import borrow
 from djinn_core.ir.program import Call, Instruction, Program

@@ -14,8 +14,8 @@ import attrs
 import torch
 
 from djinn_core.errors import InvalidStage
-from djinn_core.interception.dispatch import append
-from djinn_core.interception.recording.cut_points import Entry
+from djinn_core.interception.recording.append import append
+from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.groups import GroupingRecorder
 from djinn_core.interception.recording.recorder import SyncRequest, recording_on
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
@@ -163,7 +163,7 @@ class _Rewriting:
         new = [m is not None and same < 0 for m, same in zip(call.results, call.inplace, strict=True)]
         self._name(instruction.outputs, [r for r, is_new in zip(results, new, strict=True) if is_new])
         entries = self.recorder.entries[before:]
-        same = len(entries) == 1 and entries[0][0] is call
+        same = len(entries) == 1 and entries[0].call is call
         self._note(before, tuple(slots) if same else None, instruction.index)
 
     def _substitute(self, substitution: Substitution) -> None:
@@ -172,7 +172,7 @@ class _Rewriting:
         made = [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
         self._name(substitution.outputs, self._apart_from_others(substitution.outputs, made))
         entries = self.recorder.entries[before:]
-        if random := next((entry[0].op for entry in entries if entry[0].random), ""):
+        if random := next((entry.call.op for entry in entries if entry.call.random), ""):
             raise InvalidStage(
                 f"the code of a substitution draws random numbers ({random}), which others would have drawn"
             )
@@ -237,16 +237,16 @@ class _Rewriting:
         program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None
         for at in range(first, len(entries)):
-            call, handles, numbers, site, _ = entries[at]  # whose line and module are still the user's
+            made = entries[at]  # whose line and module are still the user's
             module = program.modules[node] if program.modules else None
-            entry = (call, handles, numbers, where or site, module)
+            entry = made._replace(site=where or made.site, module=module)
             own, group = slots is None, self.recorder.group_of(at)
-            self.made.append(_Made(entry, (-1,) * len(numbers) if slots is None else slots, node, own, group))
+            self.made.append(_Made(entry, (-1,) * len(made.slots) if slots is None else slots, node, own, group))
 
     def _finish(self, weights: frozenset[int]) -> Rewritten:
         self._check_kept()
         before, rest = _hoisted([self._renamed(m) for m in self.made], weights)
-        used = {h for m in rest for h in m.entry[1][: m.entry[0].operand_count]}
+        used = {h for m in rest for h in m.entry.inputs}
         relied = sorted({m.node for m in self.made if m.own} | self.relied)
         program = _program([m.entry for m in rest], self.program)
         return Rewritten(
@@ -277,9 +277,8 @@ class _Rewriting:
         return make_handle(memory, _OWN_VIEWS) + handle - make_handle(storage_of(handle), 0)
 
     def _renamed(self, made: _Made) -> _Made:
-        call, handles, slots, site, module = made.entry
-        renamed = tuple(self._known_as(handle) for handle in handles)
-        return attrs.evolve(made, entry=(call, renamed, slots, site, module))
+        renamed = tuple(self._known_as(handle) for handle in made.entry.handles)
+        return attrs.evolve(made, entry=made.entry._replace(handles=renamed))
 
 
 def _groups(made: Sequence[_Made]) -> tuple[tuple[int, ...], ...]:
@@ -305,12 +304,11 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
 def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made], list[_Made]]:
     """Split into new instructions that depend on weights only, and the rest."""
     constant = set(weights)
-    written = {storage_of(handle) for one in made for handle in _writes(one.entry)}
+    written = {storage_of(handle) for one in made for handle in one.entry.writes}
     before: list[_Made] = []
     rest: list[_Made] = []
     for one in made:
-        call, handles = one.entry[0], one.entry[1]
-        inputs, outputs = handles[: call.operand_count], handles[call.operand_count :]
+        call, inputs, outputs = one.entry.call, one.entry.inputs, one.entry.outputs
         stays = not (call.writes or call.random) and written.isdisjoint(map(storage_of, outputs))
         if one.own and inputs and constant.issuperset(inputs) and stays:
             before.append(one)
@@ -320,28 +318,22 @@ def _hoisted(made: Sequence[_Made], weights: frozenset[int]) -> tuple[list[_Made
     return before, rest
 
 
-def _writes(entry: Entry) -> list[int]:
-    """Handles that an instruction writes into."""
-    return [entry[1][position] for position in entry[0].writes]
-
-
 def _independent(before: Sequence[_Made]) -> list[list[_Made]]:
     """Split hoisted instructions into independent parts, so that other programs find the same parts in the cache."""
     part_of: dict[int, list[_Made]] = {}
     parts: list[list[_Made]] = []
     for one in before:
-        count = one.entry[0].operand_count
-        joined = {id(p): p for h in one.entry[1][:count] if (p := part_of.get(h)) is not None}
+        joined = {id(p): p for h in one.entry.inputs if (p := part_of.get(h)) is not None}
         part = [*(m for p in joined.values() for m in p), one]
         parts = [p for p in parts if id(p) not in joined] + [part]
-        part_of.update((h, part) for m in part for h in m.entry[1][m.entry[0].operand_count :])
+        part_of.update((h, part) for m in part for h in m.entry.outputs)
     return parts
 
 
 def _recipe(before: Sequence[_Made], used: Container[int]) -> Recipe:
-    made = {h for m in before for h in m.entry[1][m.entry[0].operand_count :]}
-    sources = dict.fromkeys(h for m in before for h in m.entry[1][: m.entry[0].operand_count] if h not in made)
-    kept = tuple(dict.fromkeys(h for m in before for h in m.entry[1] if h in made and h in used))
+    made = {h for m in before for h in m.entry.outputs}
+    sources = dict.fromkeys(h for m in before for h in m.entry.inputs if h not in made)
+    kept = tuple(dict.fromkeys(h for m in before for h in m.entry.handles if h in made and h in used))
     entries = [m.entry for m in before]
     return Recipe(_assembled(entries, frozenset(made) - frozenset(kept)), tuple(sources), kept)
 
@@ -349,19 +341,19 @@ def _recipe(before: Sequence[_Made], used: Container[int]) -> Recipe:
 def _program(entries: Sequence[Entry], origin: Program) -> Program:
     """The rest: what the original does not know dies with it."""
     known = frozenset(origin.operands)
-    made = {h for e in entries for h in e[1][e[0].operand_count :]}
+    made = {h for e in entries for h in e.outputs}
     return _assembled(entries, origin.dead | (made - known))
 
 
 def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:
-    operands = tuple(h for e in entries for h in e[1])
+    operands = tuple(h for e in entries for h in e.handles)
     return Program(
-        calls=tuple(e[0] for e in entries),
+        calls=tuple(e.call for e in entries),
         operands=operands,
-        slots=tuple(s for e in entries for s in e[2]),
+        slots=tuple(s for e in entries for s in e.slots),
         dead=dead.intersection(operands),
-        sites=tuple(e[3] for e in entries),
-        modules=tuple(e[4] for e in entries),
+        sites=tuple(e.site for e in entries),
+        modules=tuple(e.module for e in entries),
     )
 
 

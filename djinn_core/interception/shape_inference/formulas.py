@@ -17,8 +17,15 @@ import torch
 
 from djinn_core.interception.lru import keep
 from djinn_core.interception.shape_inference.meta_infer import order_of
-from djinn_core.interception.shape_inference.shape_formulas import is_pointwise, shape_formula, shape_of_pointwise
-from djinn_core.interception.shape_inference.view_formulas import view_formula
+from djinn_core.interception.shape_inference.shape_formulas import Formula as ShapeFormula
+from djinn_core.interception.shape_inference.shape_formulas import (
+    Shapes,
+    is_pointwise,
+    shape_formula,
+    shape_of_pointwise,
+)
+from djinn_core.interception.shape_inference.view_formulas import Formula as ViewFormula
+from djinn_core.interception.shape_inference.view_formulas import Place, view_formula
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.program import Call, Signature, Slot
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
@@ -70,27 +77,26 @@ class _Kind:
 
     Attributes:
         example: one that the meta kernel was run for. layouts: of its new results; None for all others.
-        views: whether the results look into the first operand. trusted: whether a formula was right once.
+        formula: of the shapes of the results. view: in its place, where the results look into the first operand.
+        trusted: whether the formula was right once.
         numbers_in_tensors: whether a number comes in the shape of a CPU tensor.
         wrong: whether the formula disagreed with the meta kernel, or there is none.
     """
 
     example: Call
     layouts: tuple[_Layout | None, ...] = ()
-    views: bool = False
+    formula: ShapeFormula | None = None
+    view: ViewFormula | None = None
     numbers_in_tensors: bool = False
     trusted: bool = False
     wrong: bool = False
 
-    def results(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], metas: Sequence[TensorMeta]
-    ) -> Results:
+    def results(self, args: Sequence[Any], kwargs: Mapping[str, Any], metas: Sequence[TensorMeta]) -> Results:
         """The results for operands of these sizes; nothing where the formula does not cover them."""
-        if self.views:
-            return self._views(func, args, kwargs, metas)
-        formula = shape_formula(func)
-        shapes = [meta.shape for meta in metas]
-        made = shape_of_pointwise(shapes) if formula is None else formula(shapes, args, kwargs)
+        if self.view is not None:
+            return self._views(self.view(metas[0], args, kwargs), metas[0])
+        assert self.formula is not None
+        made = self.formula([meta.shape for meta in metas], args, kwargs)
         if made is None or len(made) != len(self.layouts):
             return ()
         found: list[TensorMeta | None] = []
@@ -111,10 +117,7 @@ class _Kind:
             found.append(meta)
         return tuple(found)
 
-    def _views(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], metas: Sequence[TensorMeta]) -> Results:
-        base = metas[0]
-        formula = view_formula(func)
-        places = formula(base, args, kwargs) if formula is not None else None
+    def _views(self, places: Sequence[Place] | None, base: TensorMeta) -> Results:
         before = self.example.results
         if places is None or len(places) != len(before):
             return ()
@@ -129,14 +132,13 @@ _kinds: dict[Key, _Kind] = {}
 
 
 def infer_by_formula(
-    func: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     key: Sequence[Any],
     operands: Sequence[LazyTensor],
     slots: tuple[Slot, ...],
 ) -> Call | None:
-    """Infer the call of `func` with these arguments by formula; None where the meta kernel must be run.
+    """Infer the call with these arguments by formula; None where the meta kernel must be run.
 
     `key` is the cache key of the call, `operands` are the tensors among the arguments, `slots` the scalars.
     """
@@ -146,14 +148,18 @@ def infer_by_formula(
     if kind is None or not kind.trusted:
         return None
     metas = tuple([operand.remote.meta for operand in operands])
-    results = kind.results(func, args, kwargs, metas)
+    results = kind.results(args, kwargs, metas)
     if not results:
         return None
-    nbytes = tuple([
-        0 if layout is None or meta is None else meta.nbytes for meta, layout in zip(results, kind.layouts, strict=True)
-    ])  # fmt: skip
-    if max(nbytes) > LARGEST:
-        return None
+    if kind.view is not None:
+        nbytes: tuple[int, ...] = (0,) * len(results)
+    else:
+        nbytes = tuple([
+            0 if layout is None or meta is None else meta.nbytes
+            for meta, layout in zip(results, kind.layouts, strict=True)
+        ])  # fmt: skip
+        if max(nbytes) > LARGEST:
+            return None
     return kind.example.of_other_sizes(metas, results, nbytes, None if kind.numbers_in_tensors else slots)
 
 
@@ -172,11 +178,11 @@ def learn(
     kind_key = _kind_key(key)
     kind = _kinds.get(kind_key)
     if kind is None:
-        keep(_kinds, kind_key, _kind(call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
+        keep(_kinds, kind_key, _kind(func, call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
         return
     if kind.trusted or kind.wrong:
         return
-    results = kind.results(func, args, kwargs, call.operands)
+    results = kind.results(args, kwargs, call.operands)
     if not results:
         return
     kind.trusted = results == call.results and call.signature is kind.example.signature
@@ -197,17 +203,21 @@ def forget_examples(signature: Signature | None = None) -> None:
 
 def has_formula(func: Any) -> bool:
     """True if the shapes of the results of `func` can be computed without its meta kernel."""
-    known = _known.get(func)
+    known = _known.get(id(func))
     if known is None:
         known = view_formula(func) is not None or shape_formula(func) is not None or is_pointwise(func)
-        _known[func] = known
+        _known[id(func)] = known
     return known
 
 
-_known: dict[Any, bool] = {}
+_known: dict[int, bool] = {}  # by id, because the hash of an op is a function in Python
 
 
-def _kind(call: Call, *, numbers_in_tensors: bool) -> _Kind:
+def _pointwise(shapes: Sequence[tuple[int, ...]], _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Shapes | None:
+    return shape_of_pointwise(shapes)
+
+
+def _kind(func: Any, call: Call, *, numbers_in_tensors: bool) -> _Kind:
     """Make the kind of an inferred call: facts that hold for all calls that differ in sizes and scalars only."""
     metas = [*call.operands, *call.results]
     if any(m is not None and (m.conj or m.neg) for m in metas):
@@ -215,7 +225,9 @@ def _kind(call: Call, *, numbers_in_tensors: bool) -> _Kind:
     views = bool(call.aliases) and all(a == 0 for a in call.aliases) and all(same < 0 for same in call.inplace)
     if views:
         usual = all(m is not None and m.dtype is call.operands[0].dtype for m in call.results)
-        return _Kind(call, (None,) * len(call.results), views=True, wrong=not usual)
+        view = view_formula(func)
+        wrong = view is None or not usual
+        return _Kind(call, (None,) * len(call.results), view=view, wrong=wrong)
     layouts: list[_Layout | None] = []
     for meta, alias, same, nbytes in call.outcome:
         if meta is None or same >= 0:
@@ -229,7 +241,8 @@ def _kind(call: Call, *, numbers_in_tensors: bool) -> _Kind:
         row_major = meta.stride == contiguous_strides(meta.shape)
         small = tuple([n if n < 2 else -1 for n in meta.shape])
         layouts.append(_Layout(meta.dtype, meta.device, small, None if row_major else order, as_first))
-    return _Kind(call, tuple(layouts), numbers_in_tensors=numbers_in_tensors)
+    formula = shape_formula(func) or _pointwise
+    return _Kind(call, tuple(layouts), formula, numbers_in_tensors=numbers_in_tensors)
 
 
 def _kind_key(key: Sequence[Any]) -> Key:

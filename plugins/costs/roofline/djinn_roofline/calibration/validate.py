@@ -1,4 +1,4 @@
-"""Predicted against measured: how well the cost models foretell programs that they were not calibrated on."""
+"""Predicted against measured: how well the cost models infer_by_formula programs that they were not calibrated on."""
 
 from __future__ import annotations
 

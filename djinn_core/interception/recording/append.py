@@ -1,0 +1,121 @@
+"""Appending one op to this thread's program: its entry, and tensors for its results."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import torch
+
+from djinn_core.interception.ops.view_chains import LONGEST, chains
+from djinn_core.interception.recording.call_site import user_site
+from djinn_core.interception.recording.entry import Entry, new_tuple
+from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.recording.module_calls import at_node
+from djinn_core.interception.recording.recorder import Recorder, current
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference.meta_infer import infer
+from djinn_core.interception.shape_inference.write_checks import check_overlap, refuses_overlap
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, adopt, wrap
+from djinn_core.interception.tensors.storage import Storage, Value
+from djinn_core.ir.program import Call, Slot
+from djinn_core.ir.values import TensorMeta
+
+_MANY: Final = 1024  # results; making them starts collections
+_ONE_TENSOR: Final = 2  # references to a value that only one tensor stands for, while they are counted
+
+
+def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], above: int = 0) -> Any:
+    """Append an instruction to this thread's program and return tensors for its results.
+
+    So many frames above the caller are Djinn's for sure; see `user_site`.
+    """
+    if len(call.results) > _MANY and not collect_later.busy:
+        with collect_later:  # collections would look again and again at what is made here
+            return append(call, operands, slots, above + 1)
+    if call.changes:
+        for changed, _ in call.changes:
+            own_value(operands[changed])
+    recorder = current()
+    watcher = recorder.watcher
+    if watcher is not None:
+        watcher.before(call, operands)
+    epoch = recorder.epoch
+    handles: list[int] = []
+    for operand in operands:
+        value = operand.remote
+        handles.append(value.handle)
+        if value.storage.user is not recorder:
+            recorder.order_after(value.storage)
+    if call.writes:
+        _note_writes(recorder, call, operands)
+    results: list[Any] = []
+    for meta, alias, same, nbytes in zip(call.results, call.aliases, call.inplace, call.nbytes):  # noqa: B905
+        if same >= 0:
+            results.append(operands[same])
+        elif meta is None:
+            results.append(None)
+        elif alias < 0:
+            value = Value(Storage(nbytes, recorder), meta)
+            handles.append(value.handle)
+            results.append(wrap(value))
+        else:
+            base = operands[alias]
+            storage = base.remote.storage
+            value = Value(storage, meta)
+            handles.append(value.handle)
+            # Not a write, but another thread that uses the view needs this program first.
+            storage.written, storage.written_at = recorder, epoch
+            results.append(wrap_view(value, base))
+    module = recorder.module
+    if module is None and recorder.differentiating:
+        module = at_node(recorder)
+    entries = recorder.entries
+    site = user_site(recorder.issued, recorder.module, above)
+    entries.append(new_tuple(Entry, (call, tuple(handles), slots, site, module)))
+    port.ops_captured += 1
+    if recorder.epoch != epoch:
+        touched = [operands[i] for i in call.writes] + [r for r in results if r is not None]
+        recorder.refresh_epoch([t.remote.storage for t in touched])
+    if call.changes:
+        for index, meta in call.changes:
+            _change(operands[index], meta)
+    if watcher is not None:
+        watcher.after(call, slots, operands, results)
+    if len(entries) >= recorder.limit:
+        recorder.reached()
+    return results if call.sequence else results[0] if results else None
+
+
+def _note_writes(recorder: Recorder, call: Call, operands: list[LazyTensor]) -> None:
+    if len(operands) > 1 and refuses_overlap(call.op):
+        for written in call.writes:
+            check_overlap(operands[written], operands)
+    for written in call.writes:
+        recorder.begin_write(operands[written].remote.storage)
+
+
+def own_value(tensor: LazyTensor) -> None:
+    """Give `tensor` a value of its own, before an op that changes its metadata, which others that share it keep."""
+    if sys.getrefcount(tensor.remote) > _ONE_TENSOR:
+        call = infer(torch.ops.aten.alias.default, (tensor,), {}, tensor.remote.meta.device)
+        tensor.remote = append(call, [tensor], ()).remote
+
+
+def wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
+    """A tensor for a view of `base`. In inference mode it is an inference tensor exactly when its base is one."""
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        with torch.inference_mode(False):
+            return wrap(value)
+    view = wrap(value)
+    view.depth = depth = base.depth + 1
+    if depth == LONGEST:
+        chains.shorten()
+    return view
+
+
+def _change(tensor: LazyTensor, meta: TensorMeta) -> None:
+    """Give `tensor` the metadata that an op changed it to."""
+    storage = tensor.remote.storage
+    storage.nbytes = max(storage.nbytes, meta.extent * meta.dtype.itemsize)
+    adopt(tensor, meta)

@@ -1,0 +1,44 @@
+"""Entries of a recorder: one recorded op each, before the entries of a program are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from djinn_core.ir.module_path import ModuleCall
+from djinn_core.ir.program import Call, Site, Slot
+
+
+class Entry(NamedTuple):
+    """One recorded op.
+
+    Attributes:
+        call: everything that follows from the op, its metadata and its scalars.
+        handles: of its operands, then of its new results. slots: its scalars.
+        site: the line of the user's code that issued it. module: the call of a module inside which it was issued.
+    """
+
+    call: Call
+    handles: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    site: Site
+    module: ModuleCall | None
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Handles of the operands."""
+        return self.handles[: self.call.operand_count]
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Handles of the new results."""
+        return self.handles[self.call.operand_count :]
+
+    @property
+    def writes(self) -> list[int]:
+        """Handles of the operands that the op writes into."""
+        return [self.handles[position] for position in self.call.writes]
+
+
+# `new_tuple(Entry, fields)` makes an entry without the frame of its constructor, for the hot path.
+new_tuple: Final[Callable[[type[Entry], tuple[Any, ...]], Entry]] = tuple.__new__
