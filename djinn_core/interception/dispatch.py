@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_core.interception.device.known_generators import bound_states, operand_of
+from djinn_core.interception.device.known_generators import operand_of
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.cpu_operands import CpuOperand, upload_operands
 from djinn_core.interception.ops.default_dtype import as_floats
@@ -225,7 +225,7 @@ def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> An
 @contextmanager
 def _own_random_state(index: int) -> Iterator[None]:
     """Have ops recorded inside the block use an index's random state in the place of the session's."""
-    state = bound_states[0](index)
+    state = port.bound_state(index)
     exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
     append(exchange, [state], ())
     try:

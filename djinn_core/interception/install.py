@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from djinn_core.interception.device import accelerator, processes, random_forks
-from djinn_core.interception.device.device_module import make_module
+from djinn_core.interception.device.device_module import bound_state, make_module
 from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
@@ -18,6 +18,8 @@ from djinn_core.interception.ops.composite import register_whole
 from djinn_core.interception.ops.default_dtype import noting_changes
 from djinn_core.interception.ops.padding import pad_with_zeros
 from djinn_core.interception.recording.module_calls import follow_modules
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.sync import show
 from djinn_core.interception.tensors import (
     async_cpu_tensor,
     lazy_tensor,
@@ -47,7 +49,8 @@ def install() -> None:
     """Make `remote_accelerator` a device of this process; calling it again does nothing."""
     if _libraries:
         return
-    lazy_tensor.dispatcher.append(dispatch)
+    port.dispatch, port.show, port.bound_state = dispatch, show, bound_state
+    port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
     register_backend(lazy_tensor.DEVICE_NAME, make_module())
     _libraries.extend([factories.register(), pinning.register()])
     _libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
@@ -59,7 +62,6 @@ def install() -> None:
     subclasses.register()
     storage_methods.install()
     saving.install()
-    async_cpu_tensor.register()
     processes.share_nothing()
     random_forks.install()
     wrap_engine(guard_engine)

@@ -13,23 +13,16 @@ from typing import Any, Final
 
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.interception.tensors.lazy_tensor import Dispatch, dispatcher
+from djinn_core.interception.runtime_interface import Dispatch, port
 
 _PATIENCE = 5.0  # seconds
 _A_TURN = 0.02  # seconds in which every thread has its turn
 
 
-class _End:
-    begun = False
-
-
-_end = _End()
-
-
 def begin() -> None:
     """The interpreter ends; only the main thread goes on."""
-    _end.begun = True
-    dispatcher[0] = _only_main(dispatcher[0])
+    port.ending = True
+    port.dispatch = _only_main(port.dispatch)
 
 
 def settle() -> None:
@@ -44,7 +37,7 @@ def settle() -> None:
 
 def has_begun() -> bool:
     """True if the interpreter is shutting down."""
-    return _end.begun
+    return port.ending
 
 
 def _only_main(dispatch: Dispatch) -> Dispatch:
@@ -64,7 +57,7 @@ class _Survivable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if _end.begun and isinstance(error, DjinnError):
+        if port.ending and isinstance(error, DjinnError):
             _stay_unless_main()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import attrs
 import torch
@@ -122,12 +122,34 @@ class Fallback(Protocol):
         """Result of the call."""
 
 
+Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (func, args, kwargs) -> result
+
+
+def _not_installed(*_: Any) -> NoReturn:
+    raise StartupError("remote_accelerator is not registered in this process: `import djinn` before using it")
+
+
 @attrs.define
 class Port:
-    """Connection points of interception: the runtime, the limits, and the subscribers to whole programs.
+    """The one object of a process that interception and the runtime meet at: what each sets for the other, and counters.
 
     The number of logical devices may be known only when the session is open (`counts_when_open`).
+
+    Attributes:
+        dispatch: implementation of `LazyTensor.__torch_dispatch__`. show: how a remote tensor prints; `contents` may be given.
+        copy_later: begin a copy to a new CPU tensor (source, memory format); None where it must wait.
+        copy_into_later: begin a copy to a CPU tensor (target, source); false where it must wait.
+        bound_state: the value that holds the random state of an index that is bound to one device.
+        traced_by: backends of `torch.compile` that accept remote tensors. ending: the interpreter is shutting down.
     """
+
+    dispatch: Dispatch = _not_installed
+    show: Callable[[Any, str | None], str] = _not_installed
+    copy_later: Callable[[Any, torch.memory_format], torch.Tensor | None] = _not_installed
+    copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed
+    bound_state: Callable[[int], Any] = _not_installed
+    traced_by: list[Callable[..., Any]] = attrs.field(factory=list)
+    ending: bool = False
 
     start: Callable[[], Runtime] | None = None
     is_open: Callable[[], bool] = lambda: False

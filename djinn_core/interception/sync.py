@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,18 +11,14 @@ from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.recording import recorder as recorders
 from djinn_core.interception.recording.meta_only_storages import absent
 from djinn_core.interception.recording.recorder import SyncRequest, current
-from djinn_core.interception.tensors import lazy_tensor, pending_copies
+from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_core.interception.tensors.prefetch_context import here
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
-
-CopyLater = Callable[[LazyTensor, torch.memory_format], torch.Tensor | None]
-CopyIntoLater = Callable[[torch.Tensor, LazyTensor], bool]
-# How to copy to this machine without waiting: to a new tensor, and into a given one. Set by `arriving`.
-late_copies: list[tuple[CopyLater, CopyIntoLater]] = []
 
 
 @torch_private.without_modes
@@ -86,7 +81,7 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dtype is not None and dtype != source.dtype:
         source = record(func, (source,), {"dtype": dtype})
     memory_format = kwargs.get("memory_format") or torch.preserve_format
-    late = None if waits else late_copies[0][0](source, memory_format)
+    late = None if waits else port.copy_later(source, memory_format)
     return laid_out(fetch(source), stand_in(source), memory_format) if late is None else late
 
 
@@ -115,7 +110,7 @@ def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target.copy_(source)`, in every combination of remote and CPU."""
     target, source = args[0], args[1]
     if not isinstance(target, LazyTensor):
-        late = len(args) > 2 and args[2] and late_copies[0][1](target, source)
+        late = len(args) > 2 and args[2] and port.copy_into_later(target, source)
         return target if late else target.copy_(fetch(source))
     if isinstance(source, LazyTensor) or (source.dim() == 0 and target.dim() > 0):
         return record(func, (target, source), {})
@@ -154,6 +149,3 @@ def _elements(tensor: Any) -> str:
         if absent.has(tensor.remote.handle, current().entries):
             return "..."
     return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))
-
-
-lazy_tensor.printer.append(show)

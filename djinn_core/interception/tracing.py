@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from djinn_core import torch_tracing
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
-
-_backends: list[Callable[..., Any]] = []
 
 
 def traces(compiler: Any) -> bool:
     """True if the backend behind `compiler`, inside all wrappers that PyTorch adds, accepts remote tensors."""
-    return torch_tracing.backend_of(compiler) in _backends
+    return torch_tracing.backend_of(compiler) in port.traced_by
 
 
 def let_dynamo_trace(backend: Callable[..., Any]) -> None:
@@ -21,7 +20,7 @@ def let_dynamo_trace(backend: Callable[..., Any]) -> None:
 
     For other backends it leaves programs on remote tensors alone: they would compile kernels for a device that is not here.
     """
-    if not _backends:
+    if not port.traced_by:
         torch_tracing.trace_as_plain(LazyTensor, traces)
-    if backend not in _backends:
-        _backends.append(backend)
+    if backend not in port.traced_by:
+        port.traced_by.append(backend)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.values import RANDOM_STATE
+from djinn_core.ir.values import RANDOM_STATE, storage_of
 
 Homes = Mapping[int, str]
 
@@ -39,7 +39,7 @@ class Together:
 
     def block(self, value: int) -> int:
         """The block that a value lives in."""
-        storage = value >> 32
+        storage = storage_of(value)
         return self.leader(storage) if storage in self._leaders else storage
 
     def node(self, node: int) -> int | None:
@@ -58,9 +58,9 @@ class Together:
 
     def bind(self, node: Node, replace: Mapping[int, int]) -> None:
         """Unite the blocks of a node's outputs and writes: it makes and writes them on the device where it runs."""
-        bound = [v >> 32 for v in node.outputs]
+        bound = [storage_of(v) for v in node.outputs]
         if node.writes:
-            bound += [replace.get(v, v) >> 32 for v in node.writes]
+            bound += [storage_of(replace.get(v, v)) for v in node.writes]
         if node.random:
             bound.append(RANDOM_STATE)
         if bound:
@@ -77,7 +77,7 @@ def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> 
     for number in nodes:
         node = every[number]
         if len(node.outputs) == 1 and not node.writes and not node.random:  # as most do
-            bound[number] = node.outputs[0] >> 32
+            bound[number] = storage_of(node.outputs[0])
         else:
             found.bind(node, replace)
     return found
@@ -104,7 +104,7 @@ def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
         size = known.get(id(meta))
         if size is None:
             size = known[id(meta)] = meta.extent * meta.dtype.itemsize
-        storage = value >> 32
+        storage = storage_of(value)
         if size > sizes.get(storage, -1):
             sizes[storage] = size
     return sizes

@@ -181,13 +181,13 @@ class _Walk:
         makers, writes = self._makers, self._writes
         if writes:
             own = frozenset(node.writes)
-            sources = tuple([self._written(own, v) if v >> 32 in writes else makers[v] for v in node.inputs])
+            sources = tuple([self._written(own, v) if storage_of(v) in writes else makers[v] for v in node.inputs])
         else:
             sources = tuple([makers[v] for v in node.inputs])
         for value in node.outputs:
             makers[value] = node.id
         for value in node.writes:
-            made = writes.setdefault(value >> 32, [])
+            made = writes.setdefault(storage_of(value), [])
             made.append((node.id, value))
             if len(made) > _WRITERS_KEPT:
                 del made[0]
@@ -215,10 +215,10 @@ def is_view(node: Node) -> bool:
     outputs = node.outputs
     if not outputs or node.writes or not node.inputs:
         return False
-    storage = node.inputs[0] >> 32
-    if outputs[0] >> 32 != storage:
+    storage = storage_of(node.inputs[0])
+    if storage_of(outputs[0]) != storage:
         return False
-    return len(outputs) == 1 or all(v >> 32 == storage for v in outputs)
+    return len(outputs) == 1 or all(storage_of(v) == storage for v in outputs)
 
 
 def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:

@@ -16,6 +16,7 @@ import attrs
 
 from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, NORMALISATION
 from djinn_core.ir.program import Call, Program, Slot
+from djinn_core.ir.values import storages_of
 
 _EXACT_BELOW = 8
 _BITS = 4  # of a size, by which classes differ
@@ -55,7 +56,7 @@ def fingerprint(program: Program, exact: bool = True) -> Fingerprint:
 
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
     """Storage number of each value, by first appearance; empty where no values share memory."""
-    storages = [v >> 32 for v in values]
+    storages = storages_of(values)
     if len({*storages}) == len(storages):
         return ()
     numbers: defaultdict[int, int] = defaultdict(itertools.count().__next__)

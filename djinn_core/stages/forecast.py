@@ -12,6 +12,7 @@ import attrs
 from djinn_core.ir.colocation import storage_sizes
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.values import storage_of
 from djinn_core.stages.simulate import Timeline
 
 _LAYER = re.compile(r"^(.*?)(?:\.(\d+))(?:\.|$)")
@@ -75,7 +76,7 @@ def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapp
         nodes[decision.device].append(decision.node)
         reasons[decision.device][decision.reason] += 1
     sizes, held = storage_sizes(result.graph, result.graph.inputs), Counter[str]()
-    for storage, home in {v >> 32: placement.values[v] for v in result.graph.inputs}.items():
+    for storage, home in {storage_of(v): placement.values[v] for v in result.graph.inputs}.items():
         held[home] += sizes[storage]
     told = tuple(
         DeviceForecast(

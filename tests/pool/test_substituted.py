@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from djinn_core.ir.values import storage_of
 from djinn_core.runtime import client
 
 REMOTE = "remote_accelerator:0"
@@ -59,12 +60,12 @@ def test_derived_values_go_with_their_weights(inexact):
     ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 16).to(REMOTE)
     ours(rows).cpu()
     assert derived
-    storages = {v >> 32 for made in derived._made.values() for v in made}
+    storages = {storage_of(v) for made in derived._made.values() for v in made}
     assert storages <= inexact._residency.homes.keys()
     del ours
     for _ in range(2):
         (rows + 1).cpu()
-    left = {v >> 32 for made in derived._made.values() for v in made}
+    left = {storage_of(v) for made in derived._made.values() for v in made}
     assert not (storages - left) & inexact._residency.homes.keys()
     assert storages - left
 

@@ -27,6 +27,7 @@ from djinn_core.errors import InvalidStage
 from djinn_core.ir.costs import Link, NetworkTopology
 from djinn_core.ir.rebinding import rebind
 from djinn_core.ir.result import PipelineResult
+from djinn_core.ir.values import storage_of
 from djinn_core.stages.schedule import schedule
 from djinn_core.stages.verify_schedule import check_schedule
 from djinn_dynamic import Dynamic
@@ -92,9 +93,9 @@ def test_copies_that_devices_hold_are_not_sent_again_until_they_are_written(make
     context = attrs.evolve(context, copies=copies)
     made = maker.schedule(context)
     check_schedule(context, made, maker.name)
-    written = {v >> 32 for n in context.graph.nodes for v in n.writes}
+    written = {storage_of(v) for n in context.graph.nodes for v in n.writes}
     sent = {s.value for steps in made.steps.values() for s in steps if isinstance(s, Send)}
-    assert not {v for v in sent & copies.keys() if v >> 32 not in written}
+    assert not {v for v in sent & copies.keys() if storage_of(v) not in written}
 
 
 def test_a_plan_that_is_found_again_keeps_its_copies():

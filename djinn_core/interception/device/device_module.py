@@ -12,7 +12,6 @@ from djinn_core.interception import sync
 from djinn_core.interception.device import memory, properties, random_state, streams
 from djinn_core.interception.device.current_device import current_device, index_of, set_current_device
 from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
-from djinn_core.interception.device.known_generators import bound_states
 from djinn_core.interception.device.random_forks import keeping
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, logical_device
@@ -62,9 +61,6 @@ def bound_state(index: int) -> LazyTensor:
     state = default_generator(index).operand()
     assert state is not None
     return state
-
-
-bound_states.append(bound_state)
 
 
 def default_generators() -> tuple[AnyDefault, ...]:

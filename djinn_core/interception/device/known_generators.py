@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -18,8 +17,6 @@ class Known(Protocol):
 
 
 known: WeakValueDictionary[int, Known] = WeakValueDictionary()
-# The value that holds the random state of an index that is bound to one device. Set by `device_module`.
-bound_states: list[Callable[[int], LazyTensor]] = []
 
 
 def operand_of(generator: CGenerator) -> LazyTensor | None:

@@ -147,8 +147,3 @@ def _expect(tensor: Any, arrival: _Arrival) -> None:
         tensor.arrival = arrival
     pending_copies.on_their_way.append(arrival)
     pending_copies.land_what_came()
-
-
-def register() -> None:
-    """Have copies to this machine that need not block use these."""
-    sync.late_copies.append((copy_later, copy_into_later))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 from djinn_core import torch_private
+from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import copies
 from djinn_core.interception.tensors.remote_storage import RemoteStorage, addresses
 from djinn_core.interception.tensors.storage import Storage, Value
@@ -36,10 +36,6 @@ def go_by(name: str) -> None:
     _names.append(name)
 
 
-# Set by `dispatch`, which needs this class: (func, args, kwargs) -> result.
-Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
 class LazyTensor(torch.Tensor):
     """A tensor on `remote_accelerator`: metadata here, memory on an executor.
 
@@ -62,14 +58,14 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         """Record `func`; see `dispatch`."""
         try:
-            return dispatcher[0](func, args, kwargs or {})
+            return port.dispatch(func, args, kwargs or {})
         except BaseException as error:
             shorten(error)
             raise
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        return printer[-1](self, tensor_contents)
+        return port.show(self, tensor_contents)
 
     @for_users
     def __format__(self, spec: str) -> str:
@@ -165,7 +161,6 @@ class _Conversion(threading.local):
 
 
 conversion = _Conversion()
-dispatcher: list[Dispatch] = []
 _devices: dict[int, torch.device] = {}
 _make: Final = torch_private.make_wrapper_by_place
 _STRIDED: Final = torch.strided
@@ -214,13 +209,3 @@ def look_at(tensor: LazyTensor, value: Value) -> None:
         torch_private.adopt_metadata(tensor, template)
         if meta.conj or meta.neg:
             torch_private.set_bits(tensor, meta.conj, meta.neg)
-
-
-def describe(tensor: LazyTensor, contents: str | None) -> str:
-    """Shape, dtype and device as text, which needs no message."""
-    del contents
-    return f"LazyTensor(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
-
-
-# How a tensor prints; `sync` appends one that shows the elements.
-printer: list[Callable[[LazyTensor, str | None], str]] = [describe]

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from djinn_core.ir.program import Program
+from djinn_core.ir.values import storages_of
 
 _FEW = 2  # positions: below, `itemgetter` returns no tuple
 
@@ -60,8 +61,8 @@ class Structure:
         if len(different) != len(outside) or not different.isdisjoint(made):
             return False
         if self.storages is None:
-            return len({v >> 32 for v in outside}) == len(outside)
-        return _numbered([v >> 32 for v in outside]) == self.storages
+            return len(set(storages_of(outside))) == len(outside)
+        return _numbered(storages_of(outside)) == self.storages
 
 
 def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
@@ -72,7 +73,7 @@ def structure_of(program: Program) -> tuple[Structure, tuple[int, ...]]:
     results = [*_results(program)]
     made = {*results}
     outside = [p for p in first.values() if p not in made]
-    storages = _numbered([operands[p] >> 32 for p in outside])
+    storages = _numbered(storages_of([operands[p] for p in outside]))
     alive = [number for number, value in enumerate(first) if value not in program.dead]
     found = Structure(
         length=len(operands),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from djinn.hooks import DeviceCapabilities, InvalidStage, Placement, PlacementContext, PlacementDecision
+from djinn.hooks import DeviceCapabilities, InvalidStage, Placement, PlacementContext, PlacementDecision, storage_of
 from djinn.scheduling import homes_of_values, resident_blocks, storage_sizes, together
 
 
@@ -34,7 +34,7 @@ class Balanced:
             used = [replace.get(v, v) for v in node.inputs]
             fresh = [v for v in used if v in inputs]
             settled = [homes[b] for v in fresh if (b := blocks.block(v)) in stayed]
-            device = shares.take([v >> 32 for v in fresh], settled[-1] if settled else None)
+            device = shares.take([storage_of(v) for v in fresh], settled[-1] if settled else None)
             if block is not None:
                 device = homes.setdefault(block, device)
             for value in fresh:

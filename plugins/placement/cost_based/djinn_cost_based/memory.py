@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from djinn.hooks import DeviceCapabilities, Graph, PlacementContext
+from djinn.hooks import DeviceCapabilities, Graph, PlacementContext, storage_of
 from djinn_cost_based.units import Work
 
 # Of a device's memory, this share is left to what grows later (caches) and to what ops need while they run.
@@ -42,16 +42,16 @@ def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: flo
 def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
     """The most bytes of results, beside those in `kept`, that are needed at once when nodes run in program order."""
     graph, replace = context.graph, context.plan.replace
-    inputs = {v >> 32 for v in graph.inputs}
+    inputs = {storage_of(v) for v in graph.inputs}
     last: dict[int, int] = {}
     sizes: dict[int, int] = {}
     for node_id in context.plan.nodes:
         node = graph.nodes[node_id]
         for value in (*node.inputs, *node.outputs):
-            last[replace.get(value, value) >> 32] = node_id
+            last[storage_of(replace.get(value, value))] = node_id
         for value in node.outputs:
-            if value >> 32 not in inputs and value >> 32 not in kept:
-                sizes.setdefault(value >> 32, graph.meta(value).nbytes)
+            if storage_of(value) not in inputs and storage_of(value) not in kept:
+                sizes.setdefault(storage_of(value), graph.meta(value).nbytes)
     ending: dict[int, list[int]] = {}
     for storage in sizes:
         ending.setdefault(last[storage], []).append(storage)
@@ -59,7 +59,7 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
     made: set[int] = set()
     for node_id in context.plan.nodes:
         for value in graph.nodes[node_id].outputs:
-            storage = value >> 32
+            storage = storage_of(value)
             if storage in sizes and storage not in made:
                 made.add(storage)
                 now += sizes[storage]

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import DeviceCapabilities, DoesNotFit, InvalidStage, PlacementContext
+from djinn.hooks import DeviceCapabilities, DoesNotFit, InvalidStage, PlacementContext, storage_of
 from djinn.scheduling import resident_blocks, together
 from djinn_cost_based.hardware import Hardware
 from djinn_cost_based.listing import Choose, Listed, Listing, ranked
@@ -66,8 +66,8 @@ class Options:
         stages = min(max(context.plan.hints.get("pipeline", (0,)), default=0), len(self.devices))
         pieces = _PIECES * stages if stages > 1 else 0
         self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf, pieces)
-        self.copies = {v >> 32: holders for v, holders in context.copies.items()}
-        kept = frozenset(v >> 32 for v in context.graph.outputs)
+        self.copies = {storage_of(v): holders for v, holders in context.copies.items()}
+        kept = frozenset(storage_of(v) for v in context.graph.outputs)
         smallest = min(
             (min(d.memory, d.memory if d.memory_free is None else d.memory_free) for d in self.devices if d.memory),
             default=0,
@@ -240,7 +240,7 @@ def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> No
         values = [v for v in group if v in inputs or graph.producer(v) is not None]
         if len({resident[v] for v in values if v in resident}) <= 1:
             for value in values[1:]:
-                unite(values[0] >> 32, value >> 32)
+                unite(storage_of(values[0]), storage_of(value))
 
 
 def shown(seconds: float) -> str:

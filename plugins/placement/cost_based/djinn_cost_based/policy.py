@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision
+from djinn.hooks import DoesNotFit, Placement, PlacementContext, PlacementDecision, storage_of
 from djinn.scheduling import homes_of_values
 from djinn_cost_based.grouped import for_groups
 from djinn_cost_based.listing import Listed
@@ -70,7 +70,7 @@ def _copies(context: PlacementContext, listed: Listed, homes: dict[int, str]) ->
     """Weights of which other devices keep a copy, by value: those that came for this program, and those from before."""
     found: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if listed.copies or context.copies else ():
-        holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(value >> 32, ()))
+        holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(storage_of(value), ()))
         others: Sequence[str] = [d for d in dict.fromkeys(holders) if d != homes[value]]
         if others:
             found[value] = tuple(others)

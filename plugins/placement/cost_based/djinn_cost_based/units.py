@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from djinn.hooks import DataResidency, ExecutionPhase, Node, PlacementContext
+from djinn.hooks import DataResidency, ExecutionPhase, Node, PlacementContext, storage_of
 from djinn.scheduling import Together, storage_sizes
 from djinn_cost_based.hardware import Hardware
 
@@ -84,10 +84,10 @@ def work_of(context: PlacementContext, blocks: Together, hardware: Hardware, hea
     """
     graph = context.graph
     sizes = storage_sizes(graph, graph.inputs)
-    homes = {v >> 32: home for v, home in context.resident.items() if v >> 32 in sizes}
-    written = {v >> 32 for n in context.plan.nodes for v in graph.nodes[n].writes}
+    homes = {storage_of(v): home for v, home in context.resident.items() if storage_of(v) in sizes}
+    written = {storage_of(v) for n in context.plan.nodes for v in graph.nodes[n].writes}
     residency, weight = context.profile.residency, DataResidency.PERSISTENT_WEIGHT
-    weights = {v >> 32 for v in graph.inputs if residency.get(v) is weight and v >> 32 not in written}
+    weights = {storage_of(v) for v in graph.inputs if residency.get(v) is weight and storage_of(v) not in written}
     work = Work([], [], blocks, sizes, homes, weights)
     _Gathering(context, hardware, work, heavy, pieces).run()
     return work
@@ -151,10 +151,10 @@ class _Gathering:
         for node, used in zip(self.nodes, self.used, strict=True):
             makers = {unit_of[v] for v in used if v in unit_of}
             if written:
-                makers |= {written[s] for v in used if (s := v >> 32) in written}
+                makers |= {written[s] for v in used if (s := storage_of(v)) in written}
             if not makers and self._only_looks(node):
                 self.work.loose.append(node.id)
-                self.work.weights.difference_update([v >> 32 for v in node.outputs])
+                self.work.weights.difference_update([storage_of(v) for v in node.outputs])
                 continue
             home, bound = self._home(node, used) if homes else (None, False)
             index = self._joined(node, used, makers, home)
@@ -169,7 +169,7 @@ class _Gathering:
 
     def _only_looks(self, node: Node) -> bool:
         """True if a node returns only views of inputs."""
-        return bool(node.outputs) and not node.writes and all(v >> 32 in self.work.sizes for v in node.outputs)
+        return bool(node.outputs) and not node.writes and all(storage_of(v) in self.work.sizes for v in node.outputs)
 
     def _joined(self, node: Node, used: tuple[int, ...], makers: set[int], home: str | None) -> int | None:
         """The unit that a node joins, if any."""
@@ -200,7 +200,7 @@ class _Gathering:
     def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
         """True if a node with all that it needs takes less time than a message, and its operands and results are small."""
         before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
-        size = sum(self.work.sizes.get(v >> 32, 0) for v in used)
+        size = sum(self.work.sizes.get(storage_of(v), 0) for v in used)
         if before + self.branch[node.id] + size / self.rate > self.hop:
             return False
         return size + sum(self.graph.meta(v).nbytes for v in node.outputs) <= self.small
@@ -208,21 +208,21 @@ class _Gathering:
     def _fresh(self, unit: Unit, used: tuple[int, ...]) -> int:
         sizes, fresh = self.work.sizes, 0
         for value in used:
-            if value >> 32 in sizes and value >> 32 not in unit.reads:
-                fresh += sizes[value >> 32]
+            if storage_of(value) in sizes and storage_of(value) not in unit.reads:
+                fresh += sizes[storage_of(value)]
         return fresh
 
     def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
         """Device that already holds what a node writes or reads, and whether it is written."""
         homes, sizes = self.work.homes, self.work.sizes
         for value in node.writes:
-            home = homes.get(self.replace.get(value, value) >> 32)
+            home = homes.get(storage_of(self.replace.get(value, value)))
             if home is not None:
                 return home, True
-        there = [s for v in used if (s := v >> 32) in homes]
+        there = [s for v in used if (s := storage_of(v)) in homes]
         if not there:
             return None, False
-        views = {v >> 32 for v in node.outputs}
+        views = {storage_of(v) for v in node.outputs}
         bound = [s for s in there if s in views]
         return homes[max(bound or there, key=lambda s: sizes[s])], bool(bound)
 
@@ -241,17 +241,17 @@ class _Gathering:
                 blocks.unite(unit.storage, block)
         for value in node.outputs:
             self.unit_of[value] = index
-            if value in self.outlives and value >> 32 not in self.work.sizes:
+            if value in self.outlives and storage_of(value) not in self.work.sizes:
                 unit.kept += self.graph.meta(value).nbytes
         for value in node.writes:
-            self.written[self.replace.get(value, value) >> 32] = index
+            self.written[storage_of(self.replace.get(value, value))] = index
         unit.tokens = unit.tokens or number in self.tokens
 
     def _take(self, unit: Unit, index: int, used: tuple[int, ...]) -> None:
         """Note what the unit reads: inputs, and what other units made."""
         sizes, unit_of, written = self.work.sizes, self.unit_of, self.written
         for value in used:
-            storage = value >> 32
+            storage = storage_of(value)
             if storage in sizes and storage not in unit.reads:
                 unit.reads.add(storage)
                 self.bytes[index] = self.bytes.get(index, 0) + sizes[storage]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from djinn.hooks import SchedulingContext
+from djinn.hooks import SchedulingContext, storage_of
 from djinn.scheduling import Dependences, storage_sizes
 
 _LOOKED_AT = 64  # of what is ready, so many of the oldest are compared
@@ -14,10 +14,10 @@ _LOOKED_AT = 64  # of what is ready, so many of the oldest are compared
 def frugal_order(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> list[int]:
     """Nodes so that, step by step, the fewest bytes are held; where it makes no difference, in program order."""
     graph, replace = context.graph, context.plan.replace
-    used = {n: {replace.get(v, v) >> 32 for v in graph.nodes[n].inputs} for n in nodes}
-    made = {n: {v >> 32 for v in graph.nodes[n].outputs} - used[n] for n in nodes}
+    used = {n: {storage_of(replace.get(v, v)) for v in graph.nodes[n].inputs} for n in nodes}
+    made = {n: {storage_of(v) for v in graph.nodes[n].outputs} - used[n] for n in nodes}
     left = Counter(storage for node in nodes for storage in (*used[node], *made[node]))
-    kept = {v >> 32 for v in (*graph.inputs, *graph.outputs, *context.fetch)}
+    kept = {storage_of(v) for v in (*graph.inputs, *graph.outputs, *context.fetch)}
     sizes = storage_sizes(graph, [v for n in nodes for v in graph.nodes[n].outputs])
 
     def growth(node: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from djinn.hooks import ExecutionSchedule, SchedulingContext, SchedulingStrategy
+from djinn.hooks import ExecutionSchedule, SchedulingContext, SchedulingStrategy, storage_of
 from djinn.scheduling import Dependences, made_in_order, ready_order
 
 
@@ -33,11 +33,11 @@ class Priority:
 def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> set[int]:
     """Nodes that fetched values are computed from."""
     replace, graph = context.plan.replace, context.graph
-    storages = {replace.get(v, v) >> 32 for v in context.fetch}
+    storages = {storage_of(replace.get(v, v)) for v in context.fetch}
     wanted: set[int] = set()
     for node_id in reversed(nodes):
         node = graph.nodes[node_id]
-        if any(v >> 32 in storages for v in (*node.outputs, *node.writes)):
+        if any(storage_of(v) in storages for v in (*node.outputs, *node.writes)):
             wanted.add(node_id)
         if node_id in wanted:
             wanted.update(found.before.get(node_id, ()))
