@@ -31,8 +31,8 @@ class Ops(list):
     def before(self, call, operands):
         pass
 
-    def after(self, entry, operands, results):
-        self.append(entry[0].op)
+    def after(self, call, slots, operands, results):
+        self.append(call.op)
 
 
 def on(device, shapes=PLAIN, dtype=torch.float32, look=lambda x: x, mask=None, mask_grad=False, **options):

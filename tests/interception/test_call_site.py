@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import djinn
 import djinn_core
-from djinn_core.interception import dispatch
+from djinn_core.interception.recording import append
 
 DEVICE = "remote_accelerator:0"
 OWN = tuple(str(Path(module.__file__).parent) for module in (torch, djinn, djinn_core))
@@ -22,7 +22,7 @@ OWN = tuple(str(Path(module.__file__).parent) for module in (torch, djinn, djinn
 def lines(embedded, monkeypatch):
     """Number of ops that each line of this file issued, every one of them checked."""
     found: Counter[int] = Counter()
-    real = dispatch.user_site
+    real = append.user_site
 
     def checked(issued, module, above=0):
         frame = sys._getframe(2)
@@ -33,7 +33,7 @@ def lines(embedded, monkeypatch):
         found[frame.f_lineno] += 1
         return site
 
-    monkeypatch.setattr(dispatch, "user_site", checked)
+    monkeypatch.setattr(append, "user_site", checked)
     return found
 
 
