@@ -47,7 +47,7 @@ def done(spread, monkeypatch):
         return count
 
     for number, member in enumerate(spread.members):
-        monkeypatch.setattr(member, "run", counting(number, member.run))
+        monkeypatch.setattr(member.submissions, "run", counting(number, member.submissions.run))
     return counted
 
 
