@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
+from djinn_core.delivery import snapshots
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
-from djinn_core.runtime.standby import failover_log
 from djinn_core.runtime.standby.connection import StandbyConnection
 from djinn_core.runtime.standby.frame_log import SentFrames
 from djinn_core.server.recovery.snapshots import KnownTemplate, Snapshot, encode_snapshot
@@ -93,8 +93,8 @@ def answer(connection):
 @pytest.fixture
 def often(monkeypatch):
     """States are asked for before every submission."""
-    monkeypatch.setattr(failover_log, "SNAPSHOT_SECONDS", 0.0)
-    monkeypatch.setattr(failover_log, "_SHARE", 0)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "SHARE", 0)
 
 
 @pytest.fixture

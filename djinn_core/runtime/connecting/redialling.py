@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from djinn_core.delivery.giving_up import STARTING_SECONDS
 from djinn_core.errors import AccessRefused, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.launch.addresses import called, transport_for
@@ -14,7 +15,6 @@ from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.wire.message import Message
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
-STARTING_SECONDS = 60.0  # that another executor may take until it is ready
 Reached = tuple[Connection, Resumed]
 _log = get_logger("djinn.session")
 

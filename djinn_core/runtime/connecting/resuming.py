@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from djinn_core.delivery.giving_up import BREAKS_LIMIT, Progress
 from djinn_core.delivery.reliable_connection import NotYet, ReliableConnection
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection
@@ -19,7 +20,6 @@ from djinn_core.wire.messages import Attached
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
-_IN_VAIN: Final = 10
 _log = get_logger("djinn.session")
 
 
@@ -37,8 +37,7 @@ class ResumingConnection(ReliableConnection):
         self._patience = patience
         self._server = server
         self._mending = threading.Lock()
-        self._progress = (0, 0)  # frames taken at both ends when it broke last
-        self._in_vain = 0
+        self._progress = Progress((0, 0))  # frames taken at both ends
         self.resumed = 0
         self.deadly = False  # whether it is what the session does that kills executors
         self.successor: Attached | None = None
@@ -83,11 +82,8 @@ class ResumingConnection(ReliableConnection):
 
     def _notice_vanity(self, taken: int, error: TransportError) -> None:
         """Give up where connections break repeatedly before any frame is taken: the frames that are sent break them."""
-        progress = taken, self._outbox.taken
-        self._in_vain = self._in_vain + 1 if progress == self._progress else 0
-        self._progress = progress
-        if self._in_vain > _IN_VAIN:
-            self._give_up(f"{error}; {_IN_VAIN} connections broke before anything was taken over them")
+        if self._progress.broke((taken, self._outbox.taken)):
+            self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was taken over them")
 
     def _take_last_words(self) -> None:
         """Take in what came before the connection broke: the other end may have said why."""

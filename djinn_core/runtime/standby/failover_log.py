@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from djinn_core.delivery.snapshots import SnapshotSchedule
 from djinn_core.logs import get_logger
 from djinn_core.runtime.standby.frame_log import SentFrames
 from djinn_core.runtime.standby.response_checksums import Answers
@@ -13,8 +14,6 @@ from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import decode
 
-SNAPSHOT_SECONDS: Final = 20.0
-_SHARE: Final = 20  # of the time at most one part is spent on asking for states
 _SPARE: Final = 4  # of what is free on the disk, one part at most; what begins anew is there twice for a moment
 _log = get_logger("djinn.session")
 
@@ -42,8 +41,7 @@ class FailoverLog:
         self.base = 0
         self.coming: SnapshotReceiver | None = None
         self._limit = min(limit, self.sent.room // _SPARE)
-        self._due = time.monotonic() + SNAPSHOT_SECONDS
-        self._long_due = 0.0  # where much is written
+        self._schedule = SnapshotSchedule()
         self._said = False
 
     def write_down(self, frame: Frame) -> None:
@@ -79,8 +77,7 @@ class FailoverLog:
         """True if a snapshot is due."""
         if self.sent is None or self.coming is not None:
             return False
-        long = self.sent.nbytes > max(self._limit // 2, 2 * self.base)
-        return time.monotonic() >= (self._long_due if long else self._due)
+        return self._schedule.is_due(large=self.sent.nbytes > max(self._limit // 2, 2 * self.base))
 
     def begin_anew(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
         """Have `ask` request a snapshot of so many bytes at most and wait for it; an incomplete one is thrown away."""
@@ -97,9 +94,7 @@ class FailoverLog:
             finally:
                 reason = coming.reason
         finally:
-            spent = time.monotonic() - started
-            self._due = started + spent + max(SNAPSHOT_SECONDS, _SHARE * spent)
-            self._long_due = self._due if reason else started + (1 + _SHARE) * spent
+            self._schedule.taken(started, failed=bool(reason))
 
     def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
         """Take a part of the snapshot that comes; false for other frames. With the last part, the log begins anew."""

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.directories import cache_directory
-from djinn_core.errors import TransportError
-from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
+from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.wire.frames import Frame
 
-_RECORD: Final = struct.Struct(
-    "<QII"
-)  # answers that had been taken, bytes of the head, buffers; then lengths, head, buffers
-_AT_ONCE: Final = 512  # buffers that one system call writes
+_FRAME: Final = b"F"  # the kind of all records
+_ANSWERS: Final = struct.Struct("<Q")  # answers that had been taken; before the head of a frame
 
 
 def folder() -> Path | None:
@@ -42,8 +41,13 @@ class SentFrames:
         with tempfile.TemporaryFile(dir=folder(), buffering=0) as file:
             self._file = os.dup(file.fileno())
         self._end = weakref.finalize(self, os.close, self._file)
-        self.nbytes = 0
+        self._records = RecordWriter(self._file, 0)
         self.frames = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames that were written."""
+        return self._records.size
 
     @property
     def room(self) -> int:
@@ -57,24 +61,8 @@ class SentFrames:
         Raises:
             OSError: there is no room.
         """
-        parts = [flatten(buffer) for buffer in frame.body]
-        lengths = struct.pack(f"<{len(parts)}Q", *[len(part) for part in parts])
-        opening = _RECORD.pack(answers, len(frame.head), len(parts)) + lengths + frame.head
-        end = self._write([opening, *[part for part in parts if len(part)]], self.nbytes)
-        self.nbytes = end  # only now: what an interrupt or an error has left is written over
+        self._records.append(_FRAME, _ANSWERS.pack(answers) + frame.head, frame.body)
         self.frames += 1
-
-    def _write(self, parts: list[Buffer], at: int) -> int:
-        for start in range(0, len(parts), _AT_ONCE):
-            waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
-            while waiting:
-                count = os.pwritev(self._file, waiting, at)
-                at += count
-                while waiting and count >= len(waiting[0]):
-                    count -= len(waiting.pop(0))
-                if waiting:
-                    waiting[0] = waiting[0][count:]
-        return at
 
     def read(self) -> Iterator[tuple[int, Frame]]:
         """The frames in order, each with the number of answers that had been taken before it.
@@ -82,29 +70,15 @@ class SentFrames:
         Raises:
             TransportError: the file does not have what was written to it.
         """
-        at = 0
-        while at < self.nbytes:
-            answers, head, buffers = _RECORD.unpack(self._read(_RECORD.size, at))
-            at += _RECORD.size
-            lengths = struct.unpack(f"<{buffers}Q", self._read(8 * buffers, at))
-            at += 8 * buffers
-            body: list[Buffer] = []
-            opening = bytes(self._read(head, at))
-            at += head
-            for length in lengths:
-                body.append(self._read(length, at))
-                at += length
-            yield answers, Frame(opening, body)
-
-    def _read(self, length: int, at: int) -> memoryview:
-        view = allocate(length) if length else memoryview(b"")
-        done = 0
-        while done < length:
-            count = os.preadv(self._file, [view[done:]], at + done)
-            if not count:
-                raise TransportError("the file with what was sent is shorter than it was")
-            done += count
-        return view
+        with open(self._file, "rb", closefd=False) as file:
+            reader = RecordReader(file)
+            try:
+                for place in reader.places(0, self.nbytes):
+                    _, head, body = reader.read(place.start)
+                    (answers,) = _ANSWERS.unpack_from(head)
+                    yield answers, Frame(head[_ANSWERS.size :], body)
+            except (ProtocolError, struct.error) as error:
+                raise TransportError(f"the file with what was sent is not what it was: {error}") from error
 
     def close(self) -> None:
         """Give its room back."""

@@ -6,9 +6,9 @@ import zlib
 from array import array
 from typing import Final
 
-from djinn_core.wire.frames import Frame, flatten
+from djinn_core.delivery.snapshots import answer_checksum
+from djinn_core.wire.frames import Frame
 
-_CHECKED_BYTES: Final = 64 << 10  # of an answer's body
 _OPENING: Final = slice(
     1, 14
 )  # of its head: the kind of message, and a submission's number; what comes after it has times in it
@@ -16,8 +16,7 @@ _OPENING: Final = slice(
 
 def mark_of(frame: Frame) -> int:
     """A checksum of what does not differ from server to server."""
-    mark = zlib.crc32(frame.head[_OPENING])
-    return zlib.crc32(flatten(frame.body[0])[:_CHECKED_BYTES], mark) if frame.body else mark
+    return answer_checksum(frame.body, zlib.crc32(frame.head[_OPENING]))
 
 
 class Answers:

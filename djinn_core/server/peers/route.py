@@ -11,6 +11,7 @@ from typing import Final
 
 import attrs
 
+from djinn_core.delivery.giving_up import Progress
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
@@ -26,7 +27,6 @@ KEPT_LIMIT: Final = 1 << 30  # bytes of them
 _CLOSING_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
-_IN_VAIN: Final = 10  # connections that broke before anything was taken over them
 _log = get_logger("djinn.server")
 
 Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many shipments it has taken
@@ -61,7 +61,7 @@ class Route:
         self._gauges = self._closing = False
         self._broken = ""
         self._given_up_at = 0.0
-        self._progress = self._in_vain = 0  # what was taken when it broke last, and how often it broke like that
+        self._progress = Progress()  # shipments taken
         self._echoes: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._unpaid = 0  # bytes of connections so far that are not those of shipments
         self._past_bytes = 0
@@ -202,9 +202,7 @@ class Route:
             self._connection = None
             self._past_bytes += connection.bytes_sent
             self._given_up_at = time.monotonic() + self._patience
-            self._in_vain = self._in_vain + 1 if self._progress == self._taken else 0
-            self._progress = self._taken
-            if not self._patience or self._in_vain > _IN_VAIN:
+            if self._progress.broke(self._taken) or not self._patience:
                 self._give_up(reason)
             elif not self._closing:
                 _log.info("the way to another executor broke", peer=self._peer, reason=reason)

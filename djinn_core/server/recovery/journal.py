@@ -14,13 +14,13 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from io import BufferedReader
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.logs import get_logger
@@ -28,18 +28,14 @@ from djinn_core.server.recovery.blob_files import Contents, Part, contents_folde
 from djinn_core.server.recovery.transfer_log import KINDS, PastShipments
 from djinn_core.server.recovery.transfer_log import Record as Shipped
 from djinn_core.server.weights.disk import DISK, STEP
-from djinn_core.wire.frames import Buffer, Frame, allocate, flatten
+from djinn_core.wire.frames import Buffer, Frame
 
 _MAGIC: Final = b"DJNJ1\n"
-_RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
-_LENGTH: Final = struct.Struct("<I")  # number of buffers
-_NO_BUFFERS: Final = _LENGTH.pack(0)
 _HEADER, _FRAME, _NOTE, _SNAPSHOT, _KEPT, _TRIED, _PART = b"H", b"F", b"N", b"S", b"K", b"T", b"U"
 _CUT: Final = b"X"
 _CUT_AT: Final = struct.Struct("<QQ")
 STALE_SECONDS: Final = 600.0
 _OWNER_LIMIT: Final = 1 << 16  # bytes
-_AT_ONCE: Final = 512  # buffers that one system call writes
 _log = get_logger("djinn.server")
 
 
@@ -85,13 +81,13 @@ class Journal:
         self._owner = owner
         self._limit = limit
         self._lock = threading.RLock()
-        self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._file)
             raise
-        self._size = os.fstat(self._file).st_size
+        self._records = RecordWriter(self._file, os.fstat(self._file).st_size)
         self._beside = 0  # bytes of blob files that have no other link
         self._looked = 0  # how large all was when the disk was looked at
 
@@ -104,6 +100,7 @@ class Journal:
         except OSError:
             journal.end()
             raise
+        journal._records.size = len(_MAGIC)
         journal.append(_HEADER, msgspec.msgpack.encode(owner), ())
         return journal
 
@@ -115,7 +112,7 @@ class Journal:
     @property
     def crowded(self) -> bool:
         """True if the journal has reached half of its limit."""
-        return self._size > self._limit // 2
+        return self._records.size > self._limit // 2
 
     def frame(self, frame: Frame) -> Frame:
         """A frame is taken; as which one."""
@@ -185,7 +182,8 @@ class Journal:
             return
         with self._lock:
             os.close(self._file)
-            self._file, self._size = new.hand_over()
+            self._file, size = new.hand_over()
+            self._records = RecordWriter(self._file, size)
         if self.contents is not None:
             self.contents.retain(set(found.values()))
         DISK.forget(path)
@@ -195,7 +193,17 @@ class Journal:
     def hand_over(self) -> tuple[int, int]:
         """The file, and how many bytes it has; this is of no use any more."""
         file, self._file = self._file, -1
-        return file, self._size
+        return file, self._records.size
+
+    def truncate(self, size: int) -> None:
+        """Cut off what is not whole, and go on after so many bytes.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        with self._lock:
+            os.ftruncate(self._file, size)
+            self._records.size = size
 
     def give_up(self, reason: str) -> None:
         """The session cannot be recovered from now on."""
@@ -221,16 +229,11 @@ class Journal:
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""
-        parts = [flatten(buffer) for buffer in body]
-        record = _opening(kind, head, parts) if parts else _RECORD.pack(kind, len(head), 0) + _NO_BUFFERS + head
         with self._lock:
             if not self.open:
                 return
             try:
-                if parts:
-                    self._write([record, *parts])
-                else:
-                    self._write_small(record)
+                self._records.append(kind, head, body)
             except OSError as error:
                 self.give_up(f"its journal cannot be written: {error}")
             self._look_again()
@@ -239,43 +242,19 @@ class Journal:
         """The store has so many bytes of the contents as well, and counts them."""
         self._beside = max(0, self._beside - size)
         if self.open:
-            DISK.has(self.path, self._size + self._beside)
+            DISK.has(self.path, self._records.size + self._beside)
 
     def _look_again(self) -> None:
-        if self._size + self._beside > min(self._limit, self._looked + STEP):
+        if self._records.size + self._beside > min(self._limit, self._looked + STEP):
             self._look()
 
     def _look(self) -> None:
         """Give it up where it has become too large, or there is no room for it."""
-        self._looked = self._size + self._beside
+        self._looked = self._records.size + self._beside
         if self._looked > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
         elif reason := DISK.takes(self.path, self._looked, self.path.parent):
             self.give_up(reason)
-
-    def _write_small(self, record: bytes) -> None:
-        """Write a record of one part in one call, as most records are."""
-        count = os.write(self._file, record)
-        self._size += count
-        if count < len(record):
-            self._write([record[count:]])
-
-    def _write(self, parts: list[Buffer]) -> None:
-        for start in range(0, len(parts), _AT_ONCE):
-            waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
-            while waiting:
-                count = os.writev(self._file, waiting)
-                self._size += count
-                while waiting and count >= len(waiting[0]):
-                    count -= len(waiting.pop(0))
-                if waiting:
-                    waiting[0] = waiting[0][count:]
-
-
-def _opening(kind: bytes, head: bytes, parts: Sequence[Buffer]) -> bytes:
-    """The header of a record, which precedes its buffers."""
-    lengths = [len(part) for part in parts]
-    return _RECORD.pack(kind, len(head), sum(lengths)) + struct.pack(f"<I{len(parts)}Q", len(parts), *lengths) + head
 
 
 class JournalReader:
@@ -300,6 +279,7 @@ class JournalReader:
             self._file = path.open("rb")
         except OSError as error:
             raise SessionLost(f"the session left no journal: {error}") from None
+        self._records = RecordReader(self._file)
         self._frames: deque[int] = deque()
         self._notes: deque[bytes] = deque()
         self._kept: list[int] = []
@@ -325,8 +305,9 @@ class JournalReader:
             raise SessionLost(f"{path} is no journal of a session")
         owner: SessionIdentity | None = None
         end = len(_MAGIC)
-        for start, kind, head, whole in self._records(size):
-            end = start + whole
+        for place in self._records.places(end, size):
+            start, kind = place.start, place.kind
+            end = start + place.size
             if kind in (_FRAME, _PART):
                 self._frames.append(start)
                 self.taken += 1
@@ -337,14 +318,13 @@ class JournalReader:
                 self._kept.append(start)
             elif kind in KINDS:
                 self.tried = 0
-                self.shipments.note(kind, start, self._head_at(start))
+                self.shipments.note(kind, start, self._records.head(start))
             elif kind == _SNAPSHOT:
                 self._base_at = start
                 self.base = msgspec.msgpack.decode(self._read_at(start).head, type=SnapshotHeader)
                 self.taken = self.base.taken
             else:
-                self._file.seek(start + whole - head)
-                data = self._file.read(head)
+                data = self._records.head(start)
                 if kind == _HEADER:
                     owner = msgspec.msgpack.decode(data, type=SessionIdentity)
                 elif kind == _CUT:
@@ -354,23 +334,6 @@ class JournalReader:
         if owner is None:
             raise SessionLost(f"{path} does not say whose session it was")
         return owner, end
-
-    def _records(self, size: int) -> Iterator[tuple[int, bytes, int, int]]:
-        """Start of each complete record, its kind, the length of its head, and its total length."""
-        start = len(_MAGIC)
-        while start + _RECORD.size + _LENGTH.size <= size:
-            self._file.seek(start)
-            kind, head, body, buffers = self._prefix()
-            whole = _RECORD.size + _LENGTH.size + 8 * buffers + head + body
-            if start + whole > size:
-                return
-            yield start, kind, head, whole
-            start += whole
-
-    def _prefix(self) -> tuple[bytes, int, int, int]:
-        kind, head, body = _RECORD.unpack(self._file.read(_RECORD.size))
-        (buffers,) = _LENGTH.unpack(self._file.read(_LENGTH.size))
-        return kind, head, body, buffers
 
     @property
     def over(self) -> bool:
@@ -392,19 +355,12 @@ class JournalReader:
             memory.insert(position, mapped(self._contents, digest))
         return memory
 
-    def _head_at(self, start: int) -> bytes:
-        self._file.seek(start)
-        _, head, _, buffers = self._prefix()
-        self._file.seek(8 * buffers, os.SEEK_CUR)
-        return self._file.read(head)
-
     def _read_at(self, start: int) -> Frame:
-        self._file.seek(start)
-        kind, head, body, buffers = self._prefix()
-        lengths = struct.unpack(f"<{buffers}Q", self._file.read(8 * buffers))
-        if sum(lengths) != body:  # a record is known to lie within the file, a buffer not yet
-            raise SessionLost("a journal contradicts itself: the lengths of its buffers are not what its record has")
-        frame = Frame(self._file.read(head), [_read(self._file, length) for length in lengths])
+        try:
+            kind, head, body = self._records.read(start)
+        except ProtocolError as error:
+            raise SessionLost(f"a journal cannot be read: {error}") from error
+        frame = Frame(head, body)
         if kind != _PART:
             return frame
         try:
@@ -431,24 +387,13 @@ def owner_of(path: Path) -> SessionIdentity:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise SessionLost(f"{path} is no journal of a session")
-            kind, head, _ = _RECORD.unpack(file.read(_RECORD.size))
-            file.seek(_LENGTH.size, os.SEEK_CUR)
-            if kind != _HEADER or head > _OWNER_LIMIT:
+            records = RecordReader(file)
+            first = next(records.places(len(_MAGIC), len(_MAGIC) + _OWNER_LIMIT), None)
+            if first is None or first.kind != _HEADER:
                 raise SessionLost(f"{path} does not say whose session it was")
-            return msgspec.msgpack.decode(file.read(head), type=SessionIdentity)
+            return msgspec.msgpack.decode(records.head(first.start), type=SessionIdentity)
     except (OSError, struct.error, msgspec.MsgspecError) as error:
         raise SessionLost(f"the session left no journal that can be read: {error}") from None
-
-
-def _read(file: BufferedReader, length: int) -> memoryview:
-    view = allocate(length)
-    done = 0
-    while done < length:
-        count = file.readinto(view[done:])
-        if not count:
-            raise ProtocolError("a journal ends in the middle of a frame")
-        done += count
-    return view
 
 
 def read_cut(data: bytes) -> tuple[int, int]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+from djinn_core.delivery.giving_up import STARTING_SECONDS
 from djinn_core.delivery.reliable_connection import ReliableConnection
+from djinn_core.delivery.snapshots import SNAPSHOT_SECONDS, SnapshotSchedule, answer_checksum
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.tickets import Badge
@@ -31,16 +31,11 @@ from djinn_core.server.recovery.journal import (
     remove_stale,
 )
 from djinn_core.server.usage_metrics import METER
-from djinn_core.wire.frames import flatten
 from djinn_core.wire.resume_messages import Resume, Resumed
 
-CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by checksum
-SNAPSHOT_SECONDS: Final = 20.0  # between snapshots, each of which begins the journal anew and so bounds its replay
-STARTING_SECONDS: Final = 60.0  # that clients allow an executor to start
 AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a response is being sent
 TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
 SWEEP_SECONDS: Final = 60.0
-_SHARE: Final = 20  # a snapshot takes at most this fraction of the time since the one before: 1/20
 _CROWDED_SECONDS: Final = 1.0  # at least between snapshots, if a journal has reached half of its limit
 _log = get_logger("djinn.server")
 
@@ -74,9 +69,7 @@ class LeasedConnection(ReliableConnection):
         self._missed_at = 0.0
         self._journal = journal
         self._past: JournalReader | None = None
-        self._every = every
-        self._due = time.monotonic() + every
-        self._due_if_crowded = 0.0
+        self._schedule = SnapshotSchedule(every, _CROWDED_SECONDS)
 
     def repeat(self, past: JournalReader, taken: int) -> None:
         """Begin with what another process took, of whose answers the client has taken so many."""
@@ -95,10 +88,10 @@ class LeasedConnection(ReliableConnection):
         """The session is between two frames: where the journal has become long or large, begin it anew with the session's `state`.
 
         `still`: while it is entered, no other thread writes down what the state has. That takes a part of the time that the
-        session works: at most one in `_SHARE`.
+        session works: at most one in `SHARE`.
         """
         journal, started = self._journal, time.monotonic()
-        if journal is None or started < (self._due_if_crowded if journal.crowded else self._due):
+        if journal is None or not self._schedule.is_due(large=journal.crowded):
             return
         if self._early or (self._past is not None and not self._past.over):
             return
@@ -114,9 +107,7 @@ class LeasedConnection(ReliableConnection):
         if taken is not None and self._past is not None:  # it holds the file that was there before
             self._past.close()
             self._past = None
-        spent = time.monotonic() - started
-        self._due = started + spent + max(self._every, _SHARE * spent)
-        self._due_if_crowded = started + spent + max(min(self._every, _CROWDED_SECONDS), _SHARE * spent)
+        self._schedule.taken(started)
 
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`: what another process took comes first."""
@@ -131,7 +122,7 @@ class LeasedConnection(ReliableConnection):
             SessionLost: it is not.
         """
         if frame.body and self._journal is not None:
-            self.decide(lambda _: b"%d" % zlib.crc32(flatten(frame.body[0])[:CHECKED_BYTES]))
+            self.decide(lambda _: b"%d" % answer_checksum(frame.body))
         super().send(frame)
 
     def send_unchecked(self, frame: Frame) -> None:
@@ -313,7 +304,7 @@ class Leases:
                 raise KillsExecutors(
                     f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
                 )
-            os.truncate(path, past.end)
+            journal.truncate(past.end)
             connection.limits = Limits()
             journal.try_again()
             leased = LeasedConnection(connection, self.seconds, past.owner.secret, journal, self._every)

@@ -1,0 +1,24 @@
+"""Giving up on connections that break again and again without anything having been taken over them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+STARTING_SECONDS: Final = 60.0  # that clients and other executors allow an executor to start
+BREAKS_LIMIT: Final = 10  # connections that broke before anything was taken over them
+
+
+class Progress:
+    """Counts connections that broke without progress: what is sent over them is what breaks them."""
+
+    def __init__(self, made: Hashable = 0) -> None:
+        """`made`: how far both ends are at the beginning."""
+        self._made = made
+        self._in_vain = 0
+
+    def broke(self, made: Hashable) -> bool:
+        """Note that a connection broke when both ends were that far; returns true where it is of no use to dial again."""
+        self._in_vain = self._in_vain + 1 if made == self._made else 0
+        self._made = made
+        return self._in_vain > BREAKS_LIMIT

@@ -1,0 +1,41 @@
+"""Schedule of the snapshots with which a log of a session begins anew, and the checksum by which its replay is compared."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from djinn_core.wire.frames import Buffer, flatten
+
+SNAPSHOT_SECONDS: Final = 20.0  # at least between snapshots, each of which begins the log anew and so bounds its replay
+SHARE: Final = 20  # a snapshot takes at most this fraction of the time since the one before: 1/20
+CHECKED_BYTES: Final = 64 << 10  # of every response, that a replay compares by checksum
+
+
+class SnapshotSchedule:
+    """Says when a snapshot is due: so many seconds after the last one, sooner where the log is large, and never all the time."""
+
+    def __init__(self, seconds: float | None = None, seconds_if_large: float = 0.0) -> None:
+        """`seconds`: between snapshots (None: `SNAPSHOT_SECONDS`); `seconds_if_large`: where the log is large."""
+        self._seconds = SNAPSHOT_SECONDS if seconds is None else seconds
+        self._seconds_if_large = min(self._seconds, seconds_if_large)
+        self._due = time.monotonic() + self._seconds
+        self._due_if_large = 0.0
+
+    def is_due(self, *, large: bool) -> bool:
+        """True if a snapshot is due for a log that is `large` or not."""
+        return time.monotonic() >= (self._due_if_large if large else self._due)
+
+    def taken(self, started: float, *, failed: bool = False) -> None:
+        """A snapshot that was begun at `started` is over; one that `failed` would fail again soon."""
+        ended = time.monotonic()
+        pause = SHARE * (ended - started)
+        self._due = ended + max(self._seconds, pause)
+        self._due_if_large = self._due if failed else ended + max(self._seconds_if_large, pause)
+
+
+def answer_checksum(body: Sequence[Buffer], start: int = 0) -> int:
+    """Checksum of an answer's body, going on from the checksum `start`."""
+    return zlib.crc32(flatten(body[0])[:CHECKED_BYTES], start) if body else start

@@ -1,0 +1,112 @@
+"""Parts that journals and failover logs share: records that are whole or not there, due snapshots, and giving up."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from djinn_core.delivery import snapshots
+from djinn_core.delivery.giving_up import BREAKS_LIMIT, Progress
+from djinn_core.delivery.record_log import RecordReader, RecordWriter
+from djinn_core.delivery.snapshots import SnapshotSchedule
+from djinn_core.errors import ProtocolError
+
+RECORDS = [(b"A", b"one", []), (b"B", b"", [b"x" * 100, b""]), (b"A", b"three", [bytes(1 << 16)] * 600)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"before")
+    return path
+
+
+@pytest.fixture
+def writer(path):
+    file = os.open(path, os.O_RDWR)
+    yield RecordWriter(file, len(b"before"))
+    os.close(file)
+
+
+def read(path):
+    with path.open("rb") as file:
+        reader = RecordReader(file)
+        places = list(reader.places(len(b"before"), path.stat().st_size))
+        assert [reader.head(place.start) for place in places] == [reader.read(place.start)[1] for place in places]
+        found = [reader.read(place.start) for place in places]
+    return [(kind, head, [bytes(part) for part in body]) for kind, head, body in found]
+
+
+def test_records_are_read_as_they_were_written(path, writer):
+    for record in RECORDS:
+        writer.append(*record)
+    assert read(path) == RECORDS
+    assert writer.size == path.stat().st_size
+    assert path.read_bytes().startswith(b"before")
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_what_an_error_leaves_of_a_record_is_cut_off(path, writer, record, monkeypatch):
+    write = os.pwrite
+
+    def full(file, data, at):
+        parts = [data] if isinstance(data, bytes) else list(data)
+        write(file, b"".join(parts)[:-1], at)
+        raise OSError(28, "No space left on device")
+
+    writer.append(*RECORDS[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "pwritev", full)
+        with pytest.raises(OSError, match="No space"):
+            writer.append(*record)
+    assert read(path) == RECORDS[:1]
+    writer.append(*RECORDS[1])
+    assert read(path) == RECORDS[:2]
+
+
+def test_a_record_that_was_torn_is_none(path, writer):
+    for record in RECORDS:
+        writer.append(*record)
+    os.truncate(path, writer.size - 1)
+    assert read(path) == RECORDS[:-1]
+
+
+def test_a_record_that_contradicts_itself_is_refused(path, writer):
+    writer.append(*RECORDS[1])
+    with path.open("r+b") as file:
+        file.seek(len(b"before") + 17)  # the length of the first buffer
+        file.write(b"\x65")
+        file.seek(0)
+        with pytest.raises(ProtocolError, match="contradicts itself"):
+            RecordReader(file).read(len(b"before"))
+
+
+def test_snapshots_take_a_share_of_the_time_at_most(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(snapshots.time, "monotonic", lambda: now[0])
+    schedule = SnapshotSchedule(20.0, 1.0)
+    assert schedule.is_due(large=True)
+    assert not schedule.is_due(large=False)
+    schedule.taken(started=100.0)
+    now[0] += 1.5
+    assert schedule.is_due(large=True)
+    assert not schedule.is_due(large=False)
+    schedule.taken(started=now[0] - 1.5)  # it took 1.5 s
+    now[0] += 25.0
+    assert not schedule.is_due(large=True)
+    now[0] += 5.0
+    assert schedule.is_due(large=True)
+    assert schedule.is_due(large=False)
+    schedule.taken(started=now[0], failed=True)
+    now[0] += 19.0
+    assert not schedule.is_due(large=True), "it would fail again"
+
+
+def test_connections_that_break_in_vain_are_counted():
+    progress = Progress()
+    assert not any(progress.broke(0) for _ in range(BREAKS_LIMIT))
+    assert not progress.broke(1), "something was taken"
+    assert not any(progress.broke(1) for _ in range(BREAKS_LIMIT))
+    assert progress.broke(1)
