@@ -16,13 +16,13 @@ from djinn_core.interrupts import held
 from djinn_core.logs import get_logger
 from djinn_core.wire.numbering import AckFlags, Inbox, Numbered, Outbox, Prefix, numbered, split
 
-_NOTE_FRAMES: Final = 32  # taken without a word, before a note says so
+_NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
 _NOTE_BYTES: Final = 1 << 20
-_ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the other end keeps its memory for us
-_MUCH_BYTES: Final = 128 << 10  # less fits into the buffers of a socket
+_ANSWERED_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the peer keeps it in memory until then
+_MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into the buffers of a socket
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
-_AHEAD_FRAMES: Final = 64  # that a thread looking for notes takes in
+_AHEAD_FRAMES: Final = 64  # that a thread reads ahead while it looks for notes
 _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
 _LONGEST_PROBE_SECONDS: Final = 2.0
@@ -33,12 +33,12 @@ class NotYet(TimeoutError):  # noqa: N818 - a signal within this file and those 
     """Raised while there is no new connection yet and an interrupt is held back; the next operation tries again."""
 
 
-def nothing(_: int) -> None:
-    """Say nothing to the other end of a new connection."""
+def no_greeting(_: int) -> None:
+    """Send no greeting to the peer of a new connection."""
 
 
 class SuccessiveConnection(abc.ABC):
-    """Base of session channels that run over one transport connection after the other; buffers that are sent are borrowed."""
+    """Base of session channels that use one transport connection after the other, and borrow the buffers that they send."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
@@ -73,15 +73,15 @@ class SuccessiveConnection(abc.ABC):
 
     @abc.abstractmethod
     def own(self) -> None:
-        """The memory of what was sent is about to change: what was not taken yet is copied."""
+        """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
 
     @abc.abstractmethod
     def expire(self) -> None:
-        """There will be no further connection; the one that there is goes on."""
+        """Allow no further connection; the present one continues."""
 
 
 class ReliableConnection(SuccessiveConnection):
-    """Implements `SessionChannel` over one connection after the other. What is sent arrives once, and in order.
+    """Implements `SessionChannel` over one connection after the other. Frames arrive exactly once, in order.
 
     `send` may be called from several threads, `receive` from one at a time.
     """
@@ -90,34 +90,32 @@ class ReliableConnection(SuccessiveConnection):
         super().__init__(inner)
         self._outbox = Outbox()
         self._inbox = Inbox()
-        # In this order; the last one is never held while anything waits.
-        self._reading = threading.RLock()  # held by the one who reads
-        self._sending = threading.RLock()  # around what is numbered and put on the wire
-        self._taking = threading.Lock()  # around counting what was read
+        # Locks, acquired in this order; the last one is never held during a wait.
+        self._reading = threading.RLock()  # held by the reading thread
+        self._sending = threading.RLock()  # around numbering frames and sending them
+        self._taking = threading.Lock()  # around counting received frames
         self._keeping = threading.Lock()  # around the outbox
-        self._early: deque[Frame] = deque()  # read by a sender who looked for notes
-        self._frames = self._bytes = 0  # taken since the other end was last told
-        self._asked_again = False
-        self._unrepeated: Connection | None = None  # over which nothing was sent again yet
+        self._early: deque[Frame] = deque()  # read ahead by a sender that looked for notes
+        self._frames = self._bytes = 0  # received since the last acknowledgement
+        self._missing_requested = False
+        self._unrepeated: Connection | None = None  # over which nothing was retransmitted yet
         self._closed = ""  # why nothing can be sent any more
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
-        self._probe_at: float | None = (
-            None  # when the other end is asked next how far it is, where something is awaited
-        )
-        self._window = _LARGEST_WINDOW  # bytes that may be under way
+        self._probe_at: float | None = None  # time of the next probe, during a wait
+        self._window = _LARGEST_WINDOW  # unacknowledged bytes at most
 
     # --- out --------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`; but its buffers are borrowed until they were taken or `own` is called.
+        """As `Connection.send`; but its buffers are borrowed until they are acknowledged or `own` is called.
 
         Raises:
             TransportError: there will be no further connection.
         """
         if self._closed:
             raise TransportError(self._closed)
-        with held:  # once it has a number, it is sent, now or after an interrupt
+        with held:  # a numbered frame is sent, now or after an interrupt
             try:
                 with self._sending:
                     inner = self._inner
@@ -125,25 +123,25 @@ class ReliableConnection(SuccessiveConnection):
                         number = self._outbox.put(frame)
                     if self._outbox.repeats:
                         return
-                    if self._unrepeated is not inner:  # else what was sent before comes first, and this after it
+                    if self._unrepeated is not inner:  # otherwise the retransmission sends it, after those before it
                         self._put_on_wire(inner, number, frame)
-            except TransportError as error:  # outside of the lock, which is not held while a connection is awaited
+            except TransportError as error:  # outside of the lock, which is not held while waiting for a connection
                 with contextlib.suppress(NotYet):
                     self._restore(inner, error)
                 return
             if frame.body and self._outbox.borrows:
                 with contextlib.suppress(NotYet):
-                    self._look()
-                    self._hold_back()
+                    self._read_acknowledgements()
+                    self._await_window()
 
     def own(self) -> None:
-        """The memory of what was sent is about to change: what was not taken yet is copied."""
+        """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
         if self._outbox.borrows:
-            self._look()
+            self._read_acknowledgements()
             self._copy_borrowed()
 
     def _copy_borrowed(self) -> None:
-        with self._sending, self._keeping:  # no other thread sends it again from there now
+        with self._sending, self._keeping:  # no other thread is retransmitting
             self._outbox.own()
 
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
@@ -162,8 +160,8 @@ class ReliableConnection(SuccessiveConnection):
             finally:
                 self._sending.release()
 
-    def _again(self, inner: Connection) -> None:
-        """Send what was not taken once more."""
+    def _retransmit(self, inner: Connection) -> None:
+        """Send all unacknowledged frames again."""
         with self._sending:
             self._unrepeated = None
             with self._keeping:
@@ -180,7 +178,7 @@ class ReliableConnection(SuccessiveConnection):
         """As `Connection.receive`.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: no frame arrived in time.
             ProtocolError: the other end does not follow the protocol.
             TransportError: there will be no further connection.
         """
@@ -192,7 +190,7 @@ class ReliableConnection(SuccessiveConnection):
                 if self._early:
                     return self._early.popleft()
                 try:
-                    frame = self._take(self._turn(deadline))
+                    frame = self._take(self._poll_seconds(deadline))
                 except TimeoutError:
                     self._probe_if_due()
                     if deadline is not None and time.monotonic() >= deadline:
@@ -204,8 +202,8 @@ class ReliableConnection(SuccessiveConnection):
         finally:
             self._reading.release()
 
-    def _turn(self, deadline: float | None) -> float | None:
-        """Seconds to wait at a time."""
+    def _poll_seconds(self, deadline: float | None) -> float | None:
+        """Seconds until `deadline` or the next probe, whichever comes first."""
         now = time.monotonic()
         until = deadline
         if self._probes:
@@ -222,11 +220,11 @@ class ReliableConnection(SuccessiveConnection):
             self._probe_at = now + self._probe
 
     def read_ahead(self, frames: int, nbytes: int) -> list[Frame]:
-        """Take in what came, for `receive`, unless another thread reads; at most so much may wait there. What is new of it.
+        """Read frames that have arrived, up to these limits, and queue them for `receive`; the new ones. None if another thread reads.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
-            TransportError: the connection is broken. That is left to those who send and receive.
+            TransportError: the connection is broken. The next `send` or `receive` handles that.
         """
         found: list[Frame] = []
         if not self._reading.acquire(blocking=False):
@@ -249,7 +247,7 @@ class ReliableConnection(SuccessiveConnection):
         """True if this end probes for the other end's acknowledgement while it waits."""
 
     def _take(self, timeout: float | None) -> Frame | None:
-        """One frame off the wire; None where it is not for the reader, or there is a new connection to read."""
+        """The next frame; None for a note or a repeated frame, or if the connection was replaced."""
         inner = self._inner
         if self._closed:
             raise TransportError(self._closed)
@@ -260,30 +258,30 @@ class ReliableConnection(SuccessiveConnection):
             return None
 
     def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """One frame off a connection; None where it is not for the reader."""
+        """The next frame of `inner`; None for a note, or for a frame out of order."""
         frame = inner.receive(timeout)
         prefix, head = split(frame)
         with self._taking:
             if inner is not self._inner:
-                return None  # it comes again over the new one, which was told that it was not taken
+                return None  # not counted, so the peer retransmits it over the new connection
             with self._keeping:
                 self._outbox.acknowledge(prefix.taken)
             judged = self._inbox.judge(prefix.number) if head else None
             if judged is Numbered.NEXT:
-                taken = self._took(Frame(head, frame.body))
+                taken = self._accept(Frame(head, frame.body))
                 self._inbox.take()
         if judged is None:
-            self._heed(prefix, inner)
+            self._handle_note(prefix, inner)
         elif judged is Numbered.AHEAD:
-            self._ask_again()
+            self._request_missing()
         elif judged is Numbered.NEXT:
-            self._asked_again = False
+            self._missing_requested = False
             self._count(frame)
             return taken
         return None
 
-    def _took(self, frame: Frame) -> Frame:
-        """A frame is taken, and goes on as what this returns: what has to be done before the other end may hear of it."""
+    def _accept(self, frame: Frame) -> Frame:
+        """Process a frame before it is acknowledged; the frame for the reader."""
         return frame
 
     def _count(self, frame: Frame) -> None:
@@ -293,25 +291,25 @@ class ReliableConnection(SuccessiveConnection):
         if nbytes >= _ANSWERED_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
             self._note()
 
-    def _heed(self, note: Prefix, inner: Connection) -> None:
-        """Handle a note: do what it asks, and detect lost frames from it."""
+    def _handle_note(self, note: Prefix, inner: Connection) -> None:
+        """Handle a note: do what it requests, and detect lost frames from it."""
         answer = AckFlags.ANSWERED if note.wish & AckFlags.ANSWER else AckFlags.NOTHING
         if self._inbox.misses(note.number):
-            answer |= AckFlags.AGAIN  # also where it was asked for before: that may have been lost as well
+            answer |= AckFlags.AGAIN  # also if it was requested before: that request may be lost
         if answer:
             self._note(answer, note.number)
         lost = note.wish & AckFlags.ANSWERED and self._outbox.sent_after(note.taken, note.asked)
         if lost or note.wish & AckFlags.AGAIN:
-            self._again(inner)
+            self._retransmit(inner)
 
-    def _ask_again(self) -> None:
-        """Something did not arrive. It is asked for once; if that is lost, too, the next probe finds it."""
-        if not self._asked_again:
-            self._asked_again = True
+    def _request_missing(self) -> None:
+        """Request missing frames, once. If the request is lost, the next probe finds that."""
+        if not self._missing_requested:
+            self._missing_requested = True
             self._note(AckFlags.AGAIN)
 
-    def _look(self) -> None:
-        """Take in acknowledgements, unless another thread reads."""
+    def _read_acknowledgements(self) -> None:
+        """Read acknowledgements that have arrived, unless another thread reads."""
         if self._reading.acquire(blocking=False):
             try:
                 while len(self._early) < _AHEAD_FRAMES:
@@ -325,11 +323,11 @@ class ReliableConnection(SuccessiveConnection):
             finally:
                 self._reading.release()
 
-    def _hold_back(self) -> None:
-        """Wait while more is under way than may be lost at once, unless an interrupt is held back."""
+    def _await_window(self) -> None:
+        """Wait while more bytes are unacknowledged than the window allows, unless an interrupt is held back."""
         while self._outbox.nbytes > self._window and not self._closed and not held.pending:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
-                continue  # the thread that reads takes in acknowledgements
+                continue  # the reading thread receives acknowledgements
             try:
                 frame = self._take(_TURN_SECONDS)
                 if frame is not None:
@@ -341,7 +339,7 @@ class ReliableConnection(SuccessiveConnection):
                 self._reading.release()
 
     def _check_ahead(self) -> None:
-        """Check that no more frames came than may wait while this end sends. Here, all that come were asked for.
+        """Check how many frames were read ahead. Here there is no limit: all were requested.
 
         Raises:
             ProtocolError: more came.
@@ -351,7 +349,7 @@ class ReliableConnection(SuccessiveConnection):
 
     @abc.abstractmethod
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        """Return when there is another connection than `broken`.
+        """Wait until `broken` is replaced.
 
         Raises:
             TransportError: there will be none.
@@ -359,26 +357,26 @@ class ReliableConnection(SuccessiveConnection):
         """
 
     def _retire(self) -> int:
-        """Take nothing more from the connection that there is; how many frames were taken."""
+        """Close the present connection; the number of frames that were received over it and those before."""
         with self._taking:
             self._inner.close()
             return self._inbox.taken
 
-    def _adopt(self, inner: Connection, taken: int, greet: Callable[[int], None] = nothing) -> None:
-        """Go on over `inner`, of which the other end has taken so many frames before.
+    def _adopt(self, inner: Connection, taken: int, greet: Callable[[int], None] = no_greeting) -> None:
+        """Continue over `inner`, whose peer has received `taken` frames.
 
-        `greet` is told how many frames this end has taken, before anything is sent.
+        `greet` is called with the number of frames that this end has received, before anything is sent.
 
         Raises:
-            ProtocolError: the other end cannot have taken that many.
-            TransportError: `greet` could not say so.
+            ProtocolError: the peer cannot have received that many.
+            TransportError: `greet` could not send.
         """
-        self._inner.close()  # a thread inside `send` gets out of it
+        self._inner.close()  # ends a `send` of another thread
         with self._sending:
             with self._taking:
                 self._follow(inner)
-                self._asked_again = False
-                self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a network that breaks loses what is under way
+                self._missing_requested = False
+                self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a broken network loses unacknowledged frames
                 mine = self._inbox.taken
             with self._keeping:
                 self._outbox.acknowledge(taken)
@@ -386,16 +384,16 @@ class ReliableConnection(SuccessiveConnection):
             greet(mine)
             self._unrepeated = inner
             if not much:
-                self._again(inner)
-        if much:  # the other end may have as much to repeat: this one has to be able to read meanwhile
-            threading.Thread(target=self._again, args=(inner,), name="djinn-again", daemon=True).start()
+                self._retransmit(inner)
+        if much:  # in a thread: the peer may retransmit as much, which this end must be able to read meanwhile
+            threading.Thread(target=self._retransmit, args=(inner,), name="djinn-again", daemon=True).start()
 
     def expire(self) -> None:
-        """There will be no further connection; the one that there is goes on."""
+        """Allow no further connection; the present one continues."""
         self._expired = True
 
     def close(self) -> None:
-        """As `Connection.close`; there will be no further one."""
+        """As `Connection.close`; no further connection follows."""
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()

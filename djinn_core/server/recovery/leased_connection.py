@@ -141,9 +141,9 @@ class LeasedConnection(ReliableConnection):
 
     def resend(self) -> None:
         """As `ExecutorChannel.resend`."""
-        self._again(self._inner)
+        self._retransmit(self._inner)
 
-    def _took(self, frame: Frame) -> Frame:
+    def _accept(self, frame: Frame) -> Frame:
         return frame if self._journal is None else self._journal.frame(frame)
 
     @property

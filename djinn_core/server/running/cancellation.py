@@ -1,10 +1,10 @@
 """Cancellation of submissions between two ops: at a deadline that the client set, or after the client has gone for good.
 
-A long submission is also interrupted there while another session waits for the device.
+A long submission also yields the device there while another session waits.
 
 A session that computes does not read its connection. So a monitor thread reads the connections of sessions that have computed
-for a while: for a message that cancels submissions, or the end of the connection. It reads only a little ahead, or a client
-that sends faster than its programs run would fill the memory.
+for a while, and looks for messages that cancel submissions and for the end of the connection. It reads only a little ahead:
+otherwise a client that sends faster than its programs run would fill the memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CancellationState:
         self._journal, self._past = journal, past
 
     def begin(self, work: Work) -> None:
-        """A submission is next."""
+        """Begin a submission."""
         if self._past is not None:
             work.stop_at = self._past.cuts.get(work.sequence)
         with self._lock:
@@ -61,7 +61,7 @@ class CancellationState:
                 work.halt.append(True)
 
     def end(self, work: Work, run: Run) -> None:
-        """It has run, or was cut."""
+        """End a submission, which has run or was cancelled."""
         with self._lock:
             self._running = None
             if self._unwanted:
@@ -90,14 +90,14 @@ class CancellationState:
                 self._running.halt.append(True)
 
     def give_way(self) -> None:
-        """If the session has the device, and another one waits for it: let that have a turn before the next op."""
+        """Yield the device before the next op, if the session has it and another one waits."""
         with self._lock:
             work = self._running
             if work is not None and work.rest is not None and not work.halt and self.turn.turns.waiting:
                 work.halt.append(False)
 
     def rested(self, work: Work) -> bool:
-        """Let others have a turn, if that is all that there is to do before the next op; whether there is to be one."""
+        """Yield the device to waiting sessions; False if the submission was cancelled."""
         with self._lock:
             if any(work.halt):
                 return False
@@ -121,7 +121,7 @@ class CancellationMonitor:
 
     @contextmanager
     def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
-        """Look after a session as long as the block lasts; one without a lease is not looked after while it computes."""
+        """Monitor a session inside the block; a session without a lease is not monitored while it computes."""
         if not connection.reads_ahead:
             yield
             return
@@ -155,7 +155,7 @@ class CancellationMonitor:
 
 
 def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
-    """Once: what has come while the session computes, or whether its client is gone."""
+    """Read what has arrived while a session computes, and detect that its client is gone."""
     try:
         came = connection.read_ahead(AHEAD_FRAMES, AHEAD_BYTES)
     except ProtocolError as error:
@@ -177,7 +177,7 @@ def stop_as(frame: Frame, wanted: CancellationState) -> None:
     try:
         message = decode(frame.head)
     except ProtocolError:
-        return  # the session finds that, too, and says so
+        return  # the session finds that as well, and reports it
     if isinstance(message, Stop):
         wanted.stop(message.submissions)
 

@@ -1,12 +1,12 @@
-"""Fair-share scheduling of a device among sessions: of those that wait, the one with the least device time runs next.
+"""Fair-share scheduling of a device among sessions: the waiting session with the least device time runs next.
 
-A turn is one submission: a piece of a program. Turns differ in length, so the share is counted in seconds: a session of short
-pieces has several of them for each long one of another session. A session that arrives, or returns, begins level with the one
-that is having a turn: unused time is not saved up.
+A turn is one submission: a piece of a program. Turns differ in length, so the share is counted in seconds: a session with short
+submissions has several turns for each long one of another session. A session that is new, or was idle, starts with the device time
+of the running session: unused time is not saved up.
 
-The next piece of a program comes a moment after the last one. So the device waits this moment for a session that has had less
-than all that wait, or each of its short pieces would wait for a long one of another session. And a long one is interrupted
-between two ops while another session waits (`cancellation.py`).
+The next submission of a program arrives a moment after the previous one has finished. If that session has had less device time than
+all that wait, the device waits this moment for it; otherwise each of its short submissions would wait for a long one of another
+session. A long submission is interrupted between two ops while another session waits (`cancellation.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MOMENT_SECONDS: Final = 0.001
 
 @attrs.define(eq=False)
 class Share:
-    """One session's part of a device: a context that lasts as long as a turn."""
+    """One session's share of a device; as a context manager, one turn."""
 
     turns: FairShare
-    used: float = 0.0  # seconds, on the clock of those who compute
+    used: float = 0.0  # device seconds, including a new session's start value
     began: float = 0.0
     asked: float = 0.0  # when it began to wait
 
@@ -50,18 +50,18 @@ class Share:
 
 @attrs.define(eq=False)
 class FairShare:
-    """The queue of a device. `moment`: for how many seconds the device may wait for the next piece of a session."""
+    """The queue of a device. `moment`: seconds that the device may wait for the next submission of a session."""
 
     moment: float = MOMENT_SECONDS
-    clock: float = 0.0  # what the one who has the turn had used when it began
+    clock: float = 0.0  # device seconds of the running session when its turn began
     _changed: threading.Condition = attrs.field(factory=threading.Condition)
     _taken: bool = False
     _waiting: list[Share] = attrs.field(factory=list)
-    _awaited: Share | None = None  # who has just had a turn, and may go on
-    _until: float = 0.0  # how long it is awaited
+    _awaited: Share | None = None  # the session that has just had a turn, and may continue
+    _until: float = 0.0  # when the wait for it ends
 
     def share(self) -> Share:
-        """For one more session."""
+        """The share of a new session."""
         return Share(self)
 
     @property
@@ -71,7 +71,7 @@ class FairShare:
 
     @property
     def longest_wait(self) -> float:
-        """For how many seconds the one has waited that has waited longest."""
+        """Seconds that the longest waiting session has waited."""
         with self._changed:
             since = min((share.asked for share in self._waiting), default=0.0)
         return time.perf_counter() - since if since else 0.0
@@ -88,7 +88,7 @@ class FairShare:
             self._taken, self.clock, self._awaited = True, share.used, None
 
     def end(self, share: Share, seconds: float) -> None:
-        """The turn took so long; the next one begins."""
+        """End a turn that took `seconds`; the next one begins."""
         with self._changed:
             share.used += seconds
             self._taken = False

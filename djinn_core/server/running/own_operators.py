@@ -30,7 +30,7 @@ OwnOperators = Mapping[str, Callable[..., Any]]
 
 def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOperators:
     """The functions by op name, for executors on that device."""
-    marks = _Marks(runtime.device)
+    marks = _DeviceEvents(runtime.device)
     return {
         MANUAL_SEED: randomness.manual_seed,
         GET_RANDOM_STATE: randomness.get_state,
@@ -61,7 +61,7 @@ def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
     return checked
 
 
-class _Marks:
+class _DeviceEvents:
     """Timing events: on the CPU a clock reading, elsewhere an event of the device."""
 
     def __init__(self, device: torch.device) -> None:
