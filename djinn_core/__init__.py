@@ -20,6 +20,5 @@ The layers, lowest first; each may import only from those before it (docs/archit
 - `delivery`: frames that arrive once, although connections break.
 - `launch`: starting executor processes, tickets, the connection file.
 - `runtime`: the client's session. `server`: the gateway and the executor processes.
-- `conformance`: the suites behind `djinn.testing`.
 - `cli`: the command `djinn`.
 """

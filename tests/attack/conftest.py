@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from djinn.testing import self_signed_tls
 from djinn_core.builtins import builtin_plugins
-from djinn_core.conformance.certificates import self_signed_tls
 from djinn_core.plugins.registry import Selection, load_registry
 
 

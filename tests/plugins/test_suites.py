@@ -22,13 +22,13 @@ from djinn.hooks import (
     Substitution,
     hookimpl,
 )
+from djinn.testing.suite import missing
 from djinn_core.builtins import builtin_plugins
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.builtins.device import DeviceInterceptor
 from djinn_core.builtins.memory import NextUse
 from djinn_core.builtins.placement import SingleDevice
 from djinn_core.builtins.scheduling import Sequential
-from djinn_core.conformance.suite import missing
 from djinn_core.errors import InvalidStage
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.stages.verify import check_placement

@@ -15,7 +15,7 @@ import pytest
 
 from djinn.testing import ObserverConformance, TransportConformance
 from djinn_core.builtins.local import LocalTransport
-from djinn_core.conformance import suite, transports
+from djinn.testing import suite, transports
 
 suite.SECONDS = transports.SECONDS = 3.0
 

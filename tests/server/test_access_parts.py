@@ -12,9 +12,9 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
+from djinn.testing import self_signed_tls
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.cli.token import command as token_command
-from djinn_core.conformance.certificates import self_signed_tls
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.tls_transports import under_tls

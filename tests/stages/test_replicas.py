@@ -10,10 +10,17 @@ import torch
 
 from djinn.hooks import DataResidency, InvalidStage, PlacementDecision, Receive, Rewrite, Run, Send
 from djinn.scheduling import simulate
-from djinn.testing import ProgramBuilder, placement_context, random_graph, scheduling_context
+from djinn.testing import (
+    ProgramBuilder,
+    placement_context,
+    random_graph,
+    random_inputs,
+    replay,
+    replay_schedule,
+    scheduling_context,
+)
 from djinn_core.builtins.placement import SingleDevice
 from djinn_core.builtins.scheduling import Sequential
-from djinn_core.conformance.replaying import random_inputs, replay, replay_schedule
 from djinn_core.ir.replicas import repeatable, with_replicas
 from djinn_core.stages.verify import check_placement
 from djinn_core.stages.verify_rewrite import check_rewrite

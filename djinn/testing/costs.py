@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from djinn_core.conformance.contexts import topology
-from djinn_core.conformance.samples import perceptron
-from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn.testing.contexts import topology
+from djinn.testing.samples import perceptron
+from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.costs import CostModel
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
 from djinn_core.ir.graph import Node, ProgramGraph

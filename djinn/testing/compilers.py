@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from djinn_core.conformance.suite import Ending, missing, require_protocol
+from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.ir.values import meta_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from djinn_core.conformance.certificates import self_signed_tls
-from djinn_core.conformance.suite import missing
-from djinn_core.conformance.transports import TransportConformance
+from djinn.testing.certificates import self_signed_tls
+from djinn.testing.suite import missing
+from djinn.testing.transports import TransportConformance
 from djinn_core.hookspecs.transports import SecurableTransport, TlsOptions, Transport
 
 

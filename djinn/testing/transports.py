@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from djinn_core.conformance.suite import SECONDS, Ending, missing, outcome, require_protocol, start
-from djinn_core.conformance.wiretap import CountingRelay, dial
+from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
+from djinn.testing.wiretap import CountingRelay, dial
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Buffer, Connection, Frame, Limits, Listener, Transport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.conformance.suite import Ending, missing, require_protocol
+from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.hookspecs.interception import Interceptor
 
 

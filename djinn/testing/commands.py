@@ -11,7 +11,7 @@ import pytest
 from click import Command
 from click.testing import CliRunner
 
-from djinn_core.conformance.suite import SECONDS, Ending, missing, require_protocol
+from djinn.testing.suite import SECONDS, Ending, missing, require_protocol
 
 _LISTED = (
     "import importlib, sys; importlib.import_module({module!r}).djinn_register_commands(); "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from djinn_core.conformance.builders import ProgramBuilder
+from djinn.testing.builders import ProgramBuilder
 from djinn_core.ir.graph import ProgramGraph
 
 

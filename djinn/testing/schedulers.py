@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from djinn_core.conformance.contexts import scheduling_context
-from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn.testing.contexts import scheduling_context
+from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.schedulers import ScheduleMaker
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.stages.verify_schedule import check_schedule

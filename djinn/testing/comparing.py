@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import attrs
 import torch
 
-from djinn_core.conformance.contexts import optimization_context
-from djinn_core.conformance.replaying import replay
+from djinn.testing.contexts import optimization_context
+from djinn.testing.replaying import replay
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.interception.recording.substitute import rewrite
 from djinn_core.ir.graph import ProgramGraph

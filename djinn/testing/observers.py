@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from djinn_core.conformance.suite import Ending, missing, outcome, require_protocol, start
+from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
 from djinn_core.hookspecs.observers import Event, Observer
 
 EVENTS = ("planned", "submitted", "completed", "connected", "disconnected", "fell_back", "one_of_a_later_version")

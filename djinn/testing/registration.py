@@ -6,8 +6,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from djinn.testing.suite import Ending, missing
 from djinn_core.builtins import builtin_plugins
-from djinn_core.conformance.suite import Ending, missing
 from djinn_core.hookspecs import API_VERSION
 from djinn_core.plugins.command_listing import COMMAND_GROUP
 from djinn_core.plugins.registry import Registry, Selection, load_registry

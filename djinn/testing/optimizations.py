@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import attrs
 import pytest
 
-from djinn_core.conformance.comparing import compare_results, example_inputs
-from djinn_core.conformance.contexts import optimization_context, placement_context, spread
-from djinn_core.conformance.programs import sample_programs
-from djinn_core.conformance.replaying import replay
-from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn.testing.comparing import compare_results, example_inputs
+from djinn.testing.contexts import optimization_context, placement_context, spread
+from djinn.testing.programs import sample_programs
+from djinn.testing.replaying import replay
+from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.plan import OptimizationResult

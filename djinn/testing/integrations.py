@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from djinn_core.conformance.suite import Ending, missing, require_protocol
+from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.hookspecs.integrations import Integration
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import torch
 
-from djinn_core.conformance.builders import ProgramBuilder
+from djinn.testing.builders import ProgramBuilder
 from djinn_core.ir.graph import Node, ProgramGraph
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload

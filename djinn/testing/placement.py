@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import attrs
 import pytest
 
-from djinn_core.conformance.contexts import placement_context
-from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn.testing.contexts import placement_context
+from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.placement import PlacementPolicy
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.stages.verify import check_placement

@@ -9,7 +9,7 @@ from copy import deepcopy
 import attrs
 import pytest
 
-from djinn_core.conformance.suite import Ending, missing, require_protocol
+from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, MemoryPolicy, SessionHints
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from djinn_core.conformance.suite import OnGraphs, missing, require_protocol
+from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph, Node, ProgramGraph
 from djinn_core.ir.profile import Nodes, PatternMatch

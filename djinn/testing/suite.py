@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 import pytest
 
-from djinn_core.conformance.samples import sample_graphs
+from djinn.testing.samples import sample_graphs
 from djinn_core.ir.graph import ProgramGraph
 from djinn_core.plugins.contract import complaint
 from djinn_core.plugins.kinds import KINDS

@@ -1,0 +1,58 @@
+"""For the tests of plugins: one suite to subclass for each kind, graphs to try, and a builder for more of them."""
+
+from __future__ import annotations
+
+from djinn.testing.builders import ProgramBuilder
+from djinn.testing.certificates import self_signed_tls
+from djinn.testing.commands import CommandConformance
+from djinn.testing.comparing import compare_results
+from djinn.testing.compilers import CompilerConformance
+from djinn.testing.contexts import optimization_context, placement_context, scheduling_context, topology
+from djinn.testing.costs import CostModelConformance
+from djinn.testing.devices import DeviceConformance
+from djinn.testing.integrations import IntegrationConformance
+from djinn.testing.interception import InterceptorConformance
+from djinn.testing.memory import MemoryPolicyConformance, sample_evictions
+from djinn.testing.observers import ObserverConformance
+from djinn.testing.optimizations import OptimizationConformance
+from djinn.testing.patterns import PatternConformance
+from djinn.testing.placement import PlacementPolicyConformance
+from djinn.testing.programs import sample_programs
+from djinn.testing.registration import PluginConformance
+from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
+from djinn.testing.samples import sample_graphs
+from djinn.testing.schedulers import SchedulerConformance
+from djinn.testing.tls_transports import TlsTransportConformance
+from djinn.testing.transports import TransportConformance
+
+__all__ = [
+    "CommandConformance",
+    "CompilerConformance",
+    "CostModelConformance",
+    "DeviceConformance",
+    "IntegrationConformance",
+    "InterceptorConformance",
+    "MemoryPolicyConformance",
+    "ObserverConformance",
+    "OptimizationConformance",
+    "PatternConformance",
+    "PlacementPolicyConformance",
+    "PluginConformance",
+    "ProgramBuilder",
+    "SchedulerConformance",
+    "TlsTransportConformance",
+    "TransportConformance",
+    "compare_results",
+    "optimization_context",
+    "placement_context",
+    "random_graph",
+    "random_inputs",
+    "replay",
+    "replay_schedule",
+    "sample_evictions",
+    "sample_graphs",
+    "sample_programs",
+    "scheduling_context",
+    "self_signed_tls",
+    "topology",
+]
