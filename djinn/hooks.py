@@ -28,6 +28,7 @@ from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, RoundingOptimization, Trial
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy, PreferredPolicy
+from djinn_core.hookspecs.renderers import Renderer
 from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
 from djinn_core.hookspecs.transports import (
     Buffer,
@@ -60,6 +61,7 @@ from djinn_core.ir.profile import (
     WorkloadType,
 )
 from djinn_core.ir.program import Instruction, Program
+from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import (
     ExecutionSchedule,
     Fetch,
@@ -129,6 +131,7 @@ __all__ = [
     "Pattern",
     "PatternMatch",
     "PeerNamed",
+    "PipelineResult",
     "Placement",
     "PlacementContext",
     "PlacementDecision",
@@ -141,6 +144,7 @@ __all__ = [
     "ProtocolError",
     "Receive",
     "RemoteError",
+    "Renderer",
     "Replay",
     "Rewrite",
     "RoundingOptimization",

@@ -19,6 +19,7 @@ from djinn.testing.patterns import PatternConformance
 from djinn.testing.placement import PlacementPolicyConformance
 from djinn.testing.programs import sample_programs
 from djinn.testing.registration import PluginConformance
+from djinn.testing.renderers import RendererConformance
 from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
 from djinn.testing.samples import sample_graphs
 from djinn.testing.schedulers import SchedulerConformance
@@ -39,6 +40,7 @@ __all__ = [
     "PlacementPolicyConformance",
     "PluginConformance",
     "ProgramBuilder",
+    "RendererConformance",
     "SchedulerConformance",
     "TlsTransportConformance",
     "TransportConformance",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 from click.core import ParameterSource
 
@@ -16,7 +17,9 @@ from djinn_core.cli.script import Script
 
 if TYPE_CHECKING:
     from djinn_core.cli.model import Step
+    from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.ir.result import PipelineResult
+    from djinn_core.plugins.registry import Registry
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
 _SUMMARISED = 30  # programs of a script that get a line of their own before all are shown
@@ -24,7 +27,8 @@ _SUMMARISED = 30  # programs of a script that get a line of their own before all
 
 @click.command("explain", context_settings={"ignore_unknown_options": True})
 @click.option("--until", type=click.Choice(_STAGES), default=_STAGES[-1], help="The last stage to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program: the format json.")
+@click.option("--format", "form", help="Print as text (the default), json, or in a format of a renderer, such as svg.")
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw into FILE.svg or FILE.html.")
 @click.option("--program", type=click.IntRange(1), help="Show only the program of this number.")
 @click.option("--unfold", is_flag=True, help="List equal layers one by one.")
@@ -39,6 +43,7 @@ def command(
     arguments: tuple[str, ...],
     until: str,
     as_json: bool,
+    form: str | None,
     picture: Path | None,
     program: int | None,
     unfold: bool,
@@ -46,6 +51,8 @@ def command(
     **model: Any,
 ) -> None:
     """Show what each stage decides about programs, and why: as text, as JSON, or as a picture.
+
+    Renderers of plugins draw: a picture shows the program that takes longest, or the one that --program names.
 
     TARGET is one of
 
@@ -61,21 +68,24 @@ def command(
     """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_core.ir.result import shown_until
 
-    if picture is not None:
-        from djinn_core.showing.picture.files import check_name
-
-        check_name(picture)
-    status, results = _results(target, arguments, _STAGES[-1] if picture is not None else until, model)
+    if as_json and form not in {None, "json"}:
+        raise click.UsageError(f"--json is --format json, and --format {form} was given")
+    form = "json" if as_json else form
+    drawer = _Drawer.of(form, picture)  # before anything runs
+    status, results = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
     chosen = _chosen(results, program)
     shown = [shown_until(result, until) for result in chosen]
-    if as_json:
+    if form == "json":
         _print_json(shown, unfold=unfold)
     elif not results:
-        click.echo(f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)")
-    elif picture is None:
+        click.echo(
+            f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)",
+            err=drawer is not None,
+        )
+    elif drawer is None:
         _print_text(shown, program, unfold=unfold, depth=depth)
-    if picture is not None:
-        _draw(chosen, picture)
+    if drawer is not None:
+        drawer.draw(chosen)
     raise SystemExit(status)
 
 
@@ -173,14 +183,53 @@ def _seconds(result: PipelineResult) -> float:
     return sum(result.costs.seconds(device) for device in result.costs.by_device) if result.costs else 0.0
 
 
-def _draw(results: Sequence[PipelineResult], picture: Path) -> None:
-    """Draw the program that has most to do."""
-    from djinn_core.showing.picture.files import write_picture
+@attrs.frozen
+class _Drawer:
+    """Draws with renderers of plugins, into a file or to the output."""
 
-    if not results:
-        raise click.ClickException("there is nothing to draw")
-    seconds = [_seconds(result) for result in results]
-    longest = seconds.index(max(seconds))
-    write_picture(results[longest], picture)
-    which = f"program {longest + 1} of {len(results)}, the longest" if len(results) > 1 else "the program"
-    click.echo(f"{picture} shows {which}", err=True)
+    registry: Registry
+    printer: Renderer | None
+    picture: Path | None
+
+    @classmethod
+    def of(cls, form: str | None, picture: Path | None) -> _Drawer | None:
+        """None where nothing is to be drawn.
+
+        Raises:
+            ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.
+        """
+        from djinn_core.showing.rendering import renderer_for, renderer_of
+
+        is_own = form in {None, "text", "json"}
+        if is_own and picture is None:
+            return None
+        registry = _renderers()
+        if picture is not None:
+            renderer_for(picture, registry)
+        return cls(registry, None if form is None or is_own else renderer_of(form, registry), picture)
+
+    def draw(self, results: Sequence[PipelineResult]) -> None:
+        """Draw the program that has most to do."""
+        from djinn_core.showing.rendering import render, renderer_for
+
+        if not results:
+            raise click.ClickException("there is nothing to draw")
+        seconds = [_seconds(result) for result in results]
+        longest = seconds.index(max(seconds))
+        which = f"program {longest + 1} of {len(results)}, the longest" if len(results) > 1 else "the program"
+        if self.printer is not None:
+            click.echo(render(results[longest], self.printer, self.registry), nl=False)
+        if self.picture is not None:
+            made = render(results[longest], renderer_for(self.picture, self.registry), self.registry)
+            self.picture.write_bytes(made)
+            click.echo(f"{self.picture} shows {which}", err=True)
+
+
+def _renderers() -> Registry:
+    """Renderers of the plugins that the settings select, without touching what the script will configure."""
+    from djinn_core.builtins import builtin_plugins
+    from djinn_core.config import resolve
+    from djinn_core.plugins.registry import Selection, load_registry
+
+    selection = Selection.from_settings(resolve().settings)
+    return load_registry(selection, builtins=builtin_plugins(), kinds={"renderers"})

@@ -14,7 +14,7 @@ import msgspec
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_names import ModuleNames, module_names
-from djinn_core.ir.notebook_repr import DrawnInNotebooks
+from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, TensorMeta, storage_of
@@ -118,7 +118,7 @@ class Graph(Protocol):
 
 
 @attrs.define(eq=False, slots=False, repr=False)
-class ProgramGraph(DrawnInNotebooks):
+class ProgramGraph(ShownInNotebooks):
     """The graph of a program."""
 
     program: Program

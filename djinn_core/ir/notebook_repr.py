@@ -1,40 +1,26 @@
-"""Notebook representations (`_repr_html_`, `_repr_svg_`) of values; the package `showing` registers their renderers here."""
+"""Notebook representations (`_repr_html_`, `_repr_svg_`) of values: what the renderers of plugins make of them."""
 
 from __future__ import annotations
 
 from functools import singledispatch
-from typing import Any
 
 from djinn_core.ir.short_repr import ShortRepr
 
 
 @singledispatch
-def html_of(shown: Any) -> str | None:
-    """A value as HTML; None where no renderer is registered, and the notebook shows its text."""
-    del shown
-    return None
-
-
-@singledispatch
-def svg_of(shown: Any) -> str | None:
-    """A value as an SVG; None where no renderer is registered."""
-    del shown
+def display(value: object, media_type: str) -> str | None:
+    """A value in a format; None where the notebook shows its text. The client, which knows the plugins, registers how."""
+    del value, media_type
     return None
 
 
 class ShownInNotebooks(ShortRepr):
-    """Mixin for values that notebooks show as HTML."""
+    """Mixin for values that notebooks show as HTML or as a drawing, where a renderer has a view of them."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        return html_of(self)
-
-
-class DrawnInNotebooks(ShortRepr):
-    """Mixin for values that notebooks show as an SVG drawing."""
-
-    __slots__ = ()
+        return display(self, "text/html")
 
     def _repr_svg_(self) -> str | None:
-        return svg_of(self)
+        return display(self, "image/svg+xml")

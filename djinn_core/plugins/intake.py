@@ -117,6 +117,9 @@ def _claims(objects: str, item: Any) -> Iterator[tuple[str, str]]:
     if objects == "transports":
         for scheme in item.schemes:
             yield "URL scheme", scheme
+    if objects == "renderers":
+        for suffix in item.suffixes:
+            yield "file ending", suffix
 
 
 def _pairs(loaded: Loaded) -> Iterator[tuple[str, Any]]:

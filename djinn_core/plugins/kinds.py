@@ -62,6 +62,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("compilers", "compilers", "Compiler"),
     Kind("memory", "memory_policies", "MemoryPolicy"),
     Kind("observers", "observers", "Observer"),
+    Kind("renderers", "renderers", "Renderer"),
     Kind("commands", "commands", "Command"),
 )
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement import PlacementPolicy
+    from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.schedulers import ScheduleMaker
     from djinn_core.hookspecs.transports import Transport
 
@@ -81,6 +82,7 @@ class Registry:
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()
     observers: tuple[Observer, ...] = ()
+    renderers: tuple[Renderer, ...] = ()
     commands: tuple[Command, ...] = ()
     rows: tuple[PluginRow, ...] = ()
     owners: Mapping[tuple[str, str], PluginRow] = attrs.field(factory=dict)

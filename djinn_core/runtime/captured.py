@@ -17,6 +17,7 @@ from djinn_core.interception.recording.capture import Capturing, capturing
 from djinn_core.interception.recording.rerecord import reissue
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.notebook_repr import display
 from djinn_core.ir.profile import PatternMatch, SemanticMetadata, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
@@ -24,7 +25,7 @@ from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_core.ir.semantics import semantic_metadata
 from djinn_core.runtime import client
 from djinn_core.runtime.planning.planning import NOWHERE, plan_program
-from djinn_core.showing import notebook as _notebook  # noqa: F401 - what notebooks show
+from djinn_core.showing.rendering import notebook_view, render, renderer_for
 from djinn_core.showing.text import Explanation
 from djinn_core.showing.text import explain as describe_result
 from djinn_core.tracebacks import for_users
@@ -59,26 +60,34 @@ class Captured:
         return self.profile.patterns
 
     def picture(self, file: str | os.PathLike[str]) -> None:
-        """Draw the program into a file: an SVG, or a page (`.html`) in which modules open by a click.
+        """Draw the program into a file, by the plugin whose renderer has the ending of its name.
 
-        Modules are boxes, with their costs and patterns; equal layers are folded.
+        The package `djinn-html` brings `.svg`, and `.html`: a page in which modules open by a click.
 
         Raises:
-            ConfigurationError: the file's ending says something else, or there is no such folder.
+            ConfigurationError: no renderer writes files with that ending, or there is no such folder.
+            PluginError: the renderer failed.
         """
-        from djinn_core.showing.picture.files import write_picture  # networkx takes its time, and few draw
+        path, registry = Path(file), client.registry()
+        renderer = renderer_for(path, registry)
+        path.write_bytes(render(plan(self.graph, until="place"), renderer, registry))
 
-        write_picture(plan(self.graph, until="place"), Path(file))
-
-    def _repr_svg_(self) -> str:
-        from djinn_core.showing.picture.svg import svg
-
-        return svg(plan(self.graph, until="place"))
+    def _repr_svg_(self) -> str | None:
+        registry = client.registry()
+        drawing = (renderer for renderer in registry.renderers if renderer.media_type == "image/svg+xml")
+        if (renderer := next(drawing, None)) is None:
+            return None
+        return render(plan(self.graph, until="place"), renderer, registry).decode()
 
     @cached_property
     def semantic_metadata(self) -> tuple[SemanticMetadata, ...]:
         """Everything that is known of each node."""
         return semantic_metadata(self.graph, self.profile)
+
+
+@display.register(object)
+def _(value: object, media_type: str) -> str | None:
+    return notebook_view(value, media_type, client.registry())
 
 
 class _Latest(threading.local):

@@ -1,1 +1,1 @@
-"""Plans as people read them: text, JSON, pictures and notebooks."""
+"""Plans as people read them: text and JSON, and what renderers of plugins make of them."""

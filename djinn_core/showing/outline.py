@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from itertools import groupby
+from typing import Generic, TypeVar
 
 import attrs
 
 from djinn_core.ir.graph import Graph, ProgramGraph
 from djinn_core.ir.module_names import ModuleNames
 from djinn_core.ir.profile import ExecutionPhase, WorkloadProfile
-from djinn_core.showing.folding import Folded, fold
 
+T = TypeVar("T")
+_LONGEST = 12  # parts of a round
+_NUMBER = re.compile(r"\d+")
 PROGRAM = "program"  # what the whole is called where it is more than one module
 _SECTIONS = {
     ExecutionPhase.TRAINING_FORWARD: "forward",
@@ -261,3 +265,38 @@ def _common(one: str, other: str) -> tuple[str, str]:
     while tail and one[len(one) - tail].isdigit():
         tail -= 1
     return one[:head], one[len(one) - tail :] if tail else ""
+
+
+@attrs.frozen
+class Folded(Generic[T]):
+    """Equal rounds that follow each other; a single round of one where nothing repeats."""
+
+    rounds: tuple[tuple[T, ...], ...]
+
+
+def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], str]) -> list[Folded[T]]:
+    """`parts` with what repeats folded. Parts are equal when their signatures are, and their names but for numbers."""
+    marks = [(signature(part), _NUMBER.sub("#", name(part))) for part in parts]
+    numbered = [bool(_NUMBER.search(name(part))) for part in parts]
+    found: list[Folded[T]] = []
+    at = 0
+    while at < len(parts):
+        period, count = _repeat(marks, numbered, at)
+        rounds = [tuple(parts[at + r * period : at + (r + 1) * period]) for r in range(count)]
+        found.append(Folded(tuple(rounds)))
+        at += period * count
+    return found
+
+
+def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], at: int) -> tuple[int, int]:
+    """Length and count of the repetition that begins here: the one that covers most, with the shortest period."""
+    best = (1, 1)
+    for period in range(1, min(_LONGEST, (len(marks) - at) // 2) + 1):
+        if not any(numbered[at : at + period]):
+            continue
+        count = 1
+        while marks[at + count * period : at + (count + 1) * period] == marks[at : at + period]:
+            count += 1
+        if count > 1 and period * count > best[0] * best[1]:
+            best = (period, count)
+    return best

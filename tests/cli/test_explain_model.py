@@ -129,7 +129,7 @@ def test_a_model_that_looks_at_its_inputs_gets_zeros() -> None:
         (["shop_of_modls:tower"], "there is no module 'shop_of_modls'"),
         (["shop_of_models:tower", "an-argument"], "takes no arguments"),
         (["shop_of_models:tower", "--step", "decode"], "takes no tokens"),
-        (["shop_of_models:tower", "--picture", "a.png"], "does not end in .svg or .html"),
+        (["shop_of_models:tower", "--picture", "a.png"], "no renderer writes files that end in .png"),
         (["shop_of_models:tower", "--program", "2"], "there are only 1 programs"),
         (["shop_of_models.py", "--batch", "3"], "options of the script come after --"),
         (["nowhere.json"], "there is no file nowhere.json"),

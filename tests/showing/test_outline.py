@@ -12,8 +12,7 @@ from torch import nn
 import djinn
 from djinn.fx import fx_graph
 from djinn_core.ir.module_names import ModuleNames
-from djinn_core.showing.folding import fold
-from djinn_core.showing.outline import Part, by_call, by_name, outline
+from djinn_core.showing.outline import Part, by_call, by_name, fold, outline
 
 
 def captured(model: nn.Module, *inputs: torch.Tensor) -> djinn.Graph:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from djinn_core.ir.result import PipelineResult
-from djinn_core.showing.markup import text
-from djinn_core.showing.picture.colours import MIXED, colours
-from djinn_core.showing.picture.geometry import BAR, CHIP, LINE, Placed, chip_width, chips_of, head_height, place
-from djinn_core.showing.picture.scene import Box, scene, shown_open
+from djinn.hooks import PipelineResult
+from djinn_html.colours import MIXED, colours
+from djinn_html.geometry import BAR, CHIP, LINE, Placed, chip_width, chips_of, head_height, place
+from djinn_html.markup import text
+from djinn_html.scene import Box, scene, shown_open
 
 MARGIN = 16
 _LEGEND = 30

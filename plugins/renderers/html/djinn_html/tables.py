@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import singledispatch
 
-from djinn_core.ir.costs import Costs, NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
-from djinn_core.ir.notebook_repr import html_of, svg_of
-from djinn_core.ir.placement import Placement
-from djinn_core.ir.plan import OptimizationPlan
-from djinn_core.ir.profile import WorkloadProfile
-from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.schedule import ExecutionSchedule
-from djinn_core.showing.described import counted, profile_facts
-from djinn_core.showing.markup import text
-from djinn_core.showing.text import explain, listed
-from djinn_core.showing.units import duration, size, work
+from djinn.hooks import (
+    Costs,
+    ExecutionSchedule,
+    OptimizationPlan,
+    PipelineResult,
+    Placement,
+    WorkloadProfile,
+)
+from djinn.rendering import counted, duration, explain, listed, profile_facts, size, work
+from djinn_html.markup import text
 
 _SHOWN = 20  # rows of one kind
-_DRAWN = 20_000  # ops of a graph that is drawn unasked
-_NOWHERE = NetworkTopology(())
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -33,14 +30,14 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> st
     return f"<div><b>{text(title)}</b>{body}{more}</div>"
 
 
-@svg_of.register
-def _(shown: ProgramGraph) -> str | None:
-    from djinn_core.showing.picture.svg import svg  # networkx takes its time, and few look at pictures
+@singledispatch
+def table_of(shown: object) -> str | None:
+    """A value as HTML; None where it has no table."""
+    del shown
+    return None
 
-    return svg(PipelineResult(shown, _NOWHERE)) if 0 < len(shown.nodes) <= _DRAWN else None
 
-
-@html_of.register
+@table_of.register
 def _(shown: WorkloadProfile) -> str:
     facts = profile_facts(shown)
     rows = [
@@ -51,7 +48,7 @@ def _(shown: WorkloadProfile) -> str:
     return table(f"workload {facts['workload']}", ("", ""), rows)
 
 
-@html_of.register
+@table_of.register
 def _(shown: Costs) -> str:
     rows = [
         (
@@ -66,7 +63,7 @@ def _(shown: Costs) -> str:
     return table("predicted costs", ("device", "work", "moved", "time", "predicted by"), rows)
 
 
-@html_of.register
+@table_of.register
 def _(shown: OptimizationPlan) -> str:
     rows = [
         (
@@ -80,7 +77,7 @@ def _(shown: OptimizationPlan) -> str:
     return table(f"plan: {len(shown.nodes):,} ops run", ("optimization", "applied", "reason", "time"), rows)
 
 
-@html_of.register
+@table_of.register
 def _(shown: Placement) -> str:
     decided = Counter((d.device, d.reason) for d in shown.decisions)
     rows = [(device, f"{count:,}", reason) for (device, reason), count in decided.most_common()]
@@ -89,7 +86,7 @@ def _(shown: Placement) -> str:
     return table(f"placement by {shown.policy or 'no policy'}", ("device", "ops", "reason"), rows)
 
 
-@html_of.register
+@table_of.register
 def _(shown: ExecutionSchedule) -> str:
     groups = [(f"{g.stage}", g.device, f"{len(g.nodes):,}", g.strategy.value) for g in shown.groups]
     steps = [
@@ -99,6 +96,6 @@ def _(shown: ExecutionSchedule) -> str:
     return table(title, ("stage", "device", "ops", "strategy"), groups) + table("steps", ("device", "steps"), steps)
 
 
-@html_of.register
+@table_of.register
 def _(shown: PipelineResult) -> str:
     return f"<pre>{text(explain(shown))}</pre>"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from djinn_core.showing.picture.scene import Box
+from djinn_html.scene import Box
 
 CHARACTER = 7.6  # pixels that a letter of a title takes, at most
 SMALL = 6.1  # the same for the rest

@@ -6,11 +6,11 @@ import json
 from importlib import resources
 from typing import Any
 
-from djinn_core.ir.result import PipelineResult
-from djinn_core.showing.markup import allowed, text
-from djinn_core.showing.picture.colours import colours
-from djinn_core.showing.picture.scene import Box, scene, shown_open
-from djinn_core.showing.picture.svg import bars, drawn, heading, legend
+from djinn.hooks import PipelineResult
+from djinn_html.colours import colours
+from djinn_html.markup import allowed, text
+from djinn_html.scene import Box, scene, shown_open
+from djinn_html.svg import bars, drawn, heading, legend
 
 _STYLE = """
 body { font: 13px Helvetica, Arial, sans-serif; color: #222; background: white; margin: 16px }

@@ -13,22 +13,67 @@ from xml.etree import ElementTree as ET
 import attrs
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_models import Layer, Tower
 from torch import nn
 
 import djinn
-from djinn_core.ir.profile import PatternMatch
-from djinn_core.ir.result import PipelineResult
-from djinn_core.showing.picture.geometry import Placed, place
-from djinn_core.showing.picture.layering import layered
-from djinn_core.showing.picture.page import page
-from djinn_core.showing.picture.scene import BOXES, scene, shown_open
-from djinn_core.showing.picture.svg import svg
+import djinn_html
+from djinn.hooks import PatternMatch, PipelineResult
+from djinn.testing import PluginConformance, RendererConformance
+from djinn_html.geometry import Placed, place
+from djinn_html.layering import layered
+from djinn_html.page import page
+from djinn_html.scene import BOXES, scene, shown_open
+from djinn_html.svg import svg
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_html
+
+
+class TestSvg(RendererConformance):
+    @pytest.fixture
+    def renderer(self):
+        return djinn_html.SvgRenderer()
+
+
+class TestPage(RendererConformance):
+    @pytest.fixture
+    def renderer(self):
+        return djinn_html.HtmlRenderer()
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "</script><script>alert(1)</script>&\"'\x00\u2028]]>"
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, function: nn.Module | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.function = function or nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.function(self.linear(x))
+
+
+class Tower(nn.Module):
+    """Layers in a list, which is never called itself, between two linear layers."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.layers = nn.ModuleList(layers)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
 
 
 def drawn(layers: int, *, train: bool = False) -> PipelineResult:
@@ -111,6 +156,7 @@ def test_boxes_lie_in_their_boxes_and_beside_each_other(layers: int) -> None:
     assert sum(not box.is_open for box, _ in seen(place(whole, shown_open(whole)))) <= BOXES
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(
     st.just(n), st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])),
     st.sets(st.integers(0, n - 1)), st.sets(st.integers(0, n - 1)))))  # fmt: skip
@@ -136,7 +182,7 @@ def test_files_say_by_their_names_what_they_are(tmp_path: Path) -> None:
     captured.picture(str(tmp_path / "a.html"))
     ET.fromstring((tmp_path / "a.svg").read_text())
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(djinn.ConfigurationError, match=r"\.svg or \.html"):
+    with pytest.raises(djinn.ConfigurationError, match=r"no renderer writes files that end in \.png"):
         captured.picture(tmp_path / "a.png")
     with pytest.raises(djinn.ConfigurationError, match="no folder"):
         captured.picture(tmp_path / "nowhere" / "a.svg")

@@ -10,13 +10,10 @@ from functools import cached_property
 import attrs
 import networkx as nx
 
-from djinn_core.ir.profile import ExecutionPhase
-from djinn_core.ir.result import PipelineResult
-from djinn_core.showing.outline import Part, by_call, outline
-from djinn_core.showing.picture.colours import MIXED
-from djinn_core.showing.picture.layering import Layered, layered
-from djinn_core.showing.survey import Facts, Survey, some
-from djinn_core.showing.units import duration, share, size, work
+from djinn.hooks import ExecutionPhase, PipelineResult
+from djinn.rendering import Facts, Part, Survey, by_call, duration, outline, share, size, some, work
+from djinn_html.colours import MIXED
+from djinn_html.layering import Layered, layered
 
 BOXES = 40  # that are shown at first
 _LITTLE = 0.03  # of the time: boxes that take less stay closed

@@ -1,0 +1,66 @@
+"""The suite for renderers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from djinn.testing.contexts import costs, plan, profile, spread, topology
+from djinn.testing.suite import OnGraphs, missing, require_protocol
+from djinn_core.hookspecs.renderers import Renderer
+from djinn_core.ir.graph import Graph
+from djinn_core.ir.result import PipelineResult
+
+
+class RendererConformance(OnGraphs):
+    """Subclass it and give the fixture `renderer`."""
+
+    @pytest.fixture
+    def renderer(self) -> Renderer:
+        """The renderer."""
+        return missing(self, "renderer", "your renderer")  # type: ignore[return-value]
+
+    def test_it_is_a_renderer(self, renderer: Renderer) -> None:
+        """It has every member, and a name, endings and a media type that can be told from others."""
+        require_protocol(renderer, "renderers")
+        assert renderer.name not in {"text", "json"}, f"the format {renderer.name!r} is Djinn's own"
+        assert re.fullmatch(r"[\w.+-]+/[\w.+-]+", renderer.media_type), f"{renderer.media_type!r} is no media type"
+        for suffix in renderer.suffixes:
+            assert re.fullmatch(r"\.[a-z0-9]+", suffix), (
+                f"{suffix!r} is no ending of a file: a dot, small letters, digits"
+            )
+
+    def test_it_renders_a_graph_without_further_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
+        """Results of stages that did not run are None."""
+        for graph in graphs.values():
+            made = renderer.render(PipelineResult(graph, topology()))
+            assert isinstance(made, (str, bytes)), f"`render` returned {made!r}, but must return text or bytes"
+            assert made, "`render` returned nothing"
+
+    def test_it_renders_the_result_of_all_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
+        """The same each time."""
+        for graph in graphs.values():
+            result = _complete(graph)
+            assert renderer.render(result) == renderer.render(result), "it renders one result in two ways"
+
+    def test_it_shows_values_or_says_that_it_does_not(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
+        """`display` returns text, or None for what it does not know."""
+        result = _complete(next(iter(graphs.values())))
+        for value in (result, result.graph, result.profile, result.costs, result.plan, result.placement, None, "text"):
+            view = renderer.display(value)
+            assert view is None or isinstance(view, str), f"`display` returned {view!r}, but must return text or None"
+        assert renderer.display(object()) is None, "`display` shows an object that is no value of Djinn"
+
+
+def _complete(graph: Graph) -> PipelineResult:
+    devices = topology(2)
+    return PipelineResult(
+        graph,
+        devices,
+        profile=profile(graph),
+        costs=costs(graph, devices),
+        plan=plan(graph),
+        placement=spread(graph, devices),
+    )

@@ -1,0 +1,42 @@
+"""Renderers: show what the stages decided in formats other than text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.ir.result import PipelineResult
+
+
+@runtime_checkable
+class Renderer(Protocol):
+    """One format of pictures, pages or notebook views.
+
+    Attributes:
+        name: the format, as in `djinn explain --format NAME`; unique among renderers, and neither `text` nor `json`.
+        suffixes: endings of the names of files in this format, such as `.svg`; each belongs to one renderer.
+        media_type: the format as browsers and notebooks call it, such as `image/svg+xml`.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    media_type: str
+
+    def render(self, result: PipelineResult) -> str | bytes:
+        """A program as a whole file. Results of stages that did not run are None."""
+
+    def display(self, value: object) -> str | None:
+        """A graph, or the result of a stage, as a notebook shows it; None where this format shows no such value."""
+
+
+@hookspec
+def djinn_register_renderers(settings: Any) -> Iterable[Renderer]:
+    """Return the renderers that this plugin offers.
+
+    Called once in the client process, when the plugins are first needed or configured anew, and by `djinn explain`. One that
+    raises fails the call that wanted a file, with a message that names its plugin; a notebook shows text instead, with a
+    warning. Of two whose `display` shows a value in one media type, the first by name does. Since API version 1.
+    """
+    del settings
+    raise NotImplementedError

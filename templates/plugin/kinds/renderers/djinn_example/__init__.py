@@ -1,0 +1,38 @@
+"""A renderer for Djinn: the ops of a program as a table of comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from djinn.hooks import PipelineResult, Renderer, hookimpl
+
+djinn_api_version = 1
+
+
+class ExampleRenderer:
+    """A line for each op: its number, its name, and the device that it was placed on."""
+
+    name = "example"
+    suffixes: tuple[str, ...] = (".example",)
+    media_type = "text/csv"
+
+    def render(self, result: PipelineResult) -> str:
+        """The whole table. Results of stages that did not run are None."""
+        decisions = result.placement.decisions if result.placement is not None else ()
+        devices = {decision.node: decision.device for decision in decisions}
+        table = io.StringIO()
+        writer = csv.writer(table)
+        writer.writerow(("node", "op", "device"))
+        writer.writerows((node.id, node.op, devices.get(node.id, "")) for node in result.graph.nodes)
+        return table.getvalue()
+
+    def display(self, value: object) -> str | None:
+        """Notebooks show no values in this format."""
+        del value
+
+
+@hookimpl
+def djinn_register_renderers() -> list[Renderer]:
+    """The renderers that this plugin offers."""
+    return [ExampleRenderer()]

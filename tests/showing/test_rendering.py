@@ -1,0 +1,110 @@
+"""Renderers of plugins: found by format, file ending and media type; what fails is named, and what is missing can be installed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import djinn
+from djinn.hooks import PipelineResult, hookimpl
+from djinn_core.builtins import builtin_plugins
+from djinn_core.plugins.registry import Registry, Selection, load_registry
+from djinn_core.showing.rendering import notebook_view, render, renderer_for, renderer_of
+
+
+class Dots:
+    """A stranger's renderer."""
+
+    name = "dots"
+    suffixes: tuple[str, ...] = (".dots",)
+    media_type = "text/html"
+
+    def render(self, result: PipelineResult) -> str:
+        return "\u00b7" * len(result.graph.nodes)
+
+    def display(self, value: object) -> str | None:
+        return f"<b>{type(value).__name__}</b>"
+
+
+def registry_of(*renderers: Any) -> Registry:
+    class Plugin:
+        djinn_api_version = 1
+
+        @hookimpl
+        def djinn_register_renderers(self) -> list[Any]:
+            return list(renderers)
+
+    selection = Selection(plugins=(Plugin(),) if renderers else ())
+    return load_registry(selection, builtins=builtin_plugins(), kinds={"renderers"})
+
+
+@pytest.fixture
+def result() -> PipelineResult:
+    with torch.device("meta"):
+        layer, x = torch.nn.Linear(2, 2), torch.zeros(1, 2)
+    with djinn.capture() as captured, torch.no_grad():
+        layer(x)
+    return djinn.plan(captured, until="annotate")
+
+
+def test_a_renderer_is_found_by_format_and_by_ending(result: PipelineResult, tmp_path: Path) -> None:
+    registry = registry_of(Dots())
+    for found in (renderer_of("dots", registry), renderer_for(tmp_path / "a.DOTS", registry)):
+        assert render(result, found, registry).decode() == "\u00b7" * len(result.graph.nodes)
+    with pytest.raises(djinn.ConfigurationError, match="no folder"):
+        renderer_for(tmp_path / "nowhere" / "a.dots", registry)
+
+
+def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
+    with pytest.raises(djinn.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*djinn-html"):
+        renderer_for(tmp_path / "a.svg", registry_of())
+    with pytest.raises(
+        djinn.ConfigurationError, match=r"no format 'svg' \(there are: text, json, dots\)\. .*djinn-html"
+    ):
+        renderer_of("svg", registry_of(Dots()))
+
+
+def test_what_a_renderer_raises_is_its_plugins(
+    result: PipelineResult, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Dots):
+        name = "broken"
+        suffixes = (".broken",)
+
+        def render(self, result: PipelineResult) -> str:
+            raise KeyError("ink")
+
+        def display(self, value: object) -> str | None:
+            raise KeyError("ink")
+
+    registry = registry_of(Broken(), Dots())
+    with pytest.raises(djinn.PluginError, match=r"the renderer 'broken' of plugin 'Plugin' .* raised KeyError: 'ink'"):
+        render(result, renderer_of("broken", registry), registry)
+    with caplog.at_level(logging.WARNING):
+        assert notebook_view(result, "text/html", registry) == "<b>PipelineResult</b>"
+    assert "the renderer 'broken'" in caplog.text
+    assert notebook_view(result, "image/svg+xml", registry) is None
+
+
+def test_notebooks_ask_the_renderers(result: PipelineResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djinn_core.runtime.client.registry", lambda: registry_of(Dots()))
+    assert result._repr_html_() == "<b>PipelineResult</b>"
+    assert result._repr_svg_() is None
+    monkeypatch.setattr("djinn_core.runtime.client.registry", registry_of)
+    assert result._repr_html_() is None
+
+
+def test_two_renderers_of_one_ending_clash() -> None:
+    class More(Dots):
+        name = "more"
+
+    plugins = []
+    for name, made in (("ant", Dots()), ("bee", More())):
+        members = {"djinn_api_version": 1, "djinn_register_renderers": hookimpl(lambda _, made=made: [made])}
+        plugins.append(type(name, (), members)())
+    with pytest.raises(djinn.PluginError, match=r"the file ending '\.dots' is taken twice: plugin 'ant'"):
+        load_registry(Selection(plugins=tuple(plugins)), builtins=builtin_plugins(), kinds={"renderers"})
