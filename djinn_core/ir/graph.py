@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import attrs
 import msgspec
@@ -14,10 +14,14 @@ import msgspec
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.form import Form
 from djinn_core.ir.module_names import ModuleNames, module_names
+from djinn_core.ir.networkx_graph import graph_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.values import RANDOM_STATE, VIEW_BITS, TensorMeta, storage_of
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 EdgeKind = Literal["data", "order"]
 
@@ -282,6 +286,10 @@ class ProgramGraph(ShownInNotebooks):
     def shape_hash(self) -> str:
         """Hash of the metadata of all values, in order of appearance."""
         return shape_hash(self, self._metas)
+
+    def to_networkx(self) -> nx.DiGraph[int]:
+        """The graph in networkx form: nodes by id with `op`, `module` and others, edges with `kind`."""
+        return graph_to_networkx(self)
 
 
 class _Flow:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from djinn_core.errors import InvalidStage
+from djinn_core.ir.networkx_graph import plan_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
 from djinn_core.ir.placement import PlacementDecision
 from djinn_core.ir.program import Slot
 from djinn_core.ir.substitution import Substitution
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from djinn_core.ir.graph import Graph
 
 
 @attrs.frozen
@@ -86,6 +92,10 @@ class OptimizationPlan(ShownInNotebooks):
     def by_turn(self) -> bool:
         """True if an optimization says that plans differ by the device whose turn it is."""
         return any(result.rewrite.by_turn for result in self.results if result.applied)
+
+    def to_networkx(self, graph: Graph) -> nx.DiGraph[int]:
+        """The nodes of the planned graph that run, in networkx form, reading the values that stand for others."""
+        return plan_to_networkx(self, graph)
 
 
 def resolved(replace: Mapping[int, int]) -> dict[int, int]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, IntFlag
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from djinn_core.ir.networkx_graph import profile_to_networkx
 from djinn_core.ir.notebook_repr import ShownInNotebooks
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from djinn_core.ir.graph import Graph
 
 
 class ExecutionPhase(str, Enum):
@@ -185,6 +191,10 @@ class WorkloadProfile(ShownInNotebooks):
     def phase(self) -> ExecutionPhase:
         """The phase of most nodes."""
         return max(set(self.phases), key=self.phases.count, default=ExecutionPhase.UNKNOWN)
+
+    def to_networkx(self, graph: Graph) -> nx.DiGraph[int]:
+        """The profiled graph in networkx form, whose nodes have `phase`, `modality`, `role` and `patterns`, too."""
+        return profile_to_networkx(self, graph)
 
     def pattern_counts(self) -> dict[str, int]:
         """Number of matches by pattern."""

@@ -1,0 +1,73 @@
+"""Graphs in networkx form: every op and dependence, what the profile knows, and only what a plan runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import networkx as nx
+import pytest
+import torch
+
+import djinn
+from djinn.hooks import OptimizationPlan
+from djinn_core.ir.graph import ProgramGraph
+
+
+@pytest.fixture
+def graph() -> ProgramGraph:
+    with torch.device("meta"):
+        x = torch.zeros(2, 3)
+    with djinn.capture() as captured:
+        first = x.relu()
+        second = x.relu()
+        first.add_(1)
+        total = second @ first.T
+    del first, second
+    assert total.shape == (2, 2)
+    return captured.graph
+
+
+def test_nodes_are_ops_and_edges_dependences(graph: ProgramGraph) -> None:
+    made = graph.to_networkx()
+    assert [(node, facts["op"]) for node, facts in made.nodes.items()] == [(n.id, n.op) for n in graph.nodes]
+    assert {(a, b, kind) for a, b, kind in made.edges.data("kind")} == {
+        (e.source, e.target, e.kind) for e in graph.edges
+    }
+    assert made.nodes[0]["results"] == "float32[2, 3]"
+    assert list(nx.topological_sort(made))
+
+
+def test_a_profile_adds_what_it_knows_of_each_node(graph: ProgramGraph) -> None:
+    result = djinn.plan(graph, until="annotate")
+    made = result.profile.to_networkx(graph)
+    assert [facts["phase"] for facts in made.nodes.values()] == [phase.value for phase in result.profile.phases]
+    assert {"modality", "role", "patterns"} <= made.nodes[0].keys()
+
+
+def test_a_plan_has_the_nodes_that_run_and_what_they_read_instead(graph: ProgramGraph) -> None:
+    second = graph.nodes[1]
+    kept = tuple(node.id for node in graph.nodes if node.id != second.id)
+    plan = OptimizationPlan(kept, {second.outputs[0]: graph.nodes[0].outputs[0]})
+    made = plan.to_networkx(graph)
+    assert [facts["order"] for _, facts in sorted(made.nodes.items())] == list(range(len(kept)))
+    product = graph.nodes[-1].id
+    assert not graph.to_networkx().has_edge(0, product) or graph.to_networkx().edges[0, product]["kind"] == "order"
+    assert made.edges[0, product]["kind"] == "data"
+
+
+def test_it_can_be_exported(graph: ProgramGraph, tmp_path: Path) -> None:
+    result = djinn.plan(graph, until="optimize")
+    for number, made in enumerate(
+        (graph.to_networkx(), result.profile.to_networkx(graph), result.plan.to_networkx(graph))
+    ):
+        nx.write_graphml(made, tmp_path / f"{number}.graphml")
+        read = nx.read_graphml(tmp_path / f"{number}.graphml", node_type=int)
+        assert dict(read.nodes.data()) == dict(made.nodes.data())
+
+
+def test_networkx_is_imported_when_it_is_needed() -> None:
+    script = "import sys, djinn; print('networkx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "False", done.stderr
