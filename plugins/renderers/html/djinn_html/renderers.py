@@ -42,7 +42,7 @@ class HtmlRenderer:
         return page(result)
 
     def display(self, value: object) -> str | None:
-        """What the stages made, as tables."""
+        """Tables of the results of stages."""
         from djinn_html.tables import table_of
 
         return table_of(value)
