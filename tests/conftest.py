@@ -25,7 +25,7 @@ def connect(serving):
     from configured import configured
 
     import djinn
-    from djinn_core.runtime import client
+    from djinn.testing import open_connections
 
     @contextlib.contextmanager
     def connect(url, **settings):
@@ -34,7 +34,7 @@ def connect(serving):
         with configured(servers=[url], token=serving.token, disable=left_out, **settings):
             djinn.reset_stats()
             djinn.init()
-            assert client.context.opened[0].url.startswith(url.partition("://")[0])
+            assert open_connections()[0].url.startswith(url.partition("://")[0])
             yield
 
     return connect

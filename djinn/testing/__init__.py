@@ -1,4 +1,4 @@
-"""For the tests of plugins: one suite to subclass for each kind, graphs to try, and a builder for more of them."""
+"""For the tests of plugins: one suite to subclass for each kind, graphs to try, a builder for more of them, and the open session."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ from djinn.testing.renderers import RendererConformance
 from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
 from djinn.testing.samples import sample_graphs
 from djinn.testing.schedulers import SchedulerConformance
+from djinn.testing.session import (
+    break_connection,
+    executor_figures,
+    executor_processes,
+    kill_executor,
+    open_connections,
+    open_session,
+    plans_made,
+    session_name,
+    unsent_instructions,
+)
 from djinn.testing.tls_transports import TlsTransportConformance
 from djinn.testing.transports import TransportConformance
 
@@ -44,9 +55,16 @@ __all__ = [
     "SchedulerConformance",
     "TlsTransportConformance",
     "TransportConformance",
+    "break_connection",
     "compare_results",
+    "executor_figures",
+    "executor_processes",
+    "kill_executor",
+    "open_connections",
+    "open_session",
     "optimization_context",
     "placement_context",
+    "plans_made",
     "random_graph",
     "random_inputs",
     "replay",
@@ -56,5 +74,7 @@ __all__ = [
     "sample_programs",
     "scheduling_context",
     "self_signed_tls",
+    "session_name",
     "topology",
+    "unsent_instructions",
 ]

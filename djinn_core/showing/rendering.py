@@ -11,8 +11,8 @@ from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 
 _INSTALL = (
-    "A package with a renderer brings others: djinn-html has .svg and .html (`pip install ./plugins/renderers/html` in a "
-    "checkout of Djinn). `djinn plugins` shows what is installed and what is broken or disabled"
+    "Packages with renderers bring others: `pip install ./plugins/renderers/html` in a checkout of Djinn those for .svg and "
+    ".html. `djinn plugins` shows what is installed and what is broken or disabled"
 )
 log = get_logger("djinn.plugins")
 

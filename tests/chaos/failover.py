@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 
 import djinn
+from djinn.testing import open_connections
 from djinn_core.runtime import client
 
 START_SECONDS = 120
@@ -75,7 +76,7 @@ class Pair:
     def victims(self, _: random.Random) -> list[int]:
         """The server that has the session, with its executor; both servers run."""
         running = {server.url: server.run() for server in self.servers}
-        (only,) = client.context.opened
+        (only,) = open_connections()
         return [running[only.connection.server], only.process]
 
 

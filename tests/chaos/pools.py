@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import djinn
+from djinn.testing import open_connections
 from djinn_core.launch.connection_file import read_connection_file
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
@@ -69,7 +70,7 @@ def pool(kind: str, folder: Path, *options: str) -> Iterator[None]:
         djinn.configure(servers=urls, token=token, **settings)
         try:
             djinn.init()
-            assert len(client.context.opened) == 2
+            assert len(open_connections()) == 2
             yield
         finally:
             djinn.shut_down()

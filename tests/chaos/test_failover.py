@@ -11,6 +11,7 @@ import torch
 from servers import start_server
 
 import djinn
+from djinn.testing import open_connections
 from djinn_core.delivery import snapshots
 from djinn_core.launch.connection_file import read_connection_file, write_connection_file
 from djinn_core.runtime import client
@@ -91,7 +92,7 @@ def trained(device, at_step_12=lambda: None):
 def test_training_goes_on_elsewhere_where_the_server_does_not_know_the_session_any_more(remote, serving):
     expected = trained(remote)
     assert trained(remote, kill_executor) == expected
-    assert client.context.opened[0].connection.server in serving.urls
+    assert open_connections()[0].connection.server in serving.urls
     assert trained(remote) == expected
 
 
@@ -126,7 +127,7 @@ def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_kille
         return model.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=0, streamer=Killer(process))
 
     expected = generated(None).tolist()
-    talk = client.context.opened[0].connection
+    talk = open_connections()[0].connection
     assert generated(doomed[0]).tolist() == expected
     assert talk.server in serving.urls
     assert talk.bytes_sent > 0

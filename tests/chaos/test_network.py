@@ -7,7 +7,7 @@ import torch
 from bad_network import BREAK, HALF, LOSE, PASS, BadNetwork
 
 import djinn
-from djinn_core.runtime import client
+from djinn.testing import open_connections
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 
 REMOTE = "remote_accelerator:0"
@@ -17,7 +17,7 @@ REMOTE = "remote_accelerator:0"
 def network(connect, url_of):
     network = BadNetwork(url_of("tcp"))
     with connect(network.url):
-        connection = client.context.opened[0].connection
+        connection = open_connections()[0].connection
         assert isinstance(connection, ResumingConnection)
         yield network
         network.up = network.down = lambda _: PASS

@@ -9,7 +9,7 @@ import torch
 from configured import configure_anew
 
 import djinn
-from djinn_core.runtime import client
+from djinn.testing import open_connections
 
 REMOTE = "remote_accelerator:0"
 
@@ -34,7 +34,7 @@ def computes():
 def test_from_tcp_that_is_refused_to_http(configure, unreachable, url_of, caplog):
     configure(unreachable, url_of("http"), disable=("local",))
     assert computes()
-    assert client.context.opened[0].url == url_of("http")
+    assert open_connections()[0].url == url_of("http")
     assert f"fell back from {unreachable} because: no server answers" in caplog.text
     assert url_of("http") in caplog.text
 
@@ -42,7 +42,7 @@ def test_from_tcp_that_is_refused_to_http(configure, unreachable, url_of, caplog
 def test_from_a_transport_that_is_not_there(configure, url_of, caplog):
     configure(url_of("tcp"), url_of("http"), disable=("local", "tcp"))
     assert computes()
-    assert client.context.opened[0].url == url_of("http")
+    assert open_connections()[0].url == url_of("http")
     assert f"fell back from {url_of('tcp')} because:" in caplog.text
     assert "djinn-tcp" in caplog.text
 
@@ -58,5 +58,5 @@ def test_to_nothing_else_when_all_refuse(configure, unreachable):
 def test_silently_where_the_first_way_works(configure, url_of, caplog):
     configure(url_of("http"), url_of("tcp"))
     assert computes()
-    assert client.context.opened[0].url.startswith("unix://"), "the fastest way on one machine"
+    assert open_connections()[0].url.startswith("unix://"), "the fastest way on one machine"
     assert "fell back" not in caplog.text

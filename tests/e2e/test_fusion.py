@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import djinn
+from djinn.testing import executor_figures, open_session
 from djinn_core.runtime import client
 
 REMOTE = "remote_accelerator:0"
@@ -74,10 +75,10 @@ def test_weights_are_put_together_once_and_again_when_they_change():
 
     for _ in range(3):
         compare()
-    derived = len(client.context.session.submissions._derived._made)
+    derived = len(open_session().submissions._derived._made)
     assert derived
     compare()
-    assert len(client.context.session.submissions._derived._made) == derived, "what is put together stays so"
+    assert len(open_session().submissions._derived._made) == derived, "what is put together stays so"
     for model in (ours, theirs):
         model.other.weight.mul_(3)
     for _ in range(3):
@@ -133,14 +134,14 @@ def test_training_stays_as_it_is():
 def test_what_was_put_together_goes_with_its_weights():
     gc.collect()
     djinn.synchronize()
-    before = client.context.session.figures()["values"]
+    before = executor_figures()["values"]
     ours = Gated().eval().to(REMOTE)
     ours(torch.randn(1, 16).to(REMOTE))[0].cpu()
     del ours
     gc.collect()
     djinn.synchronize()
     djinn.synchronize()
-    assert client.context.session.figures()["values"] <= before
+    assert executor_figures()["values"] <= before
 
 
 @torch.no_grad()

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.builtins import builtin_plugins
 from djinn_core.config import Settings
 from djinn_core.errors import AccessRefused, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, Operand, SlotArg
 from djinn_core.plugins.registry import Selection, load_registry
-from djinn_core.runtime import client
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.message import Failure
@@ -223,7 +223,7 @@ def test_an_upload_without_end_fails_alone(session):
 
 def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
     values = torch.arange(4.0).to(REMOTE)
-    client.context.session.link.channel.send(Frame(b"\xc1"))
+    open_session().link.channel.send(Frame(b"\xc1"))
     with pytest.raises(SessionLost, match=r"cannot read a message[^$]*djinn\.init\(\)"):
         (values + 1).cpu()
     with pytest.raises(SessionLost):
@@ -236,7 +236,7 @@ def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
 def test_the_reason_is_found_where_nothing_can_be_sent_any_more(over):
     values = torch.arange(4.0).to(REMOTE)
     djinn.synchronize()
-    connection = client.context.session.link.channel
+    connection = open_session().link.channel
     connection.send(Frame(b"\xc1"))
     with pytest.raises(TransportError):
         for _ in range(1000):

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.errors import RemoteError, SessionLost
-from djinn_core.runtime import client
 
 REMOTE = "remote_accelerator:0"
 # Nothing that a machine might just have memory for: an executor that the system kills is no finding.
@@ -114,7 +114,7 @@ def run(ops: int, seed: int) -> dict[str, Any]:
     """
     rng = random.Random(seed)
     witness = torch.arange(4.0).to(REMOTE)
-    session = client.context.session
+    session = open_session()
     raised: Counter[str] = Counter()
     for number in range(ops):
         make = rng.choice(MAKES)
@@ -130,7 +130,7 @@ def run(ops: int, seed: int) -> dict[str, Any]:
             assert witness.cpu().tolist() == [0.0, 1.0, 2.0, 3.0], f"by op {number} of seed {seed}"
     with contextlib.suppress(RemoteError):
         djinn.synchronize()
-    assert client.context.session is session
+    assert open_session() is session
     assert not session.lost
     return {"ops": ops, "raised": sum(raised.values()), "kinds": dict(raised.most_common())}
 

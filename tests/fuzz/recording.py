@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.hookspecs.transports import Frame
-from djinn_core.runtime import client
 from djinn_core.wire.messages import Goodbye, Query, decode
 
 REMOTE = "remote_accelerator:0"
@@ -23,7 +23,7 @@ def recorded(url: str, token: str) -> Iterator[list[Frame]]:
     djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
     djinn.init()
     frames: list[Frame] = []
-    connection = client.context.session.link.channel
+    connection = open_session().link.channel
     send = connection.send
 
     def keep(frame: Frame) -> None:

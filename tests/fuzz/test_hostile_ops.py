@@ -7,8 +7,8 @@ import torch
 from hostile_ops import REMOTE, run
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.errors import RemoteError, UnsupportedOperation
-from djinn_core.runtime import client
 from djinn_core.wire import limits
 
 
@@ -32,11 +32,11 @@ def test_no_op_costs_a_session(embedded):
 )
 def test_what_is_beyond_a_limit_is_refused_at_the_op(embedded, make):
     witness = torch.arange(4.0).to(REMOTE)
-    session = client.context.session
+    session = open_session()
     with pytest.raises(UnsupportedOperation, match=r"\d"):
         make(witness)
     assert witness.cpu().tolist() == [0, 1, 2, 3]
-    assert client.context.session is session
+    assert open_session() is session
 
 
 @pytest.mark.parametrize("shape", [(0, (1 << 63) - 1), (1 << 62, 0, 3)])
@@ -69,7 +69,7 @@ def test_values_are_freed_in_parts(embedded, monkeypatch):
 
 
 def test_a_program_that_cannot_be_sent_is_poison_and_nothing_else(embedded, monkeypatch):
-    session = client.context.session
+    session = open_session()
     written, kept = torch.zeros(4, device=REMOTE), torch.ones(4, device=REMOTE)
     djinn.synchronize()
     monkeypatch.setattr(limits, "HEAD_BYTES", 1500)
@@ -82,7 +82,7 @@ def test_a_program_that_cannot_be_sent_is_poison_and_nothing_else(embedded, monk
         written.cpu()
     assert kept.cpu().tolist() == [1.0] * 4
     assert torch.stack([kept] * 300).sum().item() == 1200
-    assert client.context.session is session
+    assert open_session() is session
 
 
 def test_many_tensors_come_back_in_several_answers(embedded, monkeypatch):

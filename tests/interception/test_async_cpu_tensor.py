@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.async_cpu_tensor import ArrivingTensor
-from djinn_core.runtime import client
 
 EXPECTED = torch.arange(12.0).view(3, 4).t() * 2
 
@@ -36,7 +36,7 @@ class SlowLink:
 @pytest.fixture
 def slow(embedded, monkeypatch):
     djinn.synchronize()
-    session = client.context.session
+    session = open_session()
     with monkeypatch.context() as patch:
         patch.setattr(session.link, "channel", SlowLink(session.link.channel))
         djinn.reset_stats()

@@ -9,7 +9,7 @@ import torch
 
 import djinn
 from djinn.recording import fetch_later, round_trip_seconds
-from djinn_core.runtime import client
+from djinn.testing import open_session
 
 SECONDS = 300.0
 
@@ -67,7 +67,7 @@ def test_what_nobody_wants_any_more_is_thrown_away(embedded):
     assert x.tolist() == [5, 6, 7]
     x += 1
     assert x.tolist() == [6, 7, 8]
-    session = client.context.session
+    session = open_session()
     assert not session.replies._answers
     assert not session.replies._dropped
 
@@ -86,7 +86,7 @@ def test_large_answers_and_large_uploads_do_not_wait_for_each_other(embedded):
 def test_an_interrupted_look_can_be_repeated(embedded, monkeypatch):
     x = torch.arange(3, device=embedded)
     pending = fetch_later([x])
-    session = client.context.session
+    session = open_session()
 
     def interrupted(_number, *_, **__):
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ import pytest
 from configured import configured
 
 import djinn
-from djinn_core.runtime import client
+from djinn.testing import open_session
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def pooled():
     def configure(policy, **settings):
         with configured(executors=2, threads=1, placement_policy=policy, **settings):
             djinn.init()
-            yield client.context.session
+            yield open_session()
 
     return configure
 

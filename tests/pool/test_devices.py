@@ -14,6 +14,7 @@ from servers import SECONDS, start_server
 
 import djinn
 from djinn.hooks import DataResidency
+from djinn.testing import open_connections, open_session
 from djinn_core.runtime import client
 from djinn_core.runtime.pool import held_uploads
 from djinn_core.server.gateway.device_discovery import Chosen, offered
@@ -40,7 +41,7 @@ def over(serving_two):
         with configured(connection_file=serving_two, **settings):
             if at_once:
                 djinn.init()
-            yield client.context.session
+            yield open_session()
 
     return configure
 
@@ -220,13 +221,13 @@ def test_what_earlier_programs_say_of_values(both):
 
 def test_some_devices_of_a_server(over):
     with over(server_devices=["1"]):
-        assert len(client.context.opened) == 1
+        assert len(open_connections()) == 1
         assert module.device_count() == 1
         assert (torch.ones(2, device=ANY) + 1).tolist() == [2, 2]
     with over(server_devices="1,cpu"):  # the others follow in the server's order
-        processes = [one.attached.process for one in client.context.opened]
+        processes = [one.attached.process for one in open_connections()]
     with over(device="cpu:0"):
-        assert [one.attached.process for one in client.context.opened] == processes[::-1]
+        assert [one.attached.process for one in open_connections()] == processes[::-1]
     with pytest.raises(djinn.AccessRefused, match=r"no device '7', it offers cpu:0, cpu:0"), over(server_devices=["7"]):
         pass
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import signal
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 import djinn
 from djinn.recording import fetch_later
-from djinn_core.runtime import client
+from djinn.testing import kill_executor
 from djinn_core.runtime.receiving.replies import Replies
 from djinn_core.wire.peer_messages import Invited
 
@@ -172,7 +171,7 @@ def test_plans_are_found_again(blind):
 
 def kill(number):
     """Kill one of the executors."""
-    os.kill(client.context.opened[number].executor.process_id, signal.SIGKILL)
+    kill_executor(number)
 
 
 def test_what_is_used_first_can_be_asked_for_at_once(blind):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.runtime import client
+from djinn.testing import executor_figures, open_session
 
 
 @pytest.fixture
@@ -70,10 +70,10 @@ def test_a_poisoned_tensor_can_be_dropped_and_made_anew(x):
     bad = x[out_of_range(x.device)]
     with pytest.raises(djinn.RemoteIndexError):
         bad.cpu()
-    before = client.context.session.figures()["values"]
+    before = executor_figures()["values"]
     del bad
     djinn.synchronize()
-    assert client.context.session.figures()["values"] < before
+    assert executor_figures()["values"] < before
 
 
 def test_synchronize_reports_the_first_failure_that_nobody_has_seen(x):
@@ -98,7 +98,7 @@ def test_many_failures_neither_hang_nor_pile_up(x, monkeypatch):
     kept = [x[index] for _ in range(4000)]
     with pytest.raises(djinn.RemoteIndexError, match=f"{__file__}:"):
         kept[-1].cpu()
-    session = client.context.session
+    session = open_session()
     assert len(session.replies.reader.failures._unseen) <= 64
     assert len(session.replies.reader.failures._programs) <= 64
     with pytest.raises(djinn.RemoteIndexError):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.errors import ProgramStopped
 from djinn_core.interrupts import held, raise_outside_torch
-from djinn_core.runtime import client
 from djinn_core.runtime.sending import cancellation, uploads
 
 DEVICE = "remote_accelerator:0"
@@ -32,7 +32,7 @@ def interruptible():
 @pytest.fixture
 def session(embedded):
     djinn.synchronize()
-    return client.context.session
+    return open_session()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.runtime import client
+from djinn.testing import open_connections
 
 DEVICE = "remote_accelerator:0"
 
@@ -20,7 +20,7 @@ def own():
     djinn.shut_down()
     djinn.configure(threads=1)
     djinn.init()
-    executor = client.context.opened[0].executor
+    executor = open_connections()[0].executor
     yield executor
     djinn.shut_down()
     djinn.configure()

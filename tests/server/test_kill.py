@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from servers import start_server
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.cli import main
 from djinn_core.errors import AccessRefused, SessionLost
 from djinn_core.launch.connection_file import read_connection_file
@@ -46,7 +47,7 @@ def test_a_session_that_computes_is_ended_and_its_program_hears_why(connect, url
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not client.context.session.replies.pending:
+        while not open_session().replies.pending:
             time.sleep(0.01)
         ended = killing(name[:8])
         assert ended.exit_code == 0, ended.output

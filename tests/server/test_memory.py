@@ -12,7 +12,7 @@ from torch import nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import djinn
-from djinn_core.runtime import client
+from djinn.testing import executor_figures, open_connections
 from djinn_core.server.memory.spill import FileSpill, Gaps
 
 REMOTE = "remote_accelerator:0"
@@ -32,16 +32,16 @@ def limited():
 def done(limited):
     """Actions taken to keep the limit since the test began, by name."""
     djinn.synchronize()
-    before = client.context.session.figures()
+    before = executor_figures()
 
     def since(name):
-        return client.context.session.figures()[name] - before[name]
+        return executor_figures()[name] - before[name]
 
     return since
 
 
 def peak():
-    return client.context.session.figures()["memory_run_peak"]
+    return executor_figures()["memory_run_peak"]
 
 
 def test_a_training_that_does_not_fit_is_the_same_bit_by_bit(limited, done):
@@ -131,11 +131,11 @@ def test_random_numbers_are_drawn_once(limited, done):
 
 
 def test_what_the_executor_says_of_its_memory(limited):
-    figures = client.context.session.figures()
+    figures = executor_figures()
     assert figures["memory_limit"] == LIMIT
     assert figures["device_total"] == LIMIT
-    assert client.context.opened[0].attached.device.memory == LIMIT
-    assert client.context.opened[0].attached.device.spill > 0
+    assert open_connections()[0].attached.device.memory == LIMIT
+    assert open_connections()[0].attached.device.spill > 0
 
 
 def cache_bytes(cache):
@@ -157,7 +157,7 @@ def test_the_cache_of_a_decode_counts_what_it_holds(limited, done, ballast):
         for step in range(48):
             ids = model(ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
             ids.cpu()  # what is known by then is sent in several pieces
-            figures = client.context.session.figures()
+            figures = executor_figures()
             assert figures["used_caches"] == cache_bytes(cache), step
             assert weights <= figures["used_weights"] < weights + 4096, step
     total = sum(figures[name] for name in ("used_weights", "used_caches", "used_activations", "used_states"))
@@ -179,7 +179,7 @@ def test_the_cache_counts_while_generating(limited):
         """Notes what the executor counts while tokens come."""
 
         def put(self, _):
-            seen.append(client.context.session.figures()["used_caches"])
+            seen.append(executor_figures()["used_caches"])
 
         def end(self):
             """The text is whole."""

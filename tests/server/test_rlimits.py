@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from djinn.testing import open_connections
 from djinn_core.builtins.cpu import CpuDevice
-from djinn_core.runtime import client
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux says there what a process may have")
 def test_an_executor_may_have_what_the_machine_has(embedded):
     torch.ones(2, device=embedded).cpu()
-    process = client.context.opened[0].attached.process
+    process = open_connections()[0].attached.process
     assert process != os.getpid()
     (line,) = [
         found for found in Path(f"/proc/{process}/limits").read_text().splitlines() if found.startswith("Max data size")

@@ -12,6 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import djinn
+from djinn.testing import open_session
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.program import Program
@@ -47,7 +48,7 @@ class Interrupted:
 def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(uploads, "CHUNK", 1 << 20)
-    session = client.context.session
+    session = open_session()
     source = torch.randint(0, 256, (SIZE,), dtype=torch.uint8)
     expected = source.clone()
     target = torch.empty(SIZE, dtype=torch.uint8, device="remote_accelerator:0")
@@ -115,13 +116,13 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
     assert djinn.stats()["round_trips"] <= 3, "for all; for that which the server lacks; for that which comes twice"
     for parameter, right in zip(model, expected, strict=True):
         assert torch.equal(parameter.cpu(), right)
-    assert not client.context.session.uploads.unanswered
+    assert not open_session().uploads.unanswered
 
 
 def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monkeypatch):
     """Tensors are known again by where they lie; something else there would be taken for what it was."""
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
-    session = client.context.session
+    session = open_session()
     arrays = [np.ones(1 << 20, np.uint8) for _ in range(2)]
     alive = [weakref.ref(array) for array in arrays]
     session.expect_uploads([torch.from_numpy(array) for array in arrays])
@@ -138,12 +139,12 @@ def test_nothing_is_expected_after_a_module_has_moved(keeping, monkeypatch):
     right = [parameter.detach().clone() for parameter in model]
     model.to("remote_accelerator:0")
     assert all(torch.equal(parameter.cpu(), expected) for parameter, expected in zip(model, right, strict=True))
-    assert not client.context.session.uploads._expected
+    assert not open_session().uploads._expected
 
 
 def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     weights = torch.randn(2 << 20).to(torch.bfloat16)
-    deciding = client.context.session.uploads._compressing
+    deciding = open_session().uploads._compressing
     monkeypatch.setattr(deciding, "_sent", 32 << 20)
     monkeypatch.setattr(deciding, "_seconds", 10.0)
     djinn.reset_stats()
@@ -165,7 +166,7 @@ def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding"],
 )
 def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reason):
-    session = client.context.session
+    session = open_session()
     session.link.send(Frame(encode(message), [body]))
     with pytest.raises(RemoteError, match=reason):
         session.wait(session.submit(Submission(Program((), (), ()), fetch=(message.handle,))))
@@ -181,7 +182,7 @@ def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reas
     ids=["sizes", "too many"],
 )
 def test_what_does_not_fit_ends_the_session(keeping, message, body, reason):
-    client.context.session.link.send(Frame(encode(message), body))
+    open_session().link.send(Frame(encode(message), body))
     with pytest.raises(SessionLost, match=reason):
         djinn.synchronize()
     djinn.init()

@@ -13,6 +13,7 @@ from configured import configured
 from servers import start_server
 
 import djinn
+from djinn.testing import open_connections, open_session
 from djinn_core.config import Settings
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import AVAILABLE_SECONDS, ask_servers
@@ -133,7 +134,7 @@ def test_errors_name_the_address_that_was_configured(plain):
     with configured(servers=[url], token=plain.token):
         matrix = torch.ones(700, 700, device=DEVICE)
         assert matrix.sum().item() == 490_000
-        reached = client.context.opened[0].url
+        reached = open_connections()[0].url
         assert reached.startswith("unix://"), "the fastest way on one machine"
         with pytest.raises(djinn.DeadlineExceeded, match=f"^{url} did not answer"), djinn.deadline(0.2):
             long = matrix
@@ -150,7 +151,7 @@ def test_errors_name_the_address_that_was_configured(plain):
 def test_an_executor_of_ones_own_has_no_address():
     with configured(threads=1):
         djinn.init()
-        assert client.context.session.link.called == "this program's own executor"
+        assert open_session().link.called == "this program's own executor"
 
 
 def test_a_port_that_is_taken_is_told_before_executors_start(python, plain_environment, tmp_path):

@@ -1,0 +1,74 @@
+"""State of the open session, for tests: what it holds and has sent, where it is connected, and how to break it.
+
+Tests ask these functions in place of private attributes, which may change in any version.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+from djinn_core.delivery.reliable_connection import ReliableConnection
+from djinn_core.errors import DjinnError
+from djinn_core.interception.recording.recorder import current
+from djinn_core.runtime import client
+from djinn_core.runtime.client_session import ClientSession
+from djinn_core.runtime.connecting.opened import Opened
+
+session_name = client.session_name
+
+
+def open_session() -> ClientSession:
+    """The open session itself. Its methods are those of this version.
+
+    Raises:
+        DjinnError: no session is open.
+    """
+    if client.context.session is None:
+        raise DjinnError("no session is open: djinn.init() or the first use of the device begins one")
+    return client.context.session
+
+
+def open_connections() -> tuple[Opened, ...]:
+    """Connections of the open session, one an executor, each with its `url` and what the executor said of itself."""
+    return client.context.opened
+
+
+def executor_figures(device: int = 0) -> Mapping[str, int]:
+    """Counts of the executor: `values` that the session holds, `memory_...` and others; asking takes a round trip."""
+    return open_session().figures(device=device)
+
+
+def executor_processes() -> tuple[int, ...]:
+    """Process numbers of the executors, each on its machine."""
+    return tuple(opened.process for opened in client.context.opened)
+
+
+def plans_made() -> int:
+    """Number of plans that were made, since the counters were reset."""
+    return client.context.stats.plans_made
+
+
+def unsent_instructions() -> int:
+    """Number of instructions that this thread has recorded and not sent."""
+    return len(current().entries)
+
+
+def break_connection(number: int = 0) -> None:
+    """Break a connection of the session as a network does. The session resumes if its server lets it.
+
+    Raises:
+        DjinnError: there is no such connection, or it is one that a session does not outlive.
+    """
+    if number >= len(client.context.opened):
+        raise DjinnError(f"the session has no connection {number}; there are {len(client.context.opened)}")
+    channel = client.context.opened[number].connection
+    if not isinstance(channel, ReliableConnection):
+        raise DjinnError("the connection to an executor of the program's own does not break: its session ends with it")
+    channel._inner.close()  # noqa: SLF001 - the only part of it that a network breaks
+
+
+def kill_executor(number: int = 0) -> None:
+    """Kill an executor that runs on this machine, as the kernel does when memory is short."""
+    os.kill(executor_processes()[number], signal.SIGKILL)
