@@ -12,9 +12,8 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.values import make_handle
 from djinn_core.server.memory.budgets import Budgets
-from djinn_core.server.memory.ledger import Ledger
+from djinn_core.server.memory.ledger import CRITICAL, NONE, WARNING, Ledger
 from djinn_core.server.memory.limited import LimitedRuntime
-from djinn_core.server.memory.pressure import CRITICAL, NONE, WARNING
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.peers.packed_values import pack_copies, pack_storages, unpack_item

@@ -16,10 +16,10 @@ from djinn_core.logs import get_logger
 from djinn_core.server.memory.allocation import Allocation, Copy, has_memory
 from djinn_core.server.memory.budgets import RESIDENCIES, Budgets
 from djinn_core.server.memory.eviction import Decider, Hints, kind_of_holding
-from djinn_core.server.memory.pressure import Pressure
 from djinn_core.server.memory.process import process_memory
 from djinn_core.server.memory.spill import SpillSpace
 from djinn_core.torch_objects import StorageWeakRef
+from djinn_core.wire.messages import PRESSURE
 
 if TYPE_CHECKING:
     from djinn_core.server.memory.session import SessionMemory
@@ -32,7 +32,26 @@ STEPS: Final = 64  # in steps of the limit by this what is left grows and shrink
 RESERVE: Final = 4  # the limit by this is left to what ops need beside their results, until it is known
 COMFORT: Final = 0.75  # of what tensors may take
 FULL: Final = 0.95  # of the limit; a process that takes more leaves too little to what ops need
+NONE, WARNING, CRITICAL = range(len(PRESSURE))  # levels of memory pressure
+_WARNING: Final = 0.8  # of what tensors may take
+_CRITICAL: Final = 0.95
 _log = get_logger("djinn.server")
+
+
+@attrs.define
+class Pressure:
+    """The level of memory pressure: none, a warning, or critical, which means that values were evicted."""
+
+    level: int = NONE
+
+    def note(self, resident: int, away: int, budget: int) -> None:
+        """So many bytes are in memory, and so many elsewhere for want of it."""
+        share = (resident + away) / max(budget, 1)
+        level = CRITICAL if away or share > _CRITICAL else WARNING if share > _WARNING else NONE
+        if level != self.level:
+            tell = _log.warning if level > self.level else _log.info
+            tell("memory pressure", pressure=PRESSURE[level], resident=resident, away=away, budget=budget)
+            self.level = level
 
 
 @attrs.define

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from djinn_core.server.memory.allocation import has_memory
-from djinn_core.server.memory.budgets import ACTIVATION, KINDS, NAMES, kind_of
+from djinn_core.server.memory.budgets import ACTIVATION, KINDS, NAMES, Usage, kind_of
 from djinn_core.server.memory.ledger import Holdings, Ledger
 from djinn_core.server.memory.limited_run import CarefulRun
 from djinn_core.server.memory.memory_estimate import MemoryEstimate, look_ahead
 from djinn_core.server.memory.next_use import LastUses, NextUsePredictor
-from djinn_core.server.memory.usage import Usage
 from djinn_core.server.running.replay import CompiledTemplate
 from djinn_core.server.running.run import Run, environment_of, run_template
 from djinn_core.server.running.values import ValueTable
