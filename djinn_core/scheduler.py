@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 
 import attrs
@@ -20,6 +20,7 @@ from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
 from djinn_core.logs import get_logger
+from djinn_core.lru import LruCache
 from djinn_core.pipeline import Plugins, Request, plan
 from djinn_core.plugins.registry import Registry
 from djinn_core.stages.annotate import annotate
@@ -59,7 +60,7 @@ class Scheduler:
         self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
         self._request = Request(network_topology, placement_policy=placement_policy, scheduler=scheduler)
         self._lock = threading.Lock()
-        self._cache: OrderedDict[Hashable, _Made] = OrderedDict()
+        self._cache: LruCache[Hashable, _Made] = LruCache(_CAPACITY)
         self._counts: Counter[str] = Counter()
 
     def create_schedule(
@@ -74,16 +75,13 @@ class Scheduler:
         """
         key = (id(graph.program), id(optimization_plan))
         with self._lock:
-            found = self._cache.get(key)
+            found = self._cache.use(key)
             self._counts["hits" if found else "misses"] += 1
             if found is not None:
-                self._cache.move_to_end(key)
                 return found.schedule
         schedule = self._create(graph, optimization_plan)
         with self._lock:
-            self._cache[key] = _Made(graph, optimization_plan, schedule)
-            while len(self._cache) > _CAPACITY:
-                self._cache.popitem(last=False)
+            self._cache.store(key, _Made(graph, optimization_plan, schedule))
         return schedule
 
     def statistics(self) -> Mapping[str, int]:

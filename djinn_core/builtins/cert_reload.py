@@ -13,6 +13,7 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
 
 PAUSE_SECONDS: Final = 2.0
@@ -26,7 +27,7 @@ Load = Callable[[ssl.SSLContext], None]
 class _Shown:
     files: tuple[Path, ...]
     load: Load
-    written: tuple[tuple[int, int, int], ...]
+    versions: tuple[FileVersion, ...]
 
 
 _shown: weakref.WeakKeyDictionary[ssl.SSLContext, _Shown] = weakref.WeakKeyDictionary()
@@ -38,7 +39,7 @@ def renew(context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
     """Have `load` called for a context again when one of its files has changed, for as long as it is referenced."""
     global _thread
     with _lock:
-        _shown[context] = _Shown(files, load, _written(files))
+        _shown[context] = _Shown(files, load, _versions(files))
         if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_run, name="djinn-certificates", daemon=True)
             _thread.start()
@@ -50,10 +51,10 @@ def look() -> None:
         due = list(_shown.items())
     while due:
         context, shown = due.pop()
-        now = _written(shown.files)
-        if not now or now == shown.written:
+        now = _versions(shown.files)
+        if not now or now == shown.versions:
             continue
-        shown.written = now
+        shown.versions = now
         try:
             shown.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a pair must not get into the one that is used
             shown.load(context)
@@ -63,13 +64,12 @@ def look() -> None:
             _log.info("a certificate was read again", files=[str(file) for file in shown.files])
 
 
-def _written(files: tuple[Path, ...]) -> tuple[tuple[int, int, int], ...]:
-    """Fingerprint of the files' versions; empty where a file is missing, as while it is replaced."""
+def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
+    """Versions of the files; empty where one is missing, as while it is replaced."""
     try:
-        found = [file.stat() for file in files]
+        return tuple([version_of(file) for file in files])
     except OSError:
         return ()
-    return tuple((status.st_mtime_ns, status.st_ino, status.st_size) for status in found)
 
 
 def _run() -> None:

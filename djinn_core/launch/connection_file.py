@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.files import replace_file
 from djinn_core.logs import get_logger
 
 _LARGEST: Final = 1 << 20  # bytes
@@ -38,17 +38,7 @@ def write_connection_file(path: Path, content: ConnectionFile) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # mkstemp makes files with mode 0600, and the rename is atomic because both are in one directory.
-        descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-                file.flush()
-                os.fsync(descriptor)
-            Path(aside).replace(path)
-        except BaseException:
-            Path(aside).unlink()
-            raise
+        replace_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
     except OSError as error:
         raise ConfigurationError(
             f"cannot write the connection file {path}: {error.strerror or error}. Choose another place with "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from djinn_core.directories import cache_directory
+from djinn_core.files import lock
 from djinn_core.launch.private_directory import JUST_MADE_SECONDS, remove_unless_held
 from djinn_core.logs import get_logger
 
@@ -39,9 +39,9 @@ class OwnJournals:
             raise PermissionError(f"{base} belongs to another user")
         _remove_abandoned(base)
         self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+        held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock(held)
+        self._end = weakref.finalize(self, _remove, self.path, held, os.getpid())
 
     @property
     def empty(self) -> bool:
@@ -86,8 +86,8 @@ def _remove_abandoned(base: Path) -> None:
                 remove_unless_held(path)
 
 
-def _remove(path: Path, lock: int, owner: int) -> None:
+def _remove(path: Path, held: int, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child
     shutil.rmtree(path, ignore_errors=True)
-    os.close(lock)
+    os.close(held)

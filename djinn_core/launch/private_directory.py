@@ -7,7 +7,6 @@ later.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from djinn_core.files import lock
 from djinn_core.launch.addresses import DIRECTORY_PREFIX
 
 # The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
@@ -35,7 +35,7 @@ def make_private_directory() -> tuple[str, int]:
         Path(directory).rmdir()
         directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp")
     owned = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(owned, fcntl.LOCK_SH)
+    lock(owned, shared=True)
     return directory, owned
 
 
@@ -55,9 +55,9 @@ def remove_unless_held(path: Path) -> None:
     Raises:
         OSError: one does, or it is gone.
     """
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(held)
         shutil.rmtree(path, ignore_errors=True)
     finally:
-        os.close(lock)
+        os.close(held)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
-import os
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.files import replace_file
 from djinn_core.launch.private_files import private_directory
 
 _DAYS: Final = 825  # as long as browsers take any certificate for
@@ -43,8 +42,8 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> Identity:
         private_directory(directory, "certificate and key")
         if not _is_good(found):
             certificate, key = _make(hosts)
-            _write(found.key, key)
-            _write(found.certificate, certificate)
+            replace_file(found.key, key)
+            replace_file(found.certificate, certificate)
     except OSError as error:
         raise ConfigurationError(f"cannot keep a certificate in {directory}: {error}") from error
     return found
@@ -106,11 +105,3 @@ def _general_name(host: str) -> Any:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host.encode("idna").decode("ascii"))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Mode 0600, whole or not at all."""
-    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    Path(aside).replace(path)

@@ -7,13 +7,11 @@ a slow one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Annotated, Final
 import msgspec
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.files import locked, replace_file
 from djinn_core.wire.message import Count
 
 OPERATOR: Final = "default"  # the tenant of the server's operator, and of all clients where there are no others
@@ -178,19 +177,9 @@ def change_table(path: Path) -> Iterator[list[TokenTable]]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (path.parent / f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(path):
             box = [read_table(path) if path.exists() else TokenTable()]
             yield box
-            _write(path, box[0])
+            replace_file(path, msgspec.json.format(msgspec.json.encode(box[0])) + b"\n")
     except OSError as error:
         raise ConfigurationError(f"cannot write the token file {path}: {error.strerror or error}") from error
-
-
-def _write(path: Path, table: TokenTable) -> None:
-    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(table)) + b"\n")
-        file.flush()
-        os.fsync(descriptor)
-    Path(aside).replace(path)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+
+from djinn_core.lru import LruCache
 
 REMEMBERED: Final = 4096  # keys of which it is known how often they came
 
@@ -50,14 +51,14 @@ class Buckets:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Bucket] = OrderedDict()
+        self._known: LruCache[str, Bucket] = LruCache(REMEMBERED)
 
     def of(self, key: str, rate: float, most: float) -> Bucket:
         """The bucket of a key, with what it may have now."""
         with self._lock:
-            bucket = self._known.pop(key, None) or Bucket(rate, most, self._clock)
+            bucket = self._known.use(key)
+            if bucket is None:
+                bucket = Bucket(rate, most, self._clock)
+                self._known.store(key, bucket)
             bucket.rate, bucket.most = rate, most
-            self._known[key] = bucket
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
             return bucket

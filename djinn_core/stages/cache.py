@@ -8,17 +8,14 @@ sizes, its facts, such as the number of keys, are those of the program that it w
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from typing import Generic, TypeVar
 
 import attrs
 
 from djinn_core.ir.plan import conditions_hold
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
-
-V = TypeVar("V")
+from djinn_core.lru import LruCache
 
 
 @attrs.define
@@ -27,28 +24,20 @@ class _Levels:
     misses: int = 0
 
 
-class _Recent(Generic[V]):
-    """The most recently used entries, at most `capacity`; not locked."""
+class _Level(LruCache[Hashable, "Remembered"]):
+    """The most recently used entries, with statistics; not locked."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.entries: OrderedDict[Hashable, V] = OrderedDict()
+        super().__init__(capacity)
         self.count = _Levels()
 
-    def find(self, key: Hashable) -> V | None:
-        found = self.entries.get(key)
+    def find(self, key: Hashable) -> Remembered | None:
+        found = self.use(key)
         if found is None:
             self.count.misses += 1
-            return None
-        self.count.hits += 1
-        self.entries.move_to_end(key)
+        else:
+            self.count.hits += 1
         return found
-
-    def store(self, key: Hashable, value: V) -> None:
-        self.entries[key] = value
-        self.entries.move_to_end(key)
-        while len(self.entries) > self.capacity:
-            self.entries.popitem(last=False)
 
 
 @attrs.frozen
@@ -69,8 +58,8 @@ class PlanCache:
     def __init__(self, capacity: int = 256) -> None:
         """Remember at most `capacity` plans and as many profiles."""
         self._lock = threading.Lock()
-        self._profiles: _Recent[Remembered] = _Recent(capacity)
-        self._plans: _Recent[Remembered] = _Recent(capacity)
+        self._profiles = _Level(capacity)
+        self._plans = _Level(capacity)
 
     def find_plan(self, key: Hashable, program: Program) -> Remembered | None:
         """The plan of that key, if the scalars of `program` meet the plan's conditions."""
@@ -97,8 +86,8 @@ class PlanCache:
     def clear(self) -> None:
         """Drop all entries and the statistics."""
         with self._lock:
-            self._profiles = _Recent(self._profiles.capacity)
-            self._plans = _Recent(self._plans.capacity)
+            self._profiles = _Level(self._profiles.capacity)
+            self._plans = _Level(self._plans.capacity)
 
     def statistics(self) -> Mapping[str, int]:
         """Hits, misses and entries of both levels."""
@@ -107,6 +96,6 @@ class PlanCache:
                 f"{name}_{field}": number
                 for name, level in (("plan", self._plans), ("profile", self._profiles))
                 for field, number in (
-                    ("hits", level.count.hits), ("misses", level.count.misses), ("entries", len(level.entries))
+                    ("hits", level.count.hits), ("misses", level.count.misses), ("entries", len(level))
                 )
             }  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 import msgspec
 
 from djinn_core.errors import ProtocolError
+from djinn_core.lru import LruCache
 from djinn_core.wire.messages import Template
 
 # Both sides forget the least recently used templates beyond these, in the same order, so a client seldom has to ask.
@@ -36,8 +36,8 @@ class TemplateCache(Generic[V]):
     """LRU cache of values by template, under its digest or its source. The newest entry stays whatever its size."""
 
     def __init__(self, templates: int = TEMPLATES_LIMIT, instructions: int = INSTRUCTIONS_LIMIT) -> None:
-        self._limits = (templates, instructions)
-        self._kept: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._limit = instructions
+        self._kept: LruCache[Hashable, tuple[V, int]] = LruCache(templates)
         self._instructions = 0
 
     def __len__(self) -> int:
@@ -45,20 +45,16 @@ class TemplateCache(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         """Look up the value for the template of that key, and mark it as the most recently used."""
-        found = self._kept.get(key)
-        if found is None:
-            return None
-        self._kept.move_to_end(key)
-        return found[0]
+        found = self._kept.use(key)
+        return None if found is None else found[0]
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
         """Keep `value` for a template of so many instructions."""
         self._instructions += instructions - self._kept.pop(key, (None, 0))[1]
-        self._kept[key] = (value, instructions)
-        templates, limit = self._limits
-        while len(self._kept) > 1 and (len(self._kept) > templates or self._instructions > limit):
-            _, (_, count) = self._kept.popitem(last=False)
+        for _, count in self._kept.store(key, (value, instructions)):
             self._instructions -= count
+        while len(self._kept) > 1 and self._instructions > self._limit:
+            self._instructions -= self._kept.pop(next(iter(self._kept)))[1]
 
     def drop(self, key: Hashable) -> None:
         """Forget what is kept for the template of that key, if anything is."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from djinn_core.backoff import Backoff
 from djinn_core.delivery.giving_up import BREAKS_LIMIT, Progress
 from djinn_core.delivery.reliable_connection import NotYet, ReliableConnection
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
@@ -15,7 +16,6 @@ from djinn_core.interrupts import LOOK_SECONDS, held
 from djinn_core.logs import get_logger
 from djinn_core.runtime.connecting.client_channel import Reconnection
 from djinn_core.runtime.connecting.close_reason import LAST_WORDS_SECONDS
-from djinn_core.runtime.connecting.retry import jittered
 from djinn_core.wire.messages import Attached
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
@@ -101,7 +101,7 @@ class ResumingConnection(ReliableConnection):
             self._reading.release()
 
     def _dial_until(self, deadline: float, taken: int, error: TransportError) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._expired:
             _leave_if_interrupted()
             try:
@@ -111,11 +111,11 @@ class ResumingConnection(ReliableConnection):
                 self.deadly = refused.deadly
                 self._give_up(f"{error}; the server does not go on with it: {refused}")
             except DjinnError as again:
+                pause = backoff.jittered()
                 if time.monotonic() + pause > deadline:
                     self._give_up(f"{error}; no server has answered for {self._patience:g} s since then: {again}")
                 _log.debug("cannot connect again yet", server=self._server, reason=str(again))
-                _sleep(jittered(pause))
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                _sleep(pause)
             else:
                 self.resumed += 1
                 self._when_resumed()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from djinn_core.backoff import Backoff
 from djinn_core.errors import ServerBusy
 from djinn_core.logs import get_logger
 
@@ -24,19 +24,13 @@ def with_patience(attempt: Callable[[], T], seconds: float) -> T:
     Raises:
         ServerBusy: there was no room in all that time.
     """
-    deadline, longest = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
+    deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
     while True:
         try:
             return attempt()
         except ServerBusy as busy:
-            pause = max(jittered(longest), busy.after)
+            pause = max(backoff.jittered(), busy.after)
             if time.monotonic() + pause > deadline:
                 raise
             _log.info("the server has no room for now; asking again", seconds=round(pause, 2), reason=str(busy))
         time.sleep(pause)
-        longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
-
-
-def jittered(seconds: float) -> float:
-    """A pause of about so long: many that were refused together do not come back together."""
-    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - not for secrecy

@@ -19,6 +19,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
 from djinn_core.logs import get_logger
+from djinn_core.lru import LruCache
 from djinn_core.runtime.sending.template import Prepared
 from djinn_core.runtime.stats import Stats
 
@@ -120,16 +121,15 @@ class AbTests:
     def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
         """`make`: plans a program without some of the optimizations."""
         self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
-        self._tried: dict[int, Experiment] = {}  # by identity of its plan, which it keeps alive
+        self._tried: LruCache[int, Experiment] = LruCache(KEPT)  # by identity of its plan, which it keeps alive
 
     def begin(self, plan: Prepared, names: tuple[str, ...], planning: float, program: Program) -> None:
         """A new plan was made, in so many seconds, with the substitutions of these optimizations."""
         if self._judge is None or not names:
             return
         tried = Experiment(plan, plan, program, planning, list(names))
-        if len(self._tried) >= KEPT:
-            self._tried.pop(next(iter(self._tried))).plan.took = None
-        self._tried[id(plan)] = tried
+        for evicted in self._tried.store(id(plan), tried):
+            evicted.plan.took = None
         plan.took = tried.took
 
     def choose(self, plan: Prepared, program: Program) -> Prepared:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from djinn_core.directories import cache_directory
+from djinn_core.files import FileVersion, replace_file, version_of
 from djinn_core.ir.costs import Calibration
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
 
 FORMAT: Final = 1
 _log = get_logger("djinn.calibration")
-# By file what was read from it, and when it had been written.
-_read: dict[Path, tuple[int, Calibration | None]] = {}
+# By file what was read from it, and which version that was.
+_read: dict[Path, tuple[FileVersion, Calibration | None]] = {}
 
 
 def calibration_file(device: DeviceInfo) -> Path:
@@ -31,11 +31,11 @@ def calibration_of(device: DeviceInfo) -> Calibration | None:
     """Measurements of `device`; None where there are none, or where the file cannot be read, with a warning."""
     file = calibration_file(device)
     try:
-        written = file.stat().st_mtime_ns
+        version = version_of(file)
     except FileNotFoundError:
         return None
-    if file not in _read or _read[file][0] != written:
-        _read[file] = (written, _load(file))
+    if file not in _read or _read[file][0] != version:
+        _read[file] = (version, _load(file))
     return _read[file][1]
 
 
@@ -51,9 +51,7 @@ def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
         "models": {**(known.models if known else {}), **models},
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}.new")
-    new.write_text(json.dumps(content), encoding="utf-8")
-    new.replace(file)
+    replace_file(file, json.dumps(content).encode())
     return file
 
 

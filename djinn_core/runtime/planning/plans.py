@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from djinn_core.ir.program import Program, Slot
+from djinn_core.lru import LruCache
 from djinn_core.runtime.planning.size_range import FACTOR, SizeRange, size_range, size_slots
 from djinn_core.runtime.planning.structure import Structure, structure_of, taking
 from djinn_core.stages.fingerprint import classes_of
@@ -62,14 +63,15 @@ class _Alike(Generic[P]):
 
     take: Callable[[Sequence[Slot]], tuple[Slot, ...]]
     sizes: tuple[int, ...]
-    planned: dict[Hashable, list[_Planned[P]]] = attrs.field(factory=dict)
+    planned: LruCache[Hashable, list[_Planned[P]]] = attrs.field(factory=lambda: LruCache(STRUCTURES_LIMIT))
 
     def find(self, program: Program) -> tuple[_Planned[P], tuple[int, ...]]:
         """The plans for programs of the structure that this one has, and its values."""
         key = classes_of(self.take(program.slots))
-        if key not in self.planned and len(self.planned) >= STRUCTURES_LIMIT:
-            self.planned.pop(next(iter(self.planned)))
-        structures = self.planned.setdefault(key, [])
+        structures = self.planned.use(key)
+        if structures is None:
+            structures = []
+            self.planned.store(key, structures)
         for index, planned in enumerate(structures):
             found = planned.structure.values_of(program)
             if found is not None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections import OrderedDict
 
 import attrs
 
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.rebinding import profile_of_piece
+from djinn_core.lru import LruCache
 
 _KEPT = 32  # whole programs
 _WIDTH = 8  # bytes of a number in an array
@@ -36,17 +36,14 @@ class WholePrograms:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wholes: OrderedDict[bytes, _Whole] = OrderedDict()
+        self._wholes: LruCache[bytes, _Whole] = LruCache(_KEPT)
         self._last: tuple[_Whole, int] | None = None
 
     def remember(self, program: Program, profile: WorkloadProfile) -> None:
         """Keep what was found out about a whole program."""
         calls = _calls(program)
         with self._lock:
-            self._wholes[calls] = _Whole(program, calls, _starts(program), profile)
-            self._wholes.move_to_end(calls)
-            while len(self._wholes) > _KEPT:
-                self._wholes.popitem(last=False)
+            self._wholes.store(calls, _Whole(program, calls, _starts(program), profile))
 
     def piece(self, program: Program) -> tuple[WorkloadProfile, WorkloadProfile] | None:
         """The profile of a program that is a piece of a known one, and of that one; None where it is none."""
@@ -56,7 +53,7 @@ class WholePrograms:
                 return None
             whole, at = found
             self._last = whole, at + len(program)
-            self._wholes.move_to_end(whole.calls)
+            self._wholes.use(whole.calls)
         values = whole.program.operands[whole.starts[at] : whole.starts[at + len(program)]]
         names = dict(zip(values, program.operands, strict=True))
         return profile_of_piece(whole.profile, range(at, at + len(program)), names), whole.profile

@@ -8,7 +8,7 @@ comes that was not planned before.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +17,7 @@ import attrs
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import storage_of
+from djinn_core.lru import LruCache
 
 RECENT = 24  # submissions: several steps of a loop, also where each is sent in pieces
 _PLANS = 512
@@ -42,15 +43,13 @@ class EarlierPrograms:
     def __init__(self, recent: Recent = NONE_RAN) -> None:
         """`recent`: plans that ran, with the values of the program that each stood for, the latest last."""
         self._recent = recent
-        self._carried: OrderedDict[int, _Carried] = OrderedDict()
+        self._carried: LruCache[int, _Carried] = LruCache(_PLANS)
 
     def planned(self, plan: object, program: Program, profile: WorkloadProfile) -> None:
         """`plan` was made for that program, of that profile."""
         lasting = {value: kind for value, kind in profile.residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if lasting else ()
-        self._carried[id(plan)] = _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting]))
-        while len(self._carried) > _PLANS:
-            self._carried.popitem(last=False)
+        self._carried.store(id(plan), _Carried(plan, tuple([(i, lasting[v]) for i, v in values if v in lasting])))
 
     def residency(self, program: Program) -> Mapping[int, DataResidency]:
         """Known kinds of a new program's values; the latest program that used a tensor's memory decides."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from djinn_core.backoff import Backoff
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.launch.addresses import at_host, is_loopback, parse_url, with_host
 from djinn_core.logs import get_logger
@@ -77,7 +78,7 @@ class Introductions:
             threading.Thread(target=self._introduce, args=(number, found), name="djinn-introduce", daemon=True).start()
 
     def _introduce(self, number: int, instance: str) -> None:
-        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _PAUSE_SECONDS
+        deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         waiting = list(self._pairs(number))
         while waiting and not self._closed.is_set() and self._instances[number] == instance:
             try:
@@ -89,12 +90,11 @@ class Introductions:
                     )
                     return
                 _log.debug("executors are not introduced yet", pair=waiting[0], reason=str(error))
-                self._closed.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                self._closed.wait(backoff.pause())
                 waiting.append(waiting.pop(0))  # the other one may be there already
             else:
                 waiting.pop(0)
-                pause = _PAUSE_SECONDS
+                backoff.reset()
 
     def _bring_together(self, source: int, target: int) -> None:
         """Have one executor connect to another one that it sent values to before.

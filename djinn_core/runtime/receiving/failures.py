@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -11,6 +10,7 @@ import djinn_core.runtime.receiving.remote_errors  # noqa: F401 - registers PyTo
 from djinn_core.errors import DjinnError, SessionLost, remote_error
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import TensorMeta
+from djinn_core.lru import LruCache
 from djinn_core.wire.message import Failure
 
 REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line
@@ -29,10 +29,10 @@ class Failures:
     """Failures by run and instruction, with the lines that issued them."""
 
     def __init__(self) -> None:
-        self._programs: OrderedDict[_Run, tuple[Program, Sequence[int]]] = OrderedDict()
+        self._programs: LruCache[_Run, tuple[Program, Sequence[int]]] = LruCache(REMEMBERED)
         self._unseen: dict[tuple[int, int, int], Failure] = {}
         # By op who was heard of. Programs are kept, so that no other one takes their ids.
-        self._told: OrderedDict[_Op, tuple[int, Program]] = OrderedDict()
+        self._told: LruCache[_Op, tuple[int, Program]] = LruCache(REMEMBERED)
         self._read: dict[int, Callable[[int], None]] = {}
 
     def read_by(self, executor: int, read: Callable[[int], None]) -> None:
@@ -51,9 +51,7 @@ class Failures:
 
     def remember(self, run: _Run, program: Program, nodes: Sequence[int]) -> None:
         """Remember what was run, for the errors of those who look at what failed in it."""
-        self._programs[run] = (program, nodes)
-        while len(self._programs) > REMEMBERED:
-            self._programs.popitem(last=False)
+        self._programs.store(run, (program, nodes))
 
     def error(self, failure: Failure) -> DjinnError:
         """The error to raise for a value that failed, with op, shapes and the user's line."""
@@ -87,9 +85,7 @@ class Failures:
             return
         for key in [key for key, other in self._unseen.items() if self._op(other) == op]:
             del self._unseen[key]
-        self._told[op] = failure.executor, self._programs[_run(failure)][0]
-        while len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
+        self._told.store(op, (failure.executor, self._programs[_run(failure)][0]))
 
     def _op(self, failure: Failure) -> _Op | None:
         """The op of a program that has failed, where that is known."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,6 +13,7 @@ from djinn_core.errors import StartupError
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.logs import get_logger
+from djinn_core.lru import LruCache
 from djinn_core.server.compiling.artefact import Artefact
 from djinn_core.server.compiling.graph import region_graph
 from djinn_core.server.compiling.hot_template import Adopted, Checking, HotTemplate, Job, Thresholds, Timing, Waiting
@@ -50,7 +50,7 @@ class Compiling:
         self._compilers = tuple(compilers)
         self._runtime = runtime
         self._thresholds = thresholds or Thresholds()
-        self._templates: OrderedDict[bytes, HotTemplate] = OrderedDict()
+        self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -59,14 +59,11 @@ class Compiling:
     def template(self, digest: bytes, template: CompiledTemplate) -> HotTemplate:
         """The record of a template on this device, shared by all sessions."""
         with self._lock:
-            hot = self._templates.get(digest)
+            hot = self._templates.use(digest)
             if hot is None:
                 hot = HotTemplate(template, self._thresholds, self._ask, self._runtime.synchronize, digest.hex()[:8])
-                self._templates[digest] = hot
-            self._templates.move_to_end(digest)
-            while len(self._templates) > TEMPLATES:
-                _, oldest = self._templates.popitem(last=False)
-                oldest.leave("others are used more")
+                for evicted in self._templates.store(digest, hot):
+                    evicted.leave("others are used more")
         return hot
 
     def figures(self) -> dict[str, int]:

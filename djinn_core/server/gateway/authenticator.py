@@ -11,6 +11,7 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.files import FileVersion, version_of
 from djinn_core.launch.token_table import OPERATOR, Quota, TokenRow, TokenTable, digest_of, read_table
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.tokens import Token
@@ -64,11 +65,11 @@ class Authenticator:
         self._file = table
         self._lock = threading.Lock()
         self._table = TokenTable()
-        self._written = (0, 0)
+        self._version: FileVersion | None = None
         self._trouble = ""
         if table is not None:
             self._table = read_table(table)
-            self._written = _written(table)
+            self._version = version_of(table)
 
     @property
     def has_table(self) -> bool:
@@ -109,17 +110,12 @@ class Authenticator:
             return self._table
         with self._lock:
             try:
-                written = _written(self._file)
-                if written != self._written:
-                    self._table, self._written, self._trouble = read_table(self._file), written, ""
+                version = version_of(self._file)
+                if version != self._version:
+                    self._table, self._version, self._trouble = read_table(self._file), version, ""
                     _log.info("the table of tokens was read again", rows=len(self._table.tokens))
             except (OSError, ConfigurationError) as error:
                 if str(error) != self._trouble:  # once: it is asked for with every connection
                     _log.error("the table of tokens cannot be read; what was read before holds", error=str(error))
                 self._trouble = str(error)
             return self._table
-
-
-def _written(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_ino

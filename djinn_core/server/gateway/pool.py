@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from djinn_core.backoff import Backoff
 from djinn_core.errors import StartupError
 from djinn_core.launch.orders import Sessions
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
@@ -112,15 +113,15 @@ class Seat:
                 return
 
     def _restart(self) -> bool:
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._closing.is_set():
             try:
                 self._process = ExecutorProcess(self._options)
                 self._process.wait_ready(self._start_timeout)
             except StartupError as error:
+                pause = backoff.pause()
                 _log.error("an executor does not start again", error=str(error), next_try_seconds=pause)
                 self._closing.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
             if self._closing.is_set():  # closed while it was starting: `close` had the process before this one
                 self._process.close(0.0)

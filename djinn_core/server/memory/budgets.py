@@ -11,6 +11,7 @@ import attrs
 
 from djinn_core.ir.profile import DataResidency, ExecutionPhase
 from djinn_core.ir.values import storage_of
+from djinn_core.lru import LruCache
 from djinn_core.server.running.values import ValueTable
 
 WEIGHT, CACHE, ACTIVATION, STATE = "wkao"
@@ -92,7 +93,7 @@ class Usage:
         self.bytes: Mapping[str, int] = {}  # by kind, of the last run
         self._values = values
         self._run = 0
-        self._ran: dict[bytes, int] = {}  # by template its last run
+        self._ran: LruCache[bytes, int] = LruCache(PROGRAMS_LIMIT)  # by template its last run
         self._touched: dict[str, dict[int, _Touched]] = {}  # by phase and storage, the last used last
         self._since = 0
         self._before: Mapping[str, int] = {}
@@ -101,10 +102,8 @@ class Usage:
         """A template is about to run, before anything is freed for it; `inputs` are handles with their kinds."""
         phase = counted_phase(phase)
         self._run += 1
-        self._since = self._ran.pop(digest, 0)
-        self._ran[digest] = self._run
-        while len(self._ran) > PROGRAMS_LIMIT:
-            del self._ran[next(iter(self._ran))]
+        self._since = self._ran.get(digest, 0)
+        self._ran.store(digest, self._run)
         self._touch(phase, inputs)
         self._before = self._held(phase)
 

@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 
 from djinn_core.ir.values import storage_of
+from djinn_core.lru import LruCache
 from djinn_core.server.memory.lifetimes import NEVER, Lifetimes
 from djinn_core.server.running.values import ValueTable
 
@@ -57,19 +58,17 @@ class NextUsePredictor:
 
     def __init__(self) -> None:
         self._roles: dict[int, Role] = {}
-        self._seen: dict[bytes, _Seen] = {}
+        self._seen: LruCache[bytes, _Seen] = LruCache(PROGRAMS_LIMIT)
         self._last = b""
 
     def begin(self, digest: bytes, lifetimes: Lifetimes, inputs: Sequence[int]) -> None:
         """A program begins to run."""
         if (before := self._seen.get(self._last)) is not None:
             before.following = digest
-        seen = self._seen.pop(digest, None) or _Seen(lifetimes.steps)
+        seen = self._seen.get(digest) or _Seen(lifetimes.steps)
         first = lifetimes.first_input
         seen.uses = {self.role(handle): lifetimes.next_use(first + number, -1) for number, handle in enumerate(inputs)}
-        self._seen[digest] = seen
-        while len(self._seen) > PROGRAMS_LIMIT:
-            del self._seen[next(iter(self._seen))]
+        self._seen.store(digest, seen)
         self._last = digest
 
     def end(self, digest: bytes, outputs: Sequence[int], alive: Callable[[int], bool]) -> None:

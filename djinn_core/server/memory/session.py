@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from djinn_core.lru import LruCache
 from djinn_core.server.memory.allocation import has_memory
 from djinn_core.server.memory.budgets import ACTIVATION, KINDS, NAMES, Usage, kind_of
 from djinn_core.server.memory.ledger import Holdings, Ledger
@@ -33,10 +34,10 @@ class SessionMemory:
         self.foresight = NextUsePredictor()
         self.uses = LastUses(values)
         self._ledger = ledger
-        self._outlooks: dict[bytes, MemoryEstimate] = {}
+        self._outlooks: LruCache[bytes, MemoryEstimate] = LruCache(OUTLOOKS_LIMIT)
         self._used = time.monotonic()
         self.phase = ""
-        self._meanings: dict[bytes, ValueHints] = {}
+        self._meanings: LruCache[bytes, ValueHints] = LruCache(OUTLOOKS_LIMIT)
         self._kinds: dict[int, str] = {}
         self._usage = Usage(values)
         with ledger.lock:
@@ -48,8 +49,8 @@ class SessionMemory:
 
     def learn(self, meaning: ValueHints) -> None:
         """The client says what the values of a template are."""
-        self._meanings[meaning.digest] = meaning
-        while len(self._meanings) > OUTLOOKS_LIMIT or sum(map(_letters, self._meanings.values())) > LETTERS_LIMIT:
+        self._meanings.store(meaning.digest, meaning)
+        while sum(map(_letters, self._meanings.values())) > LETTERS_LIMIT:
             del self._meanings[next(iter(self._meanings))]
 
     def kind(self, handles: Iterable[int]) -> str:
@@ -123,13 +124,11 @@ class SessionMemory:
                 self.values.count(handle, self._ledger.look({}, value).nbytes)
 
     def _outlook(self, digest: bytes, template: CompiledTemplate, work: Work, slots: Sequence[Any]) -> MemoryEstimate:
-        known = self._outlooks.pop(digest, None)
+        known = self._outlooks.get(digest)
         if known is None or not known.fits(self._input_bytes(work), slots):
             env = environment_of(template, work, slots, self.values)
             known = look_ahead(template, env, self._ledger.sizes())
-        self._outlooks[digest] = known
-        while len(self._outlooks) > OUTLOOKS_LIMIT:
-            del self._outlooks[next(iter(self._outlooks))]
+        self._outlooks.store(digest, known)
         return known
 
     def _input_bytes(self, work: Work) -> int:

@@ -11,6 +11,7 @@ from typing import Final
 
 import attrs
 
+from djinn_core.backoff import Backoff
 from djinn_core.delivery.giving_up import Progress
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
@@ -220,7 +221,7 @@ class Route:
     # --- the sender -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_to_do)
@@ -230,9 +231,9 @@ class Route:
                 dial = self._dial
             if connection is None:
                 assert dial is not None
-                pause = self._dial_again(dial, pause)
+                self._dial_again(dial, backoff.pause())
                 continue
-            pause = _FIRST_PAUSE_SECONDS
+            backoff.reset()
             try:
                 if waiting is not None:
                     self._send(connection, waiting)
@@ -260,18 +261,18 @@ class Route:
             if self._connection is connection:
                 self._next = kept.number + 1
 
-    def _dial_again(self, dial: Dial, pause: float) -> float:
-        """Try to connect again after a pause; how long the next one is."""
+    def _dial_again(self, dial: Dial, pause: float) -> None:
+        """Try to connect again after a pause."""
         with self._changed:
             if self._changed.wait_for(lambda: self._closing or self._connection is not None, pause):
-                return _FIRST_PAUSE_SECONDS
+                return
         try:
             connection, taken = dial()
         except (DjinnError, TimeoutError) as error:
             with self._changed:
                 if time.monotonic() > self._given_up_at:
                     self._give_up(str(error))
-            return min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            return
         with self._changed:
             late = self._connection is not None or self._closing  # it came another way meanwhile
         if late:
@@ -279,7 +280,6 @@ class Route:
         else:
             _log.info("the way to another executor is there again", peer=self._peer)
             self.adopt(connection, taken, dial)
-        return _FIRST_PAUSE_SECONDS
 
     def _measure(self, connection: Connection) -> None:
         self._gauges = False

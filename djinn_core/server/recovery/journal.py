@@ -8,7 +8,6 @@ time, which bounds the replay: `leased_connection.py` says when, `snapshots.py` 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 import threading
@@ -22,6 +21,7 @@ import msgspec
 
 from djinn_core.delivery.record_log import RecordReader, RecordWriter
 from djinn_core.errors import ProtocolError, SessionLost
+from djinn_core.files import lock
 from djinn_core.launch.tickets import NO_TENANT, Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.recovery.blob_files import Contents, Part, contents_folder, mapped, read_part, remove_contents
@@ -83,7 +83,7 @@ class Journal:
         self._lock = threading.RLock()
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except OSError:
             os.close(self._file)
             raise

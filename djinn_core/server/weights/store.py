@@ -54,7 +54,7 @@ class WeightStore:
         self.limit = limit
         self._directory = directory
         self._files_of_others = WeightFiles()
-        self._checked: dict[bytes, tuple[int, int]] = {}
+        self._checked: dict[bytes, int] = {}
         self._parcels: queue.SimpleQueue[_Parcel] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._changed = threading.Condition()
@@ -168,16 +168,15 @@ class WeightStore:
     def _is_good(self, path: Path, digest: bytes, size: int) -> bool:
         """Check the file's contents against the digest; they are read once in the life of this process."""
         status = path.stat()
-        seen = (status.st_mtime_ns, status.st_ino)
         if status.st_size != size:
             return False
-        if self._checked.get(digest, (0, 0))[1] == status.st_ino:
+        if self._checked.get(digest) == status.st_ino:
             return True
         if digest_of_file(path) != digest:
             _log.warning("a stored weight is damaged and was removed", file=str(path))
             path.unlink(missing_ok=True)
             return False
-        self._checked[digest] = seen
+        self._checked[digest] = status.st_ino
         return True
 
     def _remove_unfinished(self) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from djinn_core.files import FileVersion, version_of
 from djinn_core.logs import get_logger
 from djinn_core.wire.content import digest_of_content
 
@@ -39,7 +40,7 @@ class _Place:
     path: Path
     start: int
     size: int
-    written: tuple[int, int]
+    version: FileVersion
 
 
 class WeightFiles:
@@ -55,11 +56,11 @@ class WeightFiles:
             OSError: it cannot be read.
             ValueError: it is no safetensors file.
         """
-        written = _written(path)
+        version = version_of(path)
         total = 0
         for start, size in stretches(path):
             data = _mapped(path, start, size)
-            self._places[digest_of_content(data.data)] = _Place(path, start, size, written)
+            self._places[digest_of_content(data.data)] = _Place(path, start, size, version)
             total += size
         return total
 
@@ -72,7 +73,7 @@ class WeightFiles:
         place = self._places.get(digest)
         if place is None or place.size != size:
             return None
-        if _written(place.path) != place.written:
+        if version_of(place.path) != place.version:
             _log.warning("a file with weights has changed since the server started", file=str(place.path))
             del self._places[digest]
             return None
@@ -106,8 +107,3 @@ def stretches(path: Path) -> Iterator[tuple[int, int]]:
 def _mapped(path: Path, start: int, size: int) -> Any:
     """Bytes of a file, read where they are looked at; what is written to them stays here."""
     return np.memmap(path, np.uint8, "c", start, (size,)).view(np.ndarray)
-
-
-def _written(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_ino

@@ -1,0 +1,42 @@
+"""The LRU cache and the back-off that all parts use."""
+
+from __future__ import annotations
+
+import pytest
+
+from djinn_core.backoff import Backoff
+from djinn_core.lru import LruCache
+
+
+def test_the_least_recently_used_entry_is_evicted():
+    cache = LruCache(2)
+    assert [list(cache.store(key, key.upper())) for key in "ab"] == [[], []]
+    assert (cache.use("a"), cache.use("x")) == ("A", None)
+    assert list(cache.store("c", "C")) == ["B"]
+    assert list(cache.items()) == [("a", "A"), ("c", "C")]
+
+
+def test_a_lookup_is_no_use_and_storing_again_is():
+    cache = LruCache(2)
+    cache.store("a", 1)
+    cache.store("b", 2)
+    assert cache.get("a") == 1
+    assert not cache.store("a", 3)
+    assert list(cache.store("c", 4)) == [2]
+    assert dict(cache) == {"a": 3, "c": 4}
+
+
+def test_pauses_double_up_to_the_longest_and_begin_again():
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.pause() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    backoff.reset()
+    assert backoff.pause() == 0.5
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_jitter_is_about_the_pause(times):
+    for _ in range(200):
+        backoff = Backoff(1.0, 2.0)
+        for _ in range(times):
+            backoff.pause()
+        assert 0.5 <= backoff.jittered() / (times + 1) <= 1.5

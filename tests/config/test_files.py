@@ -1,0 +1,68 @@
+"""Files that processes share: whole or not at all, versions, locks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from djinn_core.files import lock, locked, replace_file, version_of
+
+
+def test_a_file_is_replaced_as_a_whole_and_for_its_owner_alone(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+    path.chmod(0o644)
+    with path.open() as reader:
+        replace_file(path, b"after")
+        assert reader.read() == "before"
+    assert path.read_text() == "after"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_left_of_a_file_that_cannot_be_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        replace_file(tmp_path / "folder", b"after")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_version_differs_after_a_write_and_after_a_replacement(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("x")
+    os.utime(path, ns=(0, 0))
+    seen = [version_of(path), version_of(path)]
+    path.write_text("xy")
+    os.utime(path, ns=(0, 0))
+    seen.append(version_of(path))
+    replace_file(path, b"zz")
+    os.utime(path, ns=(0, 0))
+    seen.append(version_of(path))
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 3
+
+
+def test_a_lock_is_held_until_its_descriptor_is_closed(tmp_path):
+    first, second, third = (os.open(tmp_path, os.O_RDONLY) for _ in range(3))
+    try:
+        lock(first, shared=True)
+        lock(second, shared=True)
+        with pytest.raises(BlockingIOError):
+            lock(third)
+        os.close(first)
+        with pytest.raises(BlockingIOError):
+            lock(third)
+        os.close(second)
+        lock(third)
+    finally:
+        os.close(third)
+
+
+def test_one_change_at_a_time(tmp_path):
+    path = tmp_path / "table"
+    with locked(path):
+        file = os.open(tmp_path / ".table.lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            lock(file)
+    lock(file)
+    os.close(file)
