@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -77,21 +76,17 @@ def djinn_register_devices() -> list[Device]:
 
 def _total() -> int:
     """Bytes of the machine's memory, or of the container's where that is less."""
-    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_figures(_CGROUP_LIMITS)])
+    import psutil
+
+    return min([int(psutil.virtual_memory().total), *_figures(_CGROUP_LIMITS)])
 
 
 def _free() -> int:
     """Bytes that can still be had without swapping."""
+    import psutil
+
     room = [limit - used for limit, used in zip(_figures(_CGROUP_LIMITS), _figures(_CGROUP_USE), strict=False)]
-    return max(0, min([_available(), _total(), *room]))
-
-
-def _available() -> int:
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.is_file() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return _total()
+    return max(0, min([int(psutil.virtual_memory().available), _total(), *room]))
 
 
 def _figures(paths: Sequence[Path]) -> list[int]:
@@ -100,8 +95,7 @@ def _figures(paths: Sequence[Path]) -> list[int]:
 
 
 def _allocated() -> int:
-    """Resident bytes of this process now; where the system does not tell, its peak."""
-    statm = Path("/proc/self/statm")
-    if statm.is_file():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Resident bytes of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

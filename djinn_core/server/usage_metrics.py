@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 from djinn_core.errors import QuotaExceeded
@@ -183,12 +181,13 @@ def _times(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def _process() -> dict[str, int]:
     """The system's figures for this process."""
+    import psutil
+
+    process = psutil.Process()
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are enough
-    except OSError:
+        return {"resident_memory_bytes": process.memory_info().rss, "open_fds": process.num_fds()}
+    except (OSError, psutil.Error):
         return {}
-    return {"resident_memory_bytes": pages * os.sysconf("SC_PAGE_SIZE"), "open_fds": descriptors}
 
 
 METER: Final = UsageMetrics()

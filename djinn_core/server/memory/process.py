@@ -1,4 +1,8 @@
-"""Resident memory of this process, as the kernel reports it, and the return of the allocator's free memory to the system."""
+"""Resident memory of this process, as the kernel reports it, and the return of the allocator's free memory to the system.
+
+Read from `/proc` by hand: it is asked several times in each program, psutil takes ten times as long (28 us against 3), and it
+does not tell the peak, nor counts it anew.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,10 @@ class ExecutorClock:
 
 
 class ProcessorClock:
-    """Processor time of an executor process on this machine: what else runs here disturbs it less. One thread only."""
+    """Processor time of an executor process on this machine: what else runs here disturbs it less. One thread only.
+
+    Read from `/proc` by hand, in nanoseconds: psutil tells processor time in hundredths of a second.
+    """
 
     def __init__(self, process: int) -> None:
         self._folder = Path(f"/proc/{process}/task")
