@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ def calibrate(
     from djinn_roofline.calibration.session import open_session
 
     open_session(**server_settings(servers, connection_file))
-    done = calibrate_session(rounds, processor_time=processor_time, told=tell(as_json))
-    _clear(as_json)
+    with progress(as_json) as told:
+        done = calibrate_session(rounds, processor_time=processor_time, told=told)
     if as_json:
         row = {
             "device": done.device.id,
@@ -53,12 +55,16 @@ def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> d
     return {name: value for name, value in given.items() if value is not None}
 
 
-def tell(quiet: bool) -> Any:
-    """A function that shows progress, on a terminal."""
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A function that shows what is measured now, on a terminal; what it shows is gone at the end."""
     if quiet or not sys.stderr.isatty():
-        return lambda _: None
-    return lambda name: click.echo(f"\r\x1b[K{name}", nl=False, err=True)
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
-
-def _clear(quiet: bool) -> None:
-    tell(quiet)("")
+    # Without a thread that refreshes it: it would disturb what is measured.
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        yield lambda name: live.update(Text(name), refresh=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from djinn_roofline.calibrate_command import server_settings, tell
+from djinn_roofline.calibrate_command import progress, server_settings
 
 if TYPE_CHECKING:
     from djinn_roofline.calibration.validate import Validation
@@ -49,9 +49,8 @@ def validate(
     if plot is not None:
         check_drawable()
     open_session(**server_settings(servers, connection_file))
-    told = tell(as_json)
-    found = validate_session(rounds, processor_time=processor_time, only=only, told=told)
-    told("")
+    with progress(as_json) as told:
+        found = validate_session(rounds, processor_time=processor_time, only=only, told=told)
     if plot is not None:
         draw(found, plot)
     _print_json(found) if as_json else _print_table(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -16,7 +17,7 @@ from djinn import session
 from djinn.costs import calibration_file, calibration_of
 from djinn.hooks import ConfigurationError
 from djinn.testing import CommandConformance
-from djinn_roofline.calibrate_command import calibrate
+from djinn_roofline.calibrate_command import calibrate, progress
 from djinn_roofline.calibration.measuring import ProcessorClock
 from djinn_roofline.calibration.plot import draw
 from djinn_roofline.calibration.validate import Comparison, Validation
@@ -126,3 +127,21 @@ def test_only_svg_is_drawn(tmp_path):
     done = CliRunner().invoke(validate, ["--plot", str(tmp_path / "plot.png")])
     assert done.exit_code == 2
     assert "only SVG" in done.output
+
+
+def test_progress_is_shown_on_a_terminal_and_gone_at_the_end(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress(quiet=False) as told:
+        told("matmul 512")
+        assert "matmul 512" in shown.getvalue()
+    assert shown.getvalue().endswith("\x1b[2K"), "the line is erased"
+    with progress(quiet=True) as told:
+        told("reduce")
+    assert "reduce" not in shown.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
