@@ -169,7 +169,10 @@ def test_too_many_connections_for_operations_make_room(watched, dial, closes, mo
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX\x1b[2J: forged\r\n\r\n", b" 400 "),
     ],
 )
-def test_the_operations_listener_answers_once_and_hangs_up(watched, dial, closes, caplog, request_, status):
+def test_the_operations_listener_answers_once_and_hangs_up(
+    watched, dial, closes, caplog, monkeypatch, request_, status
+):
+    monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
     sock = dial(watched.url)
     sock.sendall(request_)
     sock.settimeout(10)
