@@ -5,23 +5,21 @@ from __future__ import annotations
 import attrs
 import torch
 
-from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.ir.operators import allowed_operators, operators_digest
 from djinn_core.launch.tickets import Grant, TicketChecker
 from djinn_core.logs import get_logger
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.greetings import INSTANCE, STRANGER_LIMITS, complain, receive_message, refuse
 from djinn_core.server.peers.exchange import PeerListener
 from djinn_core.server.peers.inbox import PeerConnection
-from djinn_core.server.usage_metrics import METER
 from djinn_core.wire.compression import codings
 from djinn_core.wire.messages import Attach, Attached, DeviceInfo
 from djinn_core.wire.peer_messages import Join
 from djinn_core.wire.resume_messages import ControlAttach, Resume
 
 ATTACH_SECONDS = 5.0  # a client sends its ticket as soon as it is connected
-_STRANGERS = Strangers()  # of this process, at all addresses together
 _log = get_logger("djinn.server")
 
 
@@ -34,7 +32,7 @@ class Admitted:
 
 
 def admit(
-    connection: Connection, tickets: TicketChecker, harbour: PeerListener
+    connection: Connection, tickets: TicketChecker, harbour: PeerListener, context: ExecutorContext
 ) -> Admitted | PeerConnection | Resume | ControlAttach | None:
     """Read a client's `Attach` or another executor's `Join`; None where it was refused, broken or never came.
 
@@ -44,7 +42,7 @@ def admit(
     """
     connection.limits = STRANGER_LIMITS
     try:
-        with _STRANGERS.entered(connection):
+        with context.unauthenticated.entered(connection):
             message = receive_message(connection, ATTACH_SECONDS)
     except TimeoutError:
         _log.warning("a connection was closed that asked for nothing", seconds=ATTACH_SECONDS)
@@ -62,7 +60,7 @@ def admit(
         return guest
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
     if grant is None or not isinstance(message, Attach):
-        METER.count("tickets_refused")
+        context.usage.count("tickets_refused")
         _log.warning("a connection without a valid ticket was refused", asked=type(message).__name__)
         refuse(connection, "the ticket is not valid (any more): connect to the gateway again for a new one")
         return None

@@ -12,6 +12,7 @@ from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.server.memory.eviction import Decider
 from djinn_core.server.memory.limited import LimitedRuntime
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import DeviceInfo
 
 FALLBACK = "cpu"
@@ -65,9 +66,9 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
     return OpenDevice(found[index], device.open(index))
 
 
-def limited(device: OpenDevice, memory: int, decider: Decider) -> OpenDevice:
+def limited(device: OpenDevice, memory: int, disk: Disk, decider: Decider) -> OpenDevice:
     """The device with at most `memory` bytes for what sessions hold, evicted as `decider` says; 0: as it is."""
-    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, decider)) if memory else device
+    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, decider)) if memory else device
 
 
 def _best(devices: Sequence[Device]) -> str:

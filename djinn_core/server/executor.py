@@ -27,7 +27,6 @@ from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.listen_addresses import Places, in_places
@@ -40,11 +39,12 @@ from djinn_core.role import become_server
 from djinn_core.server.admission_limits import AdmissionLimits
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.control import Control
 from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
 from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, send_message
-from djinn_core.server.malloc_trim import GIVING_BACK, keep_few_arenas, set_start_aside
+from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.memory.eviction import decider
 from djinn_core.server.peers.exchange import PeerListener
 from djinn_core.server.peers.inbox import PeerConnection
@@ -54,15 +54,15 @@ from djinn_core.server.recovery.leased_connection import KillsExecutors, Leases
 from djinn_core.server.rlimits import confine
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.session_registry import Entry, Session, SessionRegistry
-from djinn_core.server.shared_device import compile_on, shared_device
+from djinn_core.server.shared_device import SharedDevice
 from djinn_core.server.tenancy import Tenancy
-from djinn_core.server.usage_metrics import METER
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.wire.message import Message
 from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
-SessionFactory = Callable[[DeviceRuntime, WeightStore | None, PeerListener], Session]
+SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], Session]
 _log = logs.get_logger("djinn.server")
 
 
@@ -72,6 +72,7 @@ class Executor:
     def __init__(
         self,
         device: OpenDevice,
+        context: ExecutorContext,
         registry: Registry,
         tickets: TicketChecker,
         new: SessionFactory,
@@ -83,12 +84,13 @@ class Executor:
     ) -> None:
         """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network. `accounts`: as in `Start`."""
         self._device = device
-        self._tenancy = Tenancy(store, accounts)
+        self._context = context
+        self._tenancy = Tenancy(context.usage, context.disk, store, accounts)
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
         self._roster = SessionRegistry()
-        self._leases = leases or Leases(0.0)
+        self._leases = leases or Leases(0.0, context.usage, context.disk)
         self._tls = tls
         self._harbour = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
@@ -116,7 +118,7 @@ class Executor:
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
-        admitted = admit(connection, self._tickets, self._harbour)
+        admitted = admit(connection, self._tickets, self._harbour, self._context)
         if admitted is None:
             return
         if isinstance(admitted, PeerConnection):
@@ -145,10 +147,11 @@ class Executor:
     def _refusal(self, admitted: Admitted) -> Refusal | None:
         """The reason why a client with a valid ticket gets no session now. If the executor is full, the gateway is told, too."""
         sessions = self._inside
+        self._tenancy.assign(admitted.grant.badge)
         reason = self._tenancy.refusal(admitted.grant.badge, sessions)
         if reason:
             return Refusal(reason)
-        full = self._room.refusal(sessions, shared_device(self._device.runtime).turns.longest_wait)
+        full = self._room.refusal(sessions, self._context.device.turns.longest_wait)
         if full is not None:
             self.full(full.reason)
         return full
@@ -186,7 +189,11 @@ class Executor:
             self._left()
 
     def _refusal_to_recover(self, badge: Badge) -> str:
-        return self._tenancy.refusal_to_recover(badge) or self._tenancy.refusal(badge, self._inside)
+        reason = self._tenancy.refusal_to_recover(badge)
+        if reason:
+            return reason
+        self._tenancy.assign(badge)
+        return self._tenancy.refusal(badge, self._inside)
 
     def _left(self) -> None:
         with self._door:
@@ -204,7 +211,7 @@ class Executor:
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
     ) -> None:
         name, client = owner.session, owner.client
-        session = self._new_session(self._device.runtime, self._tenancy.store, self._harbour)
+        session = self._new_session(self._context, self._tenancy.store, self._harbour)
         try:
             with (
                 self._roster.enter(Entry(name, client, session, owner.badge.token, talk)),
@@ -217,7 +224,7 @@ class Executor:
             self._leases.end(name)
             session.close()
             self._room_again()
-            GIVING_BACK.soon()
+            self._context.trimmer.soon()
 
     def _attached(self, owner: SessionIdentity, admitted: Admitted) -> Attached:
         recalls, leases = self._tenancy.store is not None, self._leases
@@ -269,7 +276,7 @@ class Executor:
 
     def tick(self) -> None:
         """Some time has passed."""
-        METER.account.tick()
+        self._context.usage.account.tick()
 
     @property
     def idle(self) -> bool:
@@ -378,42 +385,46 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         torch.set_num_threads(start.threads)
     selection = Selection(start.plugins, frozenset(start.disable), plugin_settings=start.plugin_settings)
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
-    opened = limited(open_device(registry.devices, device), start.memory, decider(registry, start.memory_policy))
+    disk, policy = Disk(), decider(registry, start.memory_policy)
+    opened = limited(open_device(registry.devices, device), start.memory, disk, policy)
+    context = ExecutorContext(SharedDevice(opened.runtime), disk=disk)
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
-    begin_compiling(opened, registry, start.compilers)
+    begin_compiling(context, registry, start.compilers)
     room = AdmissionLimits(start.most_sessions, start.queue_seconds)
-    kept = _open_store(start), _leases(start)
+    kept = _open_store(start, disk), _leases(start, context)
     accounts = Path(start.accounts) if start.accounts else None
-    return Executor(opened, registry, TicketChecker(start.key), new, *kept, _tls(start), room, accounts)
+    return Executor(opened, context, registry, TicketChecker(start.key), new, *kept, _tls(start), room, accounts)
 
 
-def begin_compiling(device: OpenDevice, registry: Registry, names: Sequence[str]) -> None:
-    """Have hot templates of `device` compiled by the compilers called `names`; none: nothing is compiled.
+def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:
+    """Have hot templates of the device compiled by the compilers called `names`; none: nothing is compiled.
 
     Raises:
         StartupError: there is no such compiler.
     """
     if names:
-        compile_on(device.runtime, Compiling(chosen(registry.compilers, names), device.runtime))
+        context.device.compiling = Compiling(chosen(registry.compilers, names), context.device.runtime)
 
 
-def _leases(start: Start) -> Leases:
+def _leases(start: Start, context: ExecutorContext) -> Leases:
     if start.journals:
         remove_stale(Path(start.journals))
     return Leases(
         start.lease_seconds,
+        context.usage,
+        context.disk,
         Path(start.journals) if start.journals else None,
         start.journal_bytes,
         start.snapshot_seconds,
     )
 
 
-def _open_store(start: Start) -> WeightStore | None:
+def _open_store(start: Start, disk: Disk) -> WeightStore | None:
     if not start.store:
         return None
     try:
-        store = WeightStore(Path(start.store), start.store_bytes)
+        store = WeightStore(Path(start.store), start.store_bytes, disk)
     except OSError as error:
         _log.warning("weights are not kept: their directory cannot be used", error=str(error))
         return None

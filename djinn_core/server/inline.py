@@ -16,10 +16,13 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.launch.tickets import TicketChecker, issue, new_key
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Selection, load_registry
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.devices import limited, open_device
 from djinn_core.server.executor import Executor, begin_compiling
 from djinn_core.server.memory.eviction import decider
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.shared_device import SharedDevice
+from djinn_core.server.weights.disk import Disk
 
 # An interpreter that ends stops threads wherever they are, and PyTorch's freeing of memory does not survive that.
 ENDING_SECONDS = 5.0  # for an op that runs, and for the session to free what it has
@@ -94,9 +97,11 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
     opened = open_device(registry.devices, settings.device)
-    device = limited(opened, bytes_of(settings.memory_gib), decider(registry, settings.memory_policy))
-    begin_compiling(device, registry, settings.compilers)
-    executor = Executor(device, registry, TicketChecker(key), ExecutorSession)
+    disk, policy = Disk(), decider(registry, settings.memory_policy)
+    device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
+    context = ExecutorContext(SharedDevice(device.runtime), disk=disk)
+    begin_compiling(context, registry, settings.compilers)
+    executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession)
     ours, theirs = connected_pair()
 
     def serve() -> None:

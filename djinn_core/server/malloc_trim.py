@@ -50,7 +50,7 @@ def set_start_aside() -> None:
     gc.freeze()
 
 
-class GivingBack:
+class MemoryTrimmer:
     """Trims memory once for all connections that end within a few seconds, in a thread of its own."""
 
     def __init__(self, pause: float = PAUSE_SECONDS) -> None:
@@ -64,7 +64,7 @@ class GivingBack:
         self._wanted.set()
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="djinn-giving-back", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="djinn-memory-trimmer", daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:
@@ -73,6 +73,3 @@ class GivingBack:
             self._wanted.clear()
             gc.collect()
             trimmer()()
-
-
-GIVING_BACK: Final = GivingBack()

@@ -11,10 +11,10 @@ from functools import partial
 import msgspec
 
 from djinn_core.errors import DjinnError, ProtocolError, TransportError, UnsupportedOperation
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.device_stats import device_figures, reset_device_peak
 from djinn_core.server.memory.session import SessionMemory
 from djinn_core.server.peers.exchange import Exchange, PeerListener
@@ -35,15 +35,13 @@ from djinn_core.server.recovery.snapshots import (
 from djinn_core.server.recovery.state_transfer import hand_out, restored, take_in
 from djinn_core.server.recovery.transfer_log import PastShipments, PoolCounts
 from djinn_core.server.running.bound_templates import BoundTemplate, begin, bind
-from djinn_core.server.running.cancellation import OVERSEER, CancellationState
+from djinn_core.server.running.cancellation import CancellationState
 from djinn_core.server.running.random_state import SessionRandomness
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.running.responses import collect
 from djinn_core.server.running.run import MESSAGE_LIMIT, Run, run_template
 from djinn_core.server.running.values import Poison, ValueTable
 from djinn_core.server.running.work import Work, unpack
-from djinn_core.server.shared_device import shared_device
-from djinn_core.server.usage_metrics import METER
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.bindings import unpack_handles
@@ -90,10 +88,11 @@ class ExecutorSession:
     """Serves one client. Everything in it is freed when it ends."""
 
     def __init__(
-        self, runtime: DeviceRuntime, store: WeightStore | None = None, harbour: PeerListener | None = None
+        self, context: ExecutorContext, store: WeightStore | None = None, harbour: PeerListener | None = None
     ) -> None:
         """`store`: where weights are kept, if they are. `harbour`: where other executors come in."""
-        self.device = device = shared_device(runtime)
+        self._context, self._usage = context, context.usage
+        self.device = device = context.device
         self.values = ValueTable()
         self.submissions = 0
         self._turn = device.turns.share()
@@ -103,8 +102,8 @@ class ExecutorSession:
         self._uploads = Uploads(device.runtime, self.values, store)
         self.exchange = Exchange(harbour or PeerListener())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
-        self._wanted = CancellationState(self._turn)
-        METER.enter(self)
+        self._wanted = CancellationState(self._turn, self._usage)
+        self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
         """Answer messages until the client says goodbye.
@@ -122,7 +121,7 @@ class ExecutorSession:
         if past is not None and snapshot is not None:
             self._restore(snapshot, past.memory())
         self._wanted.write_to(journal, past)
-        with OVERSEER.over(self._wanted, connection):
+        with self._context.monitor.over(self._wanted, connection):
             while self._serve_one(connection):
                 if not self._backlog:  # not in the middle of what was read ahead
                     connection.keep(self._state, self.exchange.inbox.writing)
@@ -131,7 +130,7 @@ class ExecutorSession:
         frame = self._next_frame(connection)
         started = time.perf_counter()
         message = _read(frame)
-        METER.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
+        self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Submit):
             self._submit(message, connection, started)
         elif isinstance(message, Unreadable):
@@ -139,7 +138,7 @@ class ExecutorSession:
         elif isinstance(message, Upload):
             self._take_upload(message, frame)
         elif isinstance(message, BlobOffer):
-            METER.check_values()
+            self._usage.check_values()
             recalled = connection.decide(lambda before: self._consider(message, before)) == YES
             connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
         elif isinstance(message, Withdraw):
@@ -208,7 +207,7 @@ class ExecutorSession:
         if self.submissions or len(self.values) or len(self._templates):
             raise ProtocolError("a client sends a state to a session that has begun")
         restored(self._restore, *take_in(state, partial(self._next_frame, connection)))
-        METER.check_values()
+        self._usage.check_values()
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
         """Go on where another session was."""
@@ -277,7 +276,7 @@ class ExecutorSession:
             for item, data in arrived:
                 for handle, value in unpack_item(item, data, self.device.runtime):
                     self.values[handle] = value
-        METER.check_values()
+        self._usage.check_values()
 
     def _read_ahead(self, connection: ExecutorChannel) -> None:
         """Take in what the client says while another executor is waited for: it can go on sending, and is seen to be gone."""
@@ -300,7 +299,7 @@ class ExecutorSession:
         self._wanted.begin(work)
         waited = time.perf_counter()
         connection.own()  # what was sent and not taken yet may be written now
-        with self._turn, METER.account:
+        with self._turn, self._usage.account:
             begun = time.perf_counter()
             run = self._run(known, work)
             self._wanted.end(work, run)
@@ -315,7 +314,7 @@ class ExecutorSession:
         took = executed - begun - work.rested if keeper is None else keeper.take_seconds()
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
-        METER.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
+        self._usage.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
@@ -331,7 +330,7 @@ class ExecutorSession:
         """
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
-        METER.check()
+        self._usage.check()
         self.submissions = submit.sequence
         return unpack(submit)
 
@@ -412,7 +411,7 @@ class ExecutorSession:
             self._pass_over(message, connection)
             return None
         if isinstance(message, Upload | Withdraw | Stop):  # what is kept for later is counted then
-            METER.message(type(message).__name__, sum(map(len, frame.body)))
+            self._usage.message(type(message).__name__, sum(map(len, frame.body)))
         if isinstance(message, Upload):
             self._take_upload(message, frame)
             return None
@@ -432,7 +431,7 @@ class ExecutorSession:
         return None
 
     def _take_upload(self, upload: Upload, frame: Frame) -> None:
-        METER.check_values()
+        self._usage.check_values()
         try:
             self._uploads.take(upload, frame.body)
         except ProtocolError as error:
@@ -440,7 +439,7 @@ class ExecutorSession:
             self._uploads.refuse(upload.handle, str(error))
 
     def _take_withdrawal(self, withdraw: Withdraw) -> None:
-        METER.check_values()
+        self._usage.check_values()
         self._uploads.withdraw(withdraw.handle)
 
     def _run(self, known: BoundTemplate | None, work: Work) -> Run:
@@ -523,7 +522,7 @@ class ExecutorSession:
 
     def close(self) -> None:
         """Free everything."""
-        METER.leave(self)
+        self._usage.leave(self)
         self.exchange.close()
         with self._turn:
             if self._memory is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-
 from djinn_core.hookspecs.devices import DeviceRuntime, Timekeeper
 from djinn_core.server.compiling.compiling import Compiling
 from djinn_core.server.memory.limited import ledger_of
@@ -24,21 +21,3 @@ class SharedDevice:
         self.compiling: Compiling | None = None
         self.ledger = ledger_of(runtime)
         self.timekeeper = runtime if isinstance(runtime, Timekeeper) else None
-
-
-_devices: weakref.WeakKeyDictionary[DeviceRuntime, SharedDevice] = weakref.WeakKeyDictionary()
-_devices_lock = threading.Lock()
-
-
-def shared_device(runtime: DeviceRuntime) -> SharedDevice:
-    """The one device that there is of a runtime."""
-    with _devices_lock:
-        device = _devices.get(runtime)
-        if device is None:
-            device = _devices[runtime] = SharedDevice(runtime)
-        return device
-
-
-def compile_on(runtime: DeviceRuntime, compiling: Compiling) -> None:
-    """Have hot templates of a device compiled."""
-    shared_device(runtime).compiling = compiling

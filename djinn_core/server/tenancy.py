@@ -8,9 +8,9 @@ from pathlib import Path
 from djinn_core.launch.orders import Metered
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
-from djinn_core.server.usage_metrics import METER
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.usage_quota import UsageQuota
-from djinn_core.server.weights.disk import DISK
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 
 _OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
@@ -25,9 +25,13 @@ class Tenancy:
         store: where the tenant's weights are kept, if they are.
     """
 
-    def __init__(self, store: WeightStore | None, accounts: Path | None = None) -> None:
+    def __init__(
+        self, usage: UsageMetrics, disk: Disk, store: WeightStore | None = None, accounts: Path | None = None
+    ) -> None:
         """`accounts`: where a tenant's next executor finds what this one has used of its time; None: nowhere."""
         self.store = store
+        self._usage = usage
+        self._disk = disk
         self._accounts = accounts
         self._shared = store
         self._tenant: str | None = None
@@ -51,8 +55,8 @@ class Tenancy:
         _log.warning("a session was not recovered: this executor is not its tenant's", tenant=badge.tenant)
         return "this executor works for another tenant: connect to the gateway again"
 
-    def refusal(self, badge: Badge, sessions: int) -> str:
-        """The reason why a client with this badge cannot begin a session beside `sessions` others; empty: it can."""
+    def assign(self, badge: Badge) -> None:
+        """Work for the tenant of this badge, if the executor has none yet, within the quota that the badge has now."""
         with self._lock:
             if self._tenant is None:
                 self._tenant = badge.tenant
@@ -60,27 +64,33 @@ class Tenancy:
                 self._open_account(badge.tenant)
             if badge.tenant != self._tenant:
                 _log.error("a gateway sent a client to another tenant's executor", tenant=badge.tenant)
-                return "this executor works for another tenant: connect to the gateway again"
-            METER.quota = badge.quota
-            DISK.limit = badge.quota.disk
+                return  # `refusal` says so
+            self._usage.quota = badge.quota
+            self._disk.limit = badge.quota.disk
             if self.store is not None:
-                DISK.make_way = self.store.make_way
+                self._disk.make_way = self.store.make_way
             if self.store is not None and badge.quota.disk and self._shared is not None:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
-            return METER.may_begin(sessions)
+
+    def refusal(self, badge: Badge, sessions: int) -> str:
+        """The reason why a client with this badge cannot begin a session beside `sessions` others; empty: it can."""
+        with self._lock:
+            if self._tenant not in {None, badge.tenant}:
+                return "this executor works for another tenant: connect to the gateway again"
+        return self._usage.may_begin(sessions)
 
     def metered(self) -> Metered:
         """Usage figures of this executor, with those of its weight store."""
         stored = (
             {} if self.store is None else {"store_bytes": self.store.nbytes(), "store_limit_bytes": self.store.limit}
         )
-        return METER.report(stored | {"disk_bytes": DISK.taken})
+        return self._usage.report(stored | {"disk_bytes": self._disk.taken})
 
     def _open_account(self, tenant: str) -> None:
         if self._accounts is None:
             return
         try:
-            METER.account = UsageQuota.of(tenant, self._accounts)
+            self._usage.account = UsageQuota.of(tenant, self._accounts)
         except OSError as error:
             _log.warning("time on the device is counted anew", tenant=tenant, error=str(error))
 

@@ -188,6 +188,3 @@ def _process() -> dict[str, int]:
         return {"resident_memory_bytes": process.memory_info().rss, "open_fds": process.num_fds()}
     except (OSError, psutil.Error):
         return {}
-
-
-METER: Final = UsageMetrics()

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.builtins.sockets import AcceptedConnection
 from djinn_core.builtins.tls_contexts import server_context
 from djinn_core.builtins.unauthenticated_limit import Strangers
@@ -15,6 +16,7 @@ from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.tls_transports import under_tls
 from djinn_core.server import attach
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.gateway import operations_listener
 from djinn_core.server.gateway.admission import Counts
 from djinn_core.server.gateway.audit import Audit
@@ -22,6 +24,7 @@ from djinn_core.server.gateway.authenticator import Authenticator
 from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.operations_listener import OperationsListener
 from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.shared_device import SharedDevice
 from djinn_http import pace
 from djinn_http import server as http_server
 
@@ -44,11 +47,11 @@ def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dia
 
 def test_an_executor_has_few_strangers_too(monkeypatch, wait_for):
     strangers = Strangers(1)
-    monkeypatch.setattr(attach, "_STRANGERS", strangers)
     monkeypatch.setattr(attach, "ATTACH_SECONDS", 3600.0)
+    context = ExecutorContext(SharedDevice(CpuRuntime()), unauthenticated=strangers)
     pairs = [socket.socketpair() for _ in range(2)]
     ends = [AcceptedConnection(mine, SMALL, "client") for mine, _ in pairs]
-    threads = [threading.Thread(target=attach.admit, args=(end, None, None)) for end in ends]
+    threads = [threading.Thread(target=attach.admit, args=(end, None, None, context)) for end in ends]
     threads[0].start()
     wait_for(lambda: len(strangers) == 1, "the first one is not in")
     threads[1].start()

@@ -26,9 +26,9 @@ from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
 from djinn_core.launch.tickets import Badge, TicketChecker, issue, new_key
 from djinn_core.launch.token_table import Quota
-from djinn_core.server import session as sessions
 from djinn_core.server.compiling.packing import pack
 from djinn_core.server.compiling.region import find_region
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.devices import OpenDevice
 from djinn_core.server.executor import Executor
 from djinn_core.server.gateway.admission import Admission
@@ -45,7 +45,7 @@ from djinn_core.server.running.random_state import DeviceRandomness, set_state
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.session import ExecutorSession
-from djinn_core.server.usage_metrics import METER, UsageMetrics
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.frames import encode_frame
 from djinn_core.wire.messages import (
@@ -144,29 +144,28 @@ class Script:
 
 
 @pytest.fixture
-def meter(monkeypatch):
-    meter = UsageMetrics()
-    monkeypatch.setattr(sessions, "METER", meter)
-    return meter
+def context():
+    """An executor's context in which nothing has happened yet."""
+    return ExecutorContext.of(CpuRuntime())
 
 
 def upload(number):
     return Frame(encode(Upload(number << 32 | number, "float32", (1,), (1,), 4)), [bytearray(4)])
 
 
-def test_values_that_are_uploaded_count_at_once(meter):
-    meter.quota = Quota(values=5)
-    session = ExecutorSession(CpuRuntime())
+def test_values_that_are_uploaded_count_at_once(context):
+    context.usage.quota = Quota(values=5)
+    session = ExecutorSession(context)
     with pytest.raises(QuotaExceeded, match="6 live tensors, of 5"):
         session.serve(Script(upload(number) for number in range(1, 100)))
     session.close()
 
 
-def test_uploads_that_a_program_waits_for_are_slowed_as_well(meter, monkeypatch):
-    meter.quota = Quota(requests_a_second=10)
+def test_uploads_that_a_program_waits_for_are_slowed_as_well(context, monkeypatch):
+    context.usage.quota = Quota(requests_a_second=10)
     waited = []
     monkeypatch.setattr("djinn_core.server.usage_metrics.time.sleep", waited.append)
-    session = ExecutorSession(CpuRuntime())
+    session = ExecutorSession(context)
     session._uploads.wanted[99] = bytes(32)
     frames = [Frame(encode(Submit(1))), *(upload(number) for number in range(1, 40))]
     with pytest.raises(StopIteration):
@@ -279,7 +278,9 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
 
     key = new_key()
     device = OpenDevice(DeviceCapabilities(id="cpu:0", kind="cpu"), CpuRuntime())
-    executor = Executor(device, SimpleNamespace(transports=()), TicketChecker(key), slowly)
+    executor = Executor(
+        device, ExecutorContext.of(device.runtime), SimpleNamespace(transports=()), TicketChecker(key), slowly
+    )
     badge = Badge("alice", "", Quota(sessions=2))
     pairs = [socket.socketpair() for _ in range(8)]
     try:
@@ -293,7 +294,6 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
         for thread in threads:
             thread.join(START_SECONDS)
     finally:
-        METER.quota = Quota()
         for pair in pairs:
             for end in pair:
                 end.close()
@@ -302,7 +302,7 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
 
 
 def test_uploads_that_never_end_take_no_more_than_the_limit():
-    runtime = LimitedRuntime(CpuRuntime(), 4 << 20)
+    runtime = LimitedRuntime(CpuRuntime(), 4 << 20, Disk())
     values = ValueTable()
     uploads = Uploads(runtime, values, None)
     for handle in range(1, 9):
@@ -316,7 +316,7 @@ def test_uploads_that_never_end_take_no_more_than_the_limit():
 
 def test_what_is_said_of_values_takes_little_memory(monkeypatch):
     monkeypatch.setattr(memory_session, "LETTERS_LIMIT", 1000)
-    memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20).ledger, ValueTable())
+    memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20, Disk()).ledger, ValueTable())
     for number in range(50):
         memory.learn(ValueHints(bytes([number] * 16), "", b"w" * 300, b""))
     assert [digest[0] for digest in memory._meanings] == [47, 48, 49]

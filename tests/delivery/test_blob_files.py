@@ -12,6 +12,7 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.server.recovery.blob_files import Contents, contents_folder
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader, remove_stale
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.content import digest_of_content
@@ -31,18 +32,18 @@ def path(tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    return WeightStore(tmp_path / "weights", 1 << 30)
+    return WeightStore(tmp_path / "weights", 1 << 30, Disk())
 
 
 def begun(path):
-    journal = Journal.begin(path, OWNER, 1 << 30)
+    journal = Journal.begin(path, OWNER, 1 << 30, Disk())
     journal.contents = Contents(contents_folder(path))
     return journal
 
 
 def gone_on(path):
     """The journal in another process, after this one has died."""
-    journal = Journal(path, OWNER, 1 << 30)
+    journal = Journal(path, OWNER, 1 << 30, Disk())
     journal.contents = Contents(contents_folder(path))
     return journal
 

@@ -15,8 +15,9 @@ import pytest
 from djinn_core.builtins.sockets import SocketConnection
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits, Transport
-from djinn_core.server.malloc_trim import GivingBack
+from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.recovery.leased_connection import LeasedConnection
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.frames import FrameDecoder
 from djinn_http import HttpTransport
 from djinn_tcp import TcpTransport
@@ -76,7 +77,7 @@ def test_decoders() -> None:
 
 def test_sessions_whose_client_does_not_come_back() -> None:
     ours, theirs = socket.socketpair()
-    session = LeasedConnection(SocketConnection(theirs, Limits(), "a client"), 0.05)
+    session = LeasedConnection(SocketConnection(theirs, Limits(), "a client"), 0.05, UsageMetrics())
     ours.close()
     with contextlib.suppress(TransportError):
         session.send(Frame(b"an answer"))
@@ -92,5 +93,5 @@ def test_what_refers_to_itself_goes_when_something_has_ended() -> None:
     found = weakref.ref(thread)
     del thread
     assert found() is not None
-    GivingBack(0.0).soon()
+    MemoryTrimmer(0.0).soon()
     assert gone([found], 1)

@@ -20,6 +20,8 @@ from djinn_core.server.recovery.journal import (
     remove_stale,
 )
 from djinn_core.server.recovery.leased_connection import TRIES, Leases
+from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.resume_messages import Resume
 
 OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENANT)
@@ -27,7 +29,7 @@ FRAMES = [Frame(b"one"), Frame(b"two", [b"x" * 100, b""]), Frame(b"three", [byte
 
 
 def written(path, frames=FRAMES, limit=1 << 30):
-    journal = Journal.begin(path, OWNER, limit)
+    journal = Journal.begin(path, OWNER, limit, Disk())
     for frame in frames:
         journal.frame(frame)
     return journal
@@ -103,7 +105,7 @@ def test_what_a_process_has_no_other_takes(tmp_path):
     remove_stale(tmp_path)
     assert path.exists()
     with pytest.raises(OSError, match="temporarily unavailable"):
-        Journal(path, OWNER, 0)
+        Journal(path, OWNER, 0, Disk())
     died(journal)
     os.utime(path, (0, 0))
     remove_stale(tmp_path)
@@ -128,12 +130,16 @@ def test_names_lead_nowhere_else(tmp_path, name):
 def test_what_kills_every_executor_is_not_tried_for_ever(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     for _ in range(TRIES):
-        found = Leases(1.0, tmp_path, 1 << 30).recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+        found = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30).recover(
+            connected_pair()[1], Resume("session", OWNER.secret, 0)
+        )
         assert found is not None
         found[1]._past.close()
         died(found[1]._journal)
     with pytest.raises(SessionLost, match=f"died {TRIES + 1} times"):
-        Leases(1.0, tmp_path, 1 << 30).recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+        Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30).recover(
+            connected_pair()[1], Resume("session", OWNER.secret, 0)
+        )
 
 
 def descriptors():
@@ -158,7 +164,7 @@ def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_pat
 
 def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
     died(written(journal_path(tmp_path, "session")))
-    leases, asked = Leases(1.0, tmp_path, 1 << 30), Resume("session", OWNER.secret, 0)
+    leases, asked = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30), Resume("session", OWNER.secret, 0)
     connection, before = connected_pair()[1], descriptors()
     for _ in range(TRIES + 1):
         with pytest.raises(QuotaExceeded, match="not now"):
@@ -175,14 +181,16 @@ def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
 def test_what_is_no_journal_recovers_nothing(tmp_path, content):
     journal_path(tmp_path, "session").write_bytes(content)
     with pytest.raises(SessionLost):
-        Leases(1.0, tmp_path, 1 << 30).recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
+        Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30).recover(
+            connected_pair()[1], Resume("session", OWNER.secret, 0)
+        )
 
 
 def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, monkeypatch):
     path = journal_path(tmp_path, "session")
     died(written(path))
     os.utime(path, (0, 0))
-    leases = Leases(1.0, tmp_path, 1 << 30)
+    leases = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30)
     leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
     monkeypatch.setattr("djinn_core.server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
@@ -192,7 +200,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
 
 def test_a_wrong_secret_recovers_nothing(tmp_path):
     died(written(journal_path(tmp_path, "session")))
-    leases = Leases(1.0, tmp_path, 1 << 30)
+    leases = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30)
     assert leases.recover(connected_pair()[1], Resume("session", "guessed", 0)) is None
     found = leases.recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
     assert found is not None

@@ -16,6 +16,8 @@ from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.server.inline import QueueConnection, connected_pair
 from djinn_core.server.recovery.journal import SessionIdentity
 from djinn_core.server.recovery.leased_connection import LeasedConnection, Leases
+from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import Refused, decode, encode
 from djinn_core.wire.numbering import KEPT_LIMIT, AckFlags, Inbox, Numbered, Outbox, Prefix, split
 from djinn_core.wire.resume_messages import Resume, Resumed
@@ -54,7 +56,7 @@ class Network:
     def __init__(self, seed: int, loses: float = 0.0, breaks: float = 0.0) -> None:
         self._random = random.Random(seed)
         self._odds = loses, breaks
-        self.leases = Leases(60.0)
+        self.leases = Leases(60.0, UsageMetrics(), Disk())
         ours, theirs = self._pair()
         self.server = self.leases.lease(SessionIdentity("s", "a client", "told at the beginning", NO_TENANT), theirs)
         self.client = ResumingConnection(ours, self._dial, 60.0, "the server")
@@ -105,7 +107,7 @@ def test_every_frame_arrives_once_and_in_order(loses: float, breaks: float) -> N
 
 def test_a_client_that_stays_away_is_given_up() -> None:
     ours, theirs = connected_pair()
-    server = LeasedConnection(theirs, 0.05)
+    server = LeasedConnection(theirs, 0.05, UsageMetrics())
     ours.close()
     with pytest.raises(TransportError, match=r"did not come back within 0\.05 s"):
         server.receive()
@@ -113,7 +115,7 @@ def test_a_client_that_stays_away_is_given_up() -> None:
 
 def test_a_session_that_ends_waits_for_nobody() -> None:
     ours, theirs = connected_pair()
-    server = LeasedConnection(theirs, 60.0)
+    server = LeasedConnection(theirs, 60.0, UsageMetrics())
     ours.close()
     threading.Timer(0.05, server.expire).start()
     with pytest.raises(TransportError, match="closed"):

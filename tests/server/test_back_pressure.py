@@ -15,6 +15,7 @@ from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_core.server.recovery import leased_connection
 from djinn_core.server.recovery.leased_connection import LeasedConnection
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Submit, Upload, encode
 from djinn_core.wire.numbering import Prefix
@@ -105,7 +106,7 @@ class Deaf:
 
 def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch):
     monkeypatch.setattr(leased_connection, "AHEAD_BYTES", MIB)
-    connection = LeasedConnection(Deaf(4096), 1.0)
+    connection = LeasedConnection(Deaf(4096), 1.0, UsageMetrics())
     connection._window = MIB
     with pytest.raises(ProtocolError, match="does not take what is sent to it"):
         connection.send(Frame(b"answer", [memoryview(bytearray(2 * MIB))]))
@@ -113,7 +114,7 @@ def test_who_sends_while_it_is_being_answered_must_take_answers(monkeypatch):
 
 
 def test_only_a_little_is_read_ahead():
-    connection = LeasedConnection(Deaf(4096), 1.0)
+    connection = LeasedConnection(Deaf(4096), 1.0, UsageMetrics())
     assert len(connection.read_ahead(64, MIB)) == 16
     assert not connection.read_ahead(64, MIB), "until the session has taken it"
     for _ in range(16):

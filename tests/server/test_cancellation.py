@@ -16,6 +16,7 @@ from djinn_core.ir.form import Form, Operand
 from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.runtime import deadlines
 from djinn_core.runtime.deadlines import due
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity
 from djinn_core.server.recovery.leased_connection import LeasedConnection
 from djinn_core.server.running import cancellation
@@ -23,6 +24,7 @@ from djinn_core.server.running.cancellation import STOPS_LIMIT, CancellationStat
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.work import Work
 from djinn_core.server.session import ExecutorSession
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
 from djinn_core.wire.numbering import Prefix, split
@@ -198,8 +200,8 @@ def session(begin):
 
 def begun(runtime, template, outputs):
     line, errors = Line(), []
-    connection = LeasedConnection(line, 0.1)
-    session = ExecutorSession(runtime)
+    connection = LeasedConnection(line, 0.1, UsageMetrics())
+    session = ExecutorSession(ExecutorContext.of(runtime))
 
     def serve():
         try:
@@ -256,7 +258,7 @@ def test_a_long_program_lets_others_have_a_turn(begin):
 
 
 def test_stops_do_not_pile_up():
-    wanted = CancellationState(FairShare().share())
+    wanted = CancellationState(FairShare().share(), UsageMetrics())
     wanted.stop(range(10 * STOPS_LIMIT))
     work = Work(10 * STOPS_LIMIT - 1, [], [], [], [], (), False)
     wanted.begin(work)
@@ -270,9 +272,13 @@ def test_another_process_stops_it_at_the_same_op(tmp_path):
     journal.frame(Frame(submission(1, EIGHT, ())))
     journal.cut(1, 3)
     journal.leave()
-    past, line, session = JournalReader(tmp_path / "name.journal"), Line(), ExecutorSession(CpuRuntime())
+    past, line, session = (
+        JournalReader(tmp_path / "name.journal"),
+        Line(),
+        ExecutorSession(ExecutorContext.of(CpuRuntime())),
+    )
     line.numbered = past.taken
-    connection = LeasedConnection(line, 1.0)
+    connection = LeasedConnection(line, 1.0, UsageMetrics())
     connection.repeat(past, 0)
     line.put(encode(Goodbye()))
     session.serve(connection)

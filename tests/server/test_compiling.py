@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-import weakref
 
 import pytest
 import torch
 
 import djinn
 from djinn.hooks import hookimpl
-from djinn_core.server import shared_device
+from djinn_core.server import inline
 from djinn_core.server.compiling import compiling
 from djinn_core.server.compiling.hot_template import Adopted, Checking, NotCompiled, Thresholds, Waiting
+from djinn_core.server.executor import begin_compiling
 
 DEVICE = "remote_accelerator:0"
 QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, timed=2, gain=float("inf"), misses=4, tries=2)
@@ -59,8 +59,14 @@ def compiling_with(monkeypatch):
 
     def begin(compiler, thresholds=QUICK):
         monkeypatch.setattr(compiling, "Thresholds", lambda: thresholds)
-        _earlier.update(shared_device._devices)
         djinn.shut_down()
+        _contexts.clear()
+
+        def noted(context, *others):
+            _contexts.append(context)
+            begin_compiling(context, *others)
+
+        monkeypatch.setattr(inline, "begin_compiling", noted)
         djinn.configure(executor="inline", plugins=[Plugin(compiler)], compilers=["counting"], threads=1)
         return compiler
 
@@ -69,18 +75,17 @@ def compiling_with(monkeypatch):
     djinn.configure()
 
 
-_earlier = weakref.WeakSet()  # devices of executors before the present one
+_contexts = []  # of the present executor
 
 
 def phases():
     """Phase of each template of the present executor, by its length; waits until no compilation is pending."""
     found = {}
-    for runtime, device in list(shared_device._devices.items()):
-        if runtime not in _earlier and device.compiling is not None:
-            for hot in device.compiling._templates.values():
-                while type(hot.phase) is Waiting:
-                    time.sleep(0.001)
-                found[hot.template.source] = hot.phase
+    for compiling_templates in [context.device.compiling for context in _contexts]:
+        for hot in compiling_templates._templates.values():
+            while type(hot.phase) is Waiting:
+                time.sleep(0.001)
+            found[hot.template.source] = hot.phase
     return list(found.values())
 
 

@@ -14,8 +14,9 @@ from djinn_core.server.recovery.blob_files import Contents, contents_folder
 from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.tenancy import Tenancy
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.server.weights import disk
-from djinn_core.server.weights.disk import DISK, STEP
+from djinn_core.server.weights.disk import STEP, Disk
 from djinn_core.server.weights.store import WeightStore
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire.content import digest_of_content
@@ -25,26 +26,25 @@ OWNER = SessionIdentity("session", "a client", "secret", NO_TENANT)
 HALF = Frame(b"head", [bytes(STEP // 2 + 1)])
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    limit = DISK.limit
-    monkeypatch.setattr(DISK, "_taken", {})  # tests of journals leave some without an end
-    yield
-    DISK.limit, DISK.make_way = limit, lambda _: None
-    assert not DISK.taken
+@pytest.fixture
+def held():
+    """Bytes on the disk; what a test has taken it gives back."""
+    held = Disk()
+    yield held
+    assert not held.taken
 
 
-def grown(path, frames):
-    journal = Journal.begin(path, OWNER, 1 << 40)
+def grown(path, frames, held):
+    journal = Journal.begin(path, OWNER, 1 << 40, held)
     for _ in range(frames):
         journal.frame(HALF)
     return journal
 
 
-def test_journals_share_what_a_tenant_may_have(tmp_path):
-    DISK.limit = 3 * STEP
-    first = grown(tmp_path / "first.journal", 3)
-    second = grown(tmp_path / "second.journal", 2)
+def test_journals_share_what_a_tenant_may_have(tmp_path, held):
+    held.limit = 3 * STEP
+    first = grown(tmp_path / "first.journal", 3, held)
+    second = grown(tmp_path / "second.journal", 2, held)
     assert first.open
     assert second.open
     for _ in range(3):
@@ -54,32 +54,33 @@ def test_journals_share_what_a_tenant_may_have(tmp_path):
     first.end()
 
 
-def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch):
-    journal = grown(tmp_path / "session.journal", 1)
+def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch, held):
+    journal = grown(tmp_path / "session.journal", 1, held)
     monkeypatch.setattr(disk, "free_bytes", lambda _: disk.RESERVE - 1)
     journal.frame(HALF)
     journal.frame(HALF)
     assert not journal.open
 
 
-def test_a_journal_that_cannot_begin_anew_goes_on(tmp_path):
-    journal = grown(tmp_path / "session.journal", 2)
-    DISK.limit = 2 * STEP
+def test_a_journal_that_cannot_begin_anew_goes_on(tmp_path, held):
+    journal = grown(tmp_path / "session.journal", 2, held)
+    held.limit = 2 * STEP
     journal.rewrite(SnapshotHeader(2, 2, b""), [bytes(2 * STEP)], [])
     assert journal.open
     assert [path.name for path in tmp_path.iterdir()] == ["session.journal"]
     journal.end()
 
 
-def test_weights_make_way_for_journals(tmp_path):
-    store = WeightStore(tmp_path / "weights", 1 << 30)
-    tenancy = Tenancy(store)
-    assert not tenancy.refusal(Badge(quota=Quota(disk=3 * STEP)), 0)
+def test_weights_make_way_for_journals(tmp_path, held):
+    store = WeightStore(tmp_path / "weights", 1 << 30, held)
+    tenancy, badge = Tenancy(UsageMetrics(), held, store), Badge(quota=Quota(disk=3 * STEP))
+    tenancy.assign(badge)
+    assert not tenancy.refusal(badge, 0)
     for value in range(2):
         data = torch.full((STEP,), value, dtype=torch.uint8)
         assert store.keep(digest_of_content(data.numpy()), data).wait(300)
     assert store.nbytes() == 2 * STEP
-    journal = grown(tmp_path / "session.journal", 3)
+    journal = grown(tmp_path / "session.journal", 3, held)
     assert store.nbytes() == STEP
     assert tenancy.metered().gauges["disk_bytes"] > STEP
     more = torch.full((2 * STEP,), 7, dtype=torch.uint8)
@@ -88,35 +89,35 @@ def test_weights_make_way_for_journals(tmp_path):
     journal.end()
 
 
-def test_spilled_values_count_as_well(tmp_path):
-    DISK.limit = STEP
-    spill = FileSpill(tmp_path)
+def test_spilled_values_count_as_well(tmp_path, held):
+    held.limit = STEP
+    spill = FileSpill(held, tmp_path)
     memory = torch.ones(STEP // 4 + 4096).untyped_storage()
     with pytest.raises(OSError, match="that you may have"):
         spill.write(memory)
-    DISK.limit = 3 * STEP
+    held.limit = 3 * STEP
     slot = spill.write(memory)
-    assert DISK.taken >= STEP
+    assert held.taken >= STEP
     spill.free(slot)
     spill.close()
 
 
-def test_an_upload_counts_once_whoever_has_it(tmp_path):
-    DISK.limit = 3 * STEP
-    store = WeightStore(tmp_path / "weights", 1 << 30)
-    DISK.make_way = store.make_way
-    journal = grown(tmp_path / "session.journal", 0)
+def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
+    held.limit = 3 * STEP
+    store = WeightStore(tmp_path / "weights", 1 << 30, held)
+    held.make_way = store.make_way
+    journal = grown(tmp_path / "session.journal", 0, held)
     journal.contents = Contents(contents_folder(journal.path))
     uploads = Uploads(CpuRuntime(), ValueTable(), store)
     uploads.journal = journal
     data = bytearray(range(256)) * (2 * STEP // 256)
     offer = BlobOffer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
     assert not uploads.consider(offer)
-    assert DISK.taken >= len(data), "it is on its way to the journal"
+    assert held.taken >= len(data), "it is on its way to the journal"
     upload = Upload(7, "uint8", (len(data),), (1,), len(data))
     frame = journal.frame(Frame(encode(upload), [data]))
     uploads.take(upload, [memoryview(part) for part in frame.body])
     assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)
     assert store.nbytes() == len(data)
-    assert DISK.taken < STEP
+    assert held.taken < STEP
     journal.end()

@@ -8,6 +8,7 @@ import time
 from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.bindings import pack_handles
@@ -114,7 +115,7 @@ def until(condition):
 
 def test_whoever_had_less_of_the_device_goes_first():
     runtime = Noting()
-    sessions = {name: (ExecutorSession(runtime), Waiting()) for name in ("greedy", "modest")}
+    sessions = {name: (ExecutorSession(ExecutorContext.of(runtime)), Waiting()) for name in ("greedy", "modest")}
     threads = [threading.Thread(target=s.serve, args=(c,), name=name) for name, (s, c) in sessions.items()]
     (one, greedy), (_, modest) = sessions.values()
     for thread, connection in zip(threads, (greedy, modest), strict=True):

@@ -13,6 +13,7 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Enumerated, Form, ListArg, Operand, SlotArg
+from djinn_core.server.context import ExecutorContext
 from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.session import ExecutorSession
@@ -58,7 +59,7 @@ class Script:
 
 def serve(*messages: Message, body: tuple[bytearray, ...] = ()) -> Script:
     script = Script(*(Frame(encode(m), body if isinstance(m, Upload) else ()) for m in messages))
-    session = ExecutorSession(CpuRuntime())
+    session = ExecutorSession(ExecutorContext.of(CpuRuntime()))
     with pytest.raises(EOFError):
         session.serve(PlainExecutorChannel(script))
     return script
@@ -135,7 +136,7 @@ def assert_goes_on(answers: list[Message], *, written: bool = False) -> None:
 def test_nonsense_ends_the_session_with_a_reason(message: Message) -> None:
     script = Script(Frame(encode(message), (b"\0" * 8,) if isinstance(message, Upload) else ()))
     with pytest.raises(ProtocolError, match=r"\w+ \w+"):
-        ExecutorSession(CpuRuntime()).serve(PlainExecutorChannel(script))
+        ExecutorSession(ExecutorContext.of(CpuRuntime())).serve(PlainExecutorChannel(script))
     assert not any(isinstance(m, Completed) and m.results for m in script.sent)
 
 

@@ -21,6 +21,7 @@ from djinn_core.server.running.replay import compile_template
 from djinn_core.server.running.run import run_template
 from djinn_core.server.running.values import ValueTable
 from djinn_core.server.running.work import Work
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.peer_messages import Item, View
 
@@ -204,7 +205,7 @@ def test_nothing_is_made_again_of_what_was_written_into(ledger):
 
 @pytest.mark.parametrize("pack", [pack_copies, pack_storages])
 def test_what_made_room_travels_to_other_executors_whole(pack):
-    runtime = LimitedRuntime(CpuRuntime(), 16 * MIB)
+    runtime = LimitedRuntime(CpuRuntime(), 16 * MIB, Disk())
     ledger = runtime.ledger
     ledger.process = None
     session = Session(ledger, 1)
@@ -224,7 +225,7 @@ def test_what_made_room_travels_to_other_executors_whole(pack):
 
 
 def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
-    small = LimitedRuntime(CpuRuntime(), 1024)
+    small = LimitedRuntime(CpuRuntime(), 1024, Disk())
     item = Item(4096, (View(5, "float32", (1024,), (1,)),))
     ((handle, value),) = unpack_item(item, memoryview(bytearray(4096)), small)
     assert handle == 5

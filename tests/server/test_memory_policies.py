@@ -16,6 +16,7 @@ from djinn_core.hookspecs.memory import EvictionCandidate, EvictionContext, Sess
 from djinn_core.ir.profile import DataResidency
 from djinn_core.server.memory.eviction import Decider
 from djinn_core.server.memory.limited import LimitedRuntime
+from djinn_core.server.weights.disk import Disk
 
 MIB = 1 << 20
 WEIGHT, CACHE, STATE, ACTIVATION = (
@@ -171,7 +172,7 @@ def test_an_unknown_policy_is_named(inline):
 
 
 def test_a_limit_without_a_policy_has_the_built_in_one():
-    runtime = LimitedRuntime(CpuRuntime(), MIB)
+    runtime = LimitedRuntime(CpuRuntime(), MIB, Disk())
     assert runtime.ledger.decider.name == "next_use"
 
 

@@ -22,7 +22,7 @@ from djinn_core.server.gateway.authenticator import Authenticator, Denied, Ident
 from djinn_core.server.gateway.relay import Relays, both_ways, relay
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
-from djinn_core.server.malloc_trim import GIVING_BACK
+from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.rate_limit import Bucket, Buckets
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
@@ -72,6 +72,7 @@ class Admission:
         strangers: connections that have not shown a token yet.
         rates: limits how often tenants connect. wrong: limits how often wrong tokens are answered; valid ones never wait.
         relays: limits the relayed connections of each tenant.
+        trimmer: returns memory to the system after connections have ended.
     """
 
     gatekeeper: Authenticator
@@ -84,13 +85,14 @@ class Admission:
     counts: Counts = attrs.field(factory=Counts)
     rates: Buckets = attrs.field(factory=Buckets)
     relays: Relays = attrs.field(factory=Relays)
+    trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
     wrong: Bucket = attrs.field(factory=lambda: Bucket(WRONG_A_SECOND, 5 * WRONG_A_SECOND))
 
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
         connection.limits = STRANGER_LIMITS
         self.counts.connections += 1
-        GIVING_BACK.soon()
+        self.trimmer.soon()
         with self.strangers.entered(connection):
             message = self._first_message(connection)
             if message is None:
@@ -240,7 +242,7 @@ class Admission:
                 relay(*ways)
         finally:
             inner.close()
-            GIVING_BACK.soon()
+            self.trimmer.soon()
 
 
 def _peer(connection: Connection) -> str:

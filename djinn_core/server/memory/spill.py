@@ -14,7 +14,7 @@ from typing import Protocol
 import attrs
 import torch
 
-from djinn_core.server.weights.disk import DISK, STEP
+from djinn_core.server.weights.disk import STEP, Disk
 
 PAGE = 4096  # bytes; what lies in the file begins at a multiple of it
 _ASSUMED = 1e9  # bytes a second, until something was measured
@@ -94,8 +94,9 @@ class Gaps:
 class FileSpill:
     """An unlinked file: no other process can open it, and it is gone with this process, even after a crash."""
 
-    def __init__(self, directory: Path | None = None) -> None:
-        """`directory`: on the disk that is used; None for the usual one for temporary files."""
+    def __init__(self, disk: Disk, directory: Path | None = None) -> None:
+        """`disk`: what the tenant has on disk. `directory`: where; None for the usual one for temporary files."""
+        self._disk = disk
         self.write_speed = self.read_speed = _ASSUMED
         self.used = 0
         self._directory = directory
@@ -120,7 +121,7 @@ class FileSpill:
 
     def _look(self) -> None:
         """Raises `OSError` where it would become too large."""
-        if reason := DISK.takes(self, self._gaps.end, self._directory or tempfile.gettempdir()):
+        if reason := self._disk.takes(self, self._gaps.end, self._directory or tempfile.gettempdir()):
             raise OSError(errno.EDQUOT, reason)
         self._looked = self._gaps.end
 
@@ -155,7 +156,7 @@ class FileSpill:
             os.close(self._file)
             self._file = None
         self._gaps, self.used, self._looked = Gaps(), 0, 0
-        DISK.forget(self)
+        self._disk.forget(self)
 
     def _descriptor(self) -> int:
         if self._file is None:
@@ -215,9 +216,9 @@ class PinnedSpill:
         return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def spill_space(device: torch.device) -> SpillSpace:
+def spill_space(device: torch.device, disk: Disk) -> SpillSpace:
     """The spill space of an executor on `device`."""
-    return FileSpill() if device.type == "cpu" else PinnedSpill(device)
+    return FileSpill(disk) if device.type == "cpu" else PinnedSpill(device)
 
 
 def _mixed(known: float, size: int, seconds: float) -> float:

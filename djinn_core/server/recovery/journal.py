@@ -27,7 +27,7 @@ from djinn_core.logs import get_logger
 from djinn_core.server.recovery.blob_files import Contents, Part, contents_folder, mapped, read_part, remove_contents
 from djinn_core.server.recovery.transfer_log import KINDS, PastShipments
 from djinn_core.server.recovery.transfer_log import Record as Shipped
-from djinn_core.server.weights.disk import DISK, STEP
+from djinn_core.server.weights.disk import STEP, Disk
 from djinn_core.wire.frames import Buffer, Frame
 
 _MAGIC: Final = b"DJNJ1\n"
@@ -70,8 +70,8 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of a session. Any thread may add to it; one of them, the session's, begins it anew."""
 
-    def __init__(self, path: Path, owner: SessionIdentity, limit: int) -> None:
-        """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more.
+    def __init__(self, path: Path, owner: SessionIdentity, limit: int, disk: Disk) -> None:
+        """`limit`: bytes beyond which it is given up, and the session cannot be recovered any more. `disk`: counts them.
 
         Raises:
             OSError: it cannot be written, or another process has it.
@@ -80,6 +80,7 @@ class Journal:
         self.contents: Contents | None = None
         self._owner = owner
         self._limit = limit
+        self._disk = disk
         self._lock = threading.RLock()
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -92,9 +93,9 @@ class Journal:
         self._looked = 0  # how large all was when the disk was looked at
 
     @classmethod
-    def begin(cls, path: Path, owner: SessionIdentity, limit: int) -> Journal:
+    def begin(cls, path: Path, owner: SessionIdentity, limit: int, disk: Disk) -> Journal:
         """A new one."""
-        journal = cls(path, owner, limit)
+        journal = cls(path, owner, limit, disk)
         try:
             os.write(journal._file, _MAGIC)
         except OSError:
@@ -163,7 +164,7 @@ class Journal:
         path.unlink(missing_ok=True)
         new: Journal | None = None
         try:
-            new = Journal.begin(path, self._owner, self._limit)
+            new = Journal.begin(path, self._owner, self._limit, self._disk)
             found = self.contents.match(memory) if self.contents is not None else {}
             base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
             rest = [buffer for position, buffer in enumerate(memory) if position not in found]
@@ -186,7 +187,7 @@ class Journal:
             self._records = RecordWriter(self._file, size)
         if self.contents is not None:
             self.contents.retain(set(found.values()))
-        DISK.forget(path)
+        self._disk.forget(path)
         self._beside = self.contents.own_bytes() if self.contents is not None else 0
         self._look()
 
@@ -225,7 +226,7 @@ class Journal:
             if self.open:
                 os.close(self._file)
                 self._file = -1
-                DISK.forget(self.path)
+                self._disk.forget(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Sequence[Buffer]) -> None:
         """Write a record."""
@@ -242,7 +243,7 @@ class Journal:
         """The store has so many bytes of the contents as well, and counts them."""
         self._beside = max(0, self._beside - size)
         if self.open:
-            DISK.has(self.path, self._records.size + self._beside)
+            self._disk.has(self.path, self._records.size + self._beside)
 
     def _look_again(self) -> None:
         if self._records.size + self._beside > min(self._limit, self._looked + STEP):
@@ -253,7 +254,7 @@ class Journal:
         self._looked = self._records.size + self._beside
         if self._looked > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
-        elif reason := DISK.takes(self.path, self._looked, self.path.parent):
+        elif reason := self._disk.takes(self.path, self._looked, self.path.parent):
             self.give_up(reason)
 
 
@@ -413,7 +414,7 @@ def remove_stale(directory: Path) -> None:
     for path in (*directory.glob("*.journal"), *directory.glob("*.new")):
         try:
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                Journal(path, _NO_SESSION, 0).end()
+                Journal(path, _NO_SESSION, 0, Disk()).end()
         except OSError as error:
             _log.debug("a journal stays", path=str(path), reason=str(error))
     for folder in directory.glob("*.contents"):

@@ -30,7 +30,8 @@ from djinn_core.server.recovery.journal import (
     owner_of,
     remove_stale,
 )
-from djinn_core.server.usage_metrics import METER
+from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.resume_messages import Resume, Resumed
 
 AHEAD_BYTES: Final = 256 << 20  # of frames that may be received while a response is being sent
@@ -53,15 +54,17 @@ class LeasedConnection(ReliableConnection):
         self,
         inner: Connection,
         seconds: float,
+        usage: UsageMetrics,
         secret: str = "",
         journal: Journal | None = None,
         every: float = SNAPSHOT_SECONDS,
     ) -> None:
-        """`seconds`: how long the client may stay away.
+        """`seconds`: how long the client may stay away. `usage`: counts how often it came back.
 
         `journal`: where to write what the session takes, if anywhere; `every` so many seconds or less often it begins anew.
         """
         super().__init__(inner)
+        self._usage = usage
         self.secret = secret or secrets.token_urlsafe(32)
         self._seconds = seconds
         self._changed = threading.Condition()
@@ -188,7 +191,7 @@ class LeasedConnection(ReliableConnection):
             TransportError: the connection broke at once.
         """
         self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, INSTANCE)))
-        METER.count("sessions_resumed")
+        self._usage.count("sessions_resumed")
         with self._changed:
             self._changed.notify_all()
             while self._inner is inner and not self._closed:
@@ -217,12 +220,16 @@ class Leases:
     def __init__(
         self,
         seconds: float,
+        usage: UsageMetrics,
+        disk: Disk,
         journals: Path | None = None,
         journal_bytes: int = 0,
         snapshot_seconds: float = SNAPSHOT_SECONDS,
     ) -> None:
         """`journals`: where to write what sessions take, so that another process can go on with them; None: nowhere."""
         self.seconds = seconds
+        self._usage = usage
+        self._disk = disk
         self._journals = journals
         self._journal_bytes = journal_bytes
         self._every = snapshot_seconds
@@ -247,11 +254,11 @@ class Leases:
         if path is not None:
             self._sweep(path.parent)
             try:
-                journal = Journal.begin(path, owner, self._journal_bytes)
+                journal = Journal.begin(path, owner, self._journal_bytes, self._disk)
                 journal.contents = Contents(contents_folder(path))
             except OSError as error:
                 _log.warning("a session will not outlive its executor: no journal", error=str(error))
-        leased = LeasedConnection(connection, self.seconds, owner.secret, journal, self._every)
+        leased = LeasedConnection(connection, self.seconds, self._usage, owner.secret, journal, self._every)
         with self._lock:
             self._leased[owner.session] = leased
         return leased
@@ -296,7 +303,7 @@ class Leases:
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
         """A connection that continues the session of a journal; the client has received `taken` of its answers."""
-        journal = Journal(path, past.owner, self._journal_bytes)  # from here on no other process uses it
+        journal = Journal(path, past.owner, self._journal_bytes, self._disk)  # from here on no other process uses it
         journal.contents = Contents(contents_folder(path))
         try:
             if past.tried >= TRIES:
@@ -307,7 +314,7 @@ class Leases:
             journal.truncate(past.end)
             connection.limits = Limits()
             journal.try_again()
-            leased = LeasedConnection(connection, self.seconds, past.owner.secret, journal, self._every)
+            leased = LeasedConnection(connection, self.seconds, self._usage, past.owner.secret, journal, self._every)
             leased.repeat(past, taken)
         except BaseException:
             journal.leave()

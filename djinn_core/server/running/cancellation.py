@@ -23,7 +23,7 @@ from djinn_core.server.recovery.journal import Journal, JournalReader
 from djinn_core.server.running.fair_share import Share
 from djinn_core.server.running.run import Run
 from djinn_core.server.running.work import Work
-from djinn_core.server.usage_metrics import METER
+from djinn_core.server.usage_metrics import UsageMetrics
 from djinn_core.wire.messages import decode
 from djinn_core.wire.stop_messages import STOPS_LIMIT, Stop
 
@@ -36,8 +36,9 @@ _log = get_logger("djinn.server")
 class CancellationState:
     """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them."""
 
-    def __init__(self, turn: Share) -> None:
-        """`turn`: the session's share of the device."""
+    def __init__(self, turn: Share, usage: UsageMetrics) -> None:
+        """`turn`: the session's share of the device. `usage`: counts the submissions that were stopped."""
+        self._usage = usage
         self.turn = turn
         self._lock = threading.Lock()
         self._unwanted: set[int] = set()
@@ -68,7 +69,7 @@ class CancellationState:
                 self._unwanted = {number for number in self._unwanted if number > work.sequence}
         if run.stopped_at is None:
             return
-        METER.count("submissions_stopped")
+        self._usage.count("submissions_stopped")
         _log.info("a program was stopped", submission=work.sequence, op=run.stopped_at)
         if self._journal is not None and work.stop_at is None:
             self._journal.cut(work.sequence, run.stopped_at)
@@ -129,7 +130,7 @@ class CancellationMonitor:
             self._sessions[id(wanted)] = wanted, connection
             self._some.set()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="djinn-overseer", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="djinn-cancellation-monitor", daemon=True)
                 self._thread.start()
         try:
             yield
@@ -180,6 +181,3 @@ def stop_as(frame: Frame, wanted: CancellationState) -> None:
         return  # the session finds that as well, and reports it
     if isinstance(message, Stop):
         wanted.stop(message.submissions)
-
-
-OVERSEER: Final = CancellationMonitor()

@@ -69,6 +69,3 @@ def free_bytes(where: Path | str) -> int:
         return shutil.disk_usage(where).free
     except OSError:
         return 1 << 62
-
-
-DISK: Final = Disk()

@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from djinn_core.logs import get_logger
-from djinn_core.server.weights.disk import DISK
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.weight_files import WeightFiles
 from djinn_core.wire.content import ContentHash, digest_of_file
 
@@ -49,9 +49,10 @@ class _Parcel:
 class WeightStore:
     """Keeps tensors' bytes in `directory`, at most `limit` bytes of them; the least recently used go first."""
 
-    def __init__(self, directory: Path, limit: int) -> None:
-        """Raises `OSError` where the directory cannot be made."""
+    def __init__(self, directory: Path, limit: int, disk: Disk) -> None:
+        """Raises `OSError` where the directory cannot be made. `disk`: what else the tenant has on disk."""
         self.limit = limit
+        self._disk = disk
         self._directory = directory
         self._files_of_others = WeightFiles()
         self._checked: dict[bytes, int] = {}
@@ -74,7 +75,7 @@ class WeightStore:
         """
         if not tenant:
             return self
-        own = WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit))
+        own = WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit), self._disk)
         own._files_of_others = self._files_of_others
         return own
 
@@ -239,7 +240,7 @@ class WeightStore:
 
     @property
     def _room(self) -> int:
-        return DISK.left_for_weights(self.limit)
+        return self._disk.left_for_weights(self.limit)
 
     def make_way(self, limit: int) -> None:
         """Forget what was used least recently until no more than `limit` bytes are left."""
