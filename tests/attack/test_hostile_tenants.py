@@ -40,6 +40,7 @@ from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.memory import session as memory_session
 from djinn_core.server.memory.limited import LimitedRuntime
 from djinn_core.server.memory.session import SessionMemory
+from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
 from djinn_core.server.running.replay import compile_template
@@ -157,7 +158,7 @@ def test_values_that_are_uploaded_count_at_once(context):
     context.usage.quota = Quota(values=5)
     session = ExecutorSession(context)
     with pytest.raises(QuotaExceeded, match="6 live tensors, of 5"):
-        session.serve(Script(upload(number) for number in range(1, 100)))
+        session.serve(PlainExecutorChannel(Script(upload(number) for number in range(1, 100))))
     session.close()
 
 
@@ -169,7 +170,7 @@ def test_uploads_that_a_program_waits_for_are_slowed_as_well(context, monkeypatc
     session._uploads.wanted[99] = bytes(32)
     frames = [Frame(encode(Submit(1))), *(upload(number) for number in range(1, 40))]
     with pytest.raises(StopIteration):
-        session.serve(Script(frames))
+        session.serve(PlainExecutorChannel(Script(frames)))
     session.close()
     assert len(waited) >= 20
     assert max(waited) > 1.0
