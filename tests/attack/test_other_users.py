@@ -20,6 +20,7 @@ from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.printable import one_line
 from djinn_core.server.gateway import gateway
 from djinn_core.server.recovery.journal import Journal, SessionIdentity
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import AnyMessage
 
 
@@ -68,7 +69,7 @@ def test_no_journal_is_written_through_a_link(tmp_path):
     link = tmp_path / "x.journal"
     link.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        Journal.begin(link, SessionIdentity("x", "", "", NO_TENANT), 1 << 20)
+        Journal.begin(link, SessionIdentity("x", "", "", NO_TENANT), 1 << 20, Disk())
     assert (tmp_path / "victim").read_text() == "keep"
 
 

@@ -42,6 +42,7 @@ from djinn_core.server.running.own_operators import own_operators
 from djinn_core.server.running.random_state import DeviceRandomness
 from djinn_core.server.running.replay import compile_template
 from djinn_core.server.running.values import ValueTable
+from djinn_core.server.weights.disk import Disk
 from djinn_core.server.weights.uploads import Uploads
 from djinn_core.wire import bindings, compression, messages
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
@@ -244,7 +245,7 @@ def _past(path: Path) -> None:
 
 def _journal_seeds(draw: random.Random) -> list[bytes]:
     path = Path(tempfile.mkdtemp()) / "x.journal"
-    journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NO_TENANT), 1 << 20)
+    journal = Journal.begin(path, SessionIdentity("s", "c", "secret", tickets.NO_TENANT), 1 << 20, Disk())
     journal.frame(Frame(messages.encode(messages.Query()), [b"abc", b""]))
     journal.note(b"\1")
     short = path.read_bytes()

@@ -24,6 +24,7 @@ from djinn_core.server.peers.link_probe import Sightings
 from djinn_core.server.peers.route import WAITING_LIMIT, Route
 from djinn_core.server.recovery.journal import Journal, JournalReader, SessionIdentity, SnapshotHeader
 from djinn_core.server.recovery.transfer_log import PastShipments, PoolCounts
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import Item, Meet, TransferHeader, View
 
@@ -122,7 +123,7 @@ def journal(tmp_path):
         os.close(new.hand_over()[0])
         return JournalReader(new.path)
 
-    new = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 30)
+    new = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 30, Disk())
     return new, die
 
 

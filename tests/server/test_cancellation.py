@@ -25,6 +25,7 @@ from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.running.work import Work
 from djinn_core.server.session import ExecutorSession
 from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.server.weights.disk import Disk
 from djinn_core.wire.bindings import pack_handles
 from djinn_core.wire.messages import Completed, First, Goodbye, Submit, Template, Upload, decode, encode
 from djinn_core.wire.numbering import Prefix, split
@@ -267,7 +268,9 @@ def test_stops_do_not_pile_up():
 
 
 def test_another_process_stops_it_at_the_same_op(tmp_path):
-    journal = Journal.begin(tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NO_TENANT), 1 << 20)
+    journal = Journal.begin(
+        tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NO_TENANT), 1 << 20, Disk()
+    )
     journal.frame(Frame(encode(upload(2)), [memoryview(bytearray(16))]))
     journal.frame(Frame(submission(1, EIGHT, ())))
     journal.cut(1, 3)

@@ -115,7 +115,8 @@ def until(condition):
 
 def test_whoever_had_less_of_the_device_goes_first():
     runtime = Noting()
-    sessions = {name: (ExecutorSession(ExecutorContext.of(runtime)), Waiting()) for name in ("greedy", "modest")}
+    context = ExecutorContext.of(runtime)
+    sessions = {name: (ExecutorSession(context), Waiting()) for name in ("greedy", "modest")}
     threads = [threading.Thread(target=s.serve, args=(c,), name=name) for name, (s, c) in sessions.items()]
     (one, greedy), (_, modest) = sessions.values()
     for thread, connection in zip(threads, (greedy, modest), strict=True):
