@@ -54,8 +54,8 @@ CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
 # `slots` of a call are those that its key tells; where it does not, they are gathered each time. None where all that the call
 # does is to return its operand once more.
-_calls: dict[tuple[Any, ...], Call | None] = {}
-# Of these, random ones of indexes that are bound to a device; `_calls` has None for them.
+_known_calls: dict[tuple[Any, ...], Call | None] = {}
+# Of these, random ones of indexes that are bound to a device; `_known_calls` has None for them.
 _drawing: dict[tuple[Any, ...], Call] = {}
 _NEW: Any = object()  # no such call was seen before
 _handlers: dict[int, Handler] = {}
@@ -98,9 +98,9 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
             _flatten((value,), key, operands)
     except CpuOperand:
         return _with_cpu_operands(func, args, kwargs)
-    call = _calls.get(tuple(key), _NEW)
+    call = _known_calls.get(tuple(key), _NEW)
     if call is _NEW and float in key and func in TAKE_ANY_FLOAT:
-        call = _calls.get(without_floats(key), _NEW)
+        call = _known_calls.get(without_floats(key), _NEW)
     if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
     if call is None:
@@ -313,15 +313,15 @@ def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
 
 
 def _remember(key: tuple[Any, ...], call: Call | None) -> None:
-    if len(_calls) >= CALLS_LIMIT:
-        for old in list(_calls)[: CALLS_LIMIT // 2]:
-            _calls.pop(old, None)
-    _calls[key] = call
+    if len(_known_calls) >= CALLS_LIMIT:
+        for old in list(_known_calls)[: CALLS_LIMIT // 2]:
+            _known_calls.pop(old, None)
+    _known_calls[key] = call
 
 
 def forget_calls() -> None:
     """Clear the cache of inferred calls, so that results and the executor's support are determined anew."""
-    _calls.clear()
+    _known_calls.clear()
     _drawing.clear()
     forget_examples()
 
@@ -341,9 +341,9 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
         return
     call.signature.orders[result] = order
     forget_examples(call.signature)
-    for key, known in list(_calls.items()):
+    for key, known in list(_known_calls.items()):
         if known is not None and known.signature is call.signature:
-            _calls.pop(key, None)
+            _known_calls.pop(key, None)
 
 
 def _changes_nothing(func: Any, call: Call) -> bool:

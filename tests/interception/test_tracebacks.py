@@ -157,7 +157,7 @@ def test_a_defect_of_the_package_keeps_its_frames(embedded, monkeypatch):
     from djinn_core.interception import dispatch
 
     x = torch.ones(2, device=embedded)
-    monkeypatch.setattr(dispatch, "_calls", None)
+    monkeypatch.setattr(dispatch, "_known_calls", None)
     error = _made(lambda: x + 1)
     assert isinstance(error, AttributeError)
     assert _own(error)[-1][1] == "record"

@@ -64,7 +64,7 @@ def tables():
     """Sizes of what this process remembers."""
     session = open_session()
     return {
-        "calls": len(dispatch._calls),
+        "calls": len(dispatch._known_calls),
         "signatures": len(meta_infer._signatures),
         "freed": len(storage.freed),
         "unsent": sum(len(r.entries) for r in recorder.recorders()),

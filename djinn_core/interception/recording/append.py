@@ -83,7 +83,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
     if watcher is not None:
         watcher.after(call, slots, operands, results)
     if len(entries) >= recorder.limit:
-        recorder.reached()
+        recorder.cut_at_limit()
     return results if call.sequence else results[0] if results else None
 
 

@@ -98,7 +98,7 @@ class RecordedCall:
         if recorder.epoch != epoch:
             recorder.refresh_epoch([*(values[place].storage for place in self.written), *storages.values()])
         if len(recorder.entries) >= recorder.limit:
-            recorder.reached()
+            recorder.cut_at_limit()
         return outputs
 
     @staticmethod

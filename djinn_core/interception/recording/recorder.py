@@ -65,7 +65,7 @@ class Recorder:
     has unsent writes to a storage: using it from another thread sends that program first (`order_after`).
 
     Attributes:
-        entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `reached` must be called.
+        entries: unsent entries. epoch: number of cuts so far. limit: number of entries at which `cut_at_limit` must be called.
         captures: lists that also receive cut entries. fixed: the last entry from before the innermost capture.
         constants: uploaded values, where they are tracked. dead: handles that no tensor refers to or ever referred to.
         module: the call of a module that the thread is inside. forward_calls: those that it was inside before.
@@ -184,7 +184,7 @@ class Recorder:
                 runtime.interrupted()
                 raise
 
-    def reached(self) -> None:
+    def cut_at_limit(self) -> None:
         """Handle reaching `limit` entries: send a predicted piece, or most of a program that has grown too long."""
         foresight = self._foresight
         if len(self.entries) >= port.checkpoint_instructions:
