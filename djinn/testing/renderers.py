@@ -28,8 +28,8 @@ class RendererConformance(OnGraphs):
         assert renderer.name not in {"text", "json"}, f"the format {renderer.name!r} is Djinn's own"
         assert re.fullmatch(r"[\w.+-]+/[\w.+-]+", renderer.media_type), f"{renderer.media_type!r} is no media type"
         for suffix in renderer.suffixes:
-            assert re.fullmatch(r"\.[a-z0-9]+", suffix), (
-                f"{suffix!r} is no ending of a file: a dot, small letters, digits"
+            assert re.fullmatch(r"\.[a-z0-9_]+", suffix), (
+                f"{suffix!r} is no ending of a file: a dot, small letters, digits, underscores"
             )
 
     def test_it_renders_a_graph_without_further_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:

@@ -41,7 +41,7 @@ def over(serving_two):
         with configured(connection_file=serving_two, **settings):
             if at_once:
                 djinn.init()
-            yield open_session()
+            yield open_session() if at_once else None
 
     return configure
 

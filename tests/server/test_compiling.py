@@ -294,7 +294,7 @@ def test_an_unknown_compiler_is_named():
     djinn.shut_down()
     djinn.configure(executor="inline", plugins=[], compilers=["nothing"])
     try:
-        with pytest.raises(djinn.StartupError, match=r"no compiler 'nothing' here .*djinn-inductor"):
+        with pytest.raises(djinn.StartupError, match=r"no compiler 'nothing' here .*djinn plugins"):
             djinn.init()
     finally:
         djinn.shut_down()

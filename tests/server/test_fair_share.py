@@ -9,6 +9,7 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
 from djinn_core.server.context import ExecutorContext
+from djinn_core.server.recovery.executor_channel import PlainExecutorChannel
 from djinn_core.server.running.fair_share import FairShare
 from djinn_core.server.session import ExecutorSession
 from djinn_core.wire.bindings import pack_handles
@@ -117,7 +118,10 @@ def test_whoever_had_less_of_the_device_goes_first():
     runtime = Noting()
     context = ExecutorContext.of(runtime)
     sessions = {name: (ExecutorSession(context), Waiting()) for name in ("greedy", "modest")}
-    threads = [threading.Thread(target=s.serve, args=(c,), name=name) for name, (s, c) in sessions.items()]
+    threads = [
+        threading.Thread(target=s.serve, args=(PlainExecutorChannel(c),), name=name)
+        for name, (s, c) in sessions.items()
+    ]
     (one, greedy), (_, modest) = sessions.values()
     for thread, connection in zip(threads, (greedy, modest), strict=True):
         thread.start()

@@ -41,7 +41,7 @@ class Told(FileSpill):
 
     def __init__(self, speed):
         self.speed = speed
-        super().__init__()
+        super().__init__(Disk())
 
 
 @attrs.define
