@@ -80,7 +80,6 @@ class TensorMeta:
 
     Attributes:
         numel: number of elements. nbytes: bytes that they take when they are contiguous.
-        tensor_class: its class; two are equal exactly when they are the same object.
     """
 
     shape: tuple[int, ...]
@@ -92,14 +91,22 @@ class TensorMeta:
     neg: bool = False
     numel: int = attrs.field(init=False, repr=False)
     nbytes: int = attrs.field(init=False, repr=False)
-    tensor_class: TensorClass = attrs.field(init=False, repr=False)
+    _class: TensorClass | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         # Nearly all are asked for, and programs of varying sizes make many: a property costs more than the values.
         numel = math.prod(self.shape)
         object.__setattr__(self, "numel", numel)
         object.__setattr__(self, "nbytes", numel * self.dtype.itemsize)
-        object.__setattr__(self, "tensor_class", _class_of(self))
+
+    @property
+    def tensor_class(self) -> TensorClass:
+        """Its class, found once; two are equal exactly when they are the same object."""
+        found = self._class
+        if found is None:
+            found = _class_of(self)
+            object.__setattr__(self, "_class", found)
+        return found
 
     @cached_property
     def extent(self) -> int:
