@@ -48,11 +48,14 @@ def ask_executor(
     """
     recorder = current()
     call = unknown_call(func, args, kwargs, operands, refused)
-    watcher, recorder.watcher = recorder.watcher, None  # it is told when the results are known
+    watcher = recorder.watcher
     if watcher is not None:
         watcher.before(call, operands)
-    out = append(call, operands, slots)
-    recorder.watcher = watcher
+    recorder.watcher = None  # it is told when the results are known
+    try:
+        out = append(call, operands, slots)
+    finally:
+        recorder.watcher = watcher
     placeholders = out if call.sequence else [out]
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
     written = [operands[i] for i in written_tensors(func, args, kwargs)]

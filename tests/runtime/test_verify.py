@@ -7,6 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import djinn
+from djinn_core.interception import remote_infer
 
 
 def gpt2(device):
@@ -189,3 +190,17 @@ def test_what_a_block_raises_says_what_differed_before(on_wrong_executor):
         x.tanh()
         raise ZeroDivisionError
     assert "aten::tanh" in caught.value.__notes__[0]
+
+
+def test_an_op_that_cannot_be_recorded_leaves_the_rest_watched(embedded, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("refused")
+
+    x = torch.tensor([0.0, 1.0]).to("remote_accelerator:0")
+    with djinn.verify() as report:
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_infer, "append", refused)
+            with pytest.raises(RuntimeError, match="refused"):
+                x.nonzero()
+        x.add(1)
+    assert report.checked == 1
