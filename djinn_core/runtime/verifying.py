@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import torch
 
+from djinn_core import torch_private
 from djinn_core.errors import DjinnError
 from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.module_calls import module_now
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.module_path import ModuleCall, is_backward, module_path
-from djinn_core.ir.operators import OWN_OPERATORS
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Site, Slot, describe_site
+from djinn_core.ir.unflatten_call import call_arguments
 from djinn_core.logs import get_logger
 from djinn_core.runtime.differences import Difference, Tolerance, VerificationError, distance, in_words
-from djinn_core.runtime.local_replay import run_here
 from djinn_core.runtime.receiving.cpu_copies import CpuCopies, Look, view_of
 
 log = get_logger("djinn.verify")
@@ -33,6 +35,7 @@ BATCH_OPS = 256  # ops that are gathered before they are checked
 BATCH_BYTES = 64 << 20  # bytes of their results
 COPIES_BYTES = 1 << 30  # bytes of the device's memory that are kept here between checks
 DIFFERENCES = 64  # that a report lists; it counts them all
+_HERE = torch.device("cpu")
 _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_resize_output")
 _OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 
@@ -271,3 +274,15 @@ def _unwatched() -> Iterator[None]:
         yield
     finally:
         recorder.watcher = watcher
+
+
+def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Any:
+    """Run the op of `call` on these CPU operands and scalars, as an executor would.
+
+    Raises:
+        Exception: whatever PyTorch raises here.
+    """
+    form = call.signature.form
+    positional, keywords = call_arguments(form, operands, slots, _HERE)
+    with torch.inference_mode():
+        return torch_private.kernel_of(resolve(form.op))(*positional, **keywords)

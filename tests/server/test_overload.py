@@ -17,7 +17,7 @@ from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
 from djinn_core.launch.pipe_lines import LineReader
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
-from djinn_core.runtime.connecting import retry
+from djinn_core.runtime.connecting import connect
 from djinn_core.runtime.connecting.dialling import ask
 from djinn_core.server.admission_limits import AdmissionLimits
 from djinn_core.server.gateway import admission
@@ -171,8 +171,10 @@ def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
 def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
     slept, busy = [], ServerBusy("no room", 0.5)
     passed = [0.0]
-    monkeypatch.setattr(retry.time, "monotonic", lambda: passed[0])
-    monkeypatch.setattr(retry.time, "sleep", lambda seconds: (slept.append(seconds), passed.__setitem__(0, sum(slept))))
+    monkeypatch.setattr(connect.time, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(
+        connect.time, "sleep", lambda seconds: (slept.append(seconds), passed.__setitem__(0, sum(slept)))
+    )
     left = [busy, busy, None]
 
     def attempt():
@@ -181,21 +183,21 @@ def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
             raise failure
         return "in"
 
-    assert retry.with_patience(attempt, 30.0) == "in"
+    assert connect.with_patience(attempt, 30.0) == "in"
     assert len(slept) == 2
     assert min(slept) >= 0.5, "not before the server said"
     left[:] = [busy] * 1000
     slept.clear()
     passed[0] = 0.0
     with pytest.raises(ServerBusy):
-        retry.with_patience(attempt, 30.0)
+        connect.with_patience(attempt, 30.0)
     assert 25.0 < sum(slept) <= 30.0
     assert len({round(seconds, 3) for seconds in slept}) > 3, (
         "those that were refused together do not come back together"
     )
     left[:] = [TransportError("a connection broke")]
     with pytest.raises(TransportError):
-        retry.with_patience(attempt, 30.0)
+        connect.with_patience(attempt, 30.0)
 
 
 def test_buckets_fill_slowly(clock):

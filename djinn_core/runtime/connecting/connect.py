@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final, TypeVar
 
 import attrs
 import msgspec
 import torch
 
+from djinn_core.backoff import Backoff
 from djinn_core.config import Settings, unknown_variables
-from djinn_core.errors import AccessRefused, DjinnError, PluginError, TransportError
+from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError
 from djinn_core.launch.addresses import called, has_transport
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.tls_transports import travels_bare
@@ -29,12 +32,14 @@ from djinn_core.runtime.connecting.dialling import (
 from djinn_core.runtime.connecting.embedded import open_embedded, open_inline, start_executors
 from djinn_core.runtime.connecting.opened import Opened
 from djinn_core.runtime.connecting.redialling import lasting
-from djinn_core.runtime.connecting.retry import with_patience
 from djinn_core.runtime.connecting.servers import Servers, find_servers, standby_servers
 from djinn_core.runtime.standby.servers import Candidate, with_standby
 from djinn_core.wire.messages import Attached, Welcome
 
+FIRST_PAUSE_SECONDS: Final = 0.1  # where a server has no room
+LONGEST_PAUSE_SECONDS: Final = 3.0
 _log = get_logger("djinn.runtime")
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -256,3 +261,23 @@ def _compare_torch(opened: Opened) -> None:
             executor=theirs,
             url=opened.url,
         )
+
+
+def with_patience(attempt: Callable[[], T], seconds: float) -> T:
+    """Call `attempt`, again while the server has no room, for at most so many seconds; return its result.
+
+    Only for attempts that leave nothing behind where they fail, such as to begin a session.
+
+    Raises:
+        ServerBusy: there was no room in all that time.
+    """
+    deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    while True:
+        try:
+            return attempt()
+        except ServerBusy as busy:
+            pause = max(backoff.jittered(), busy.after)
+            if time.monotonic() + pause > deadline:
+                raise
+            _log.info("the server has no room for now; asking again", seconds=round(pause, 2), reason=str(busy))
+        time.sleep(pause)

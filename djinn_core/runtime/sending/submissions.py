@@ -6,24 +6,100 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
+import msgspec
 
-from djinn_core.errors import ProtocolError
+from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.interrupts import held
+from djinn_core.ir.program import Program
 from djinn_core.runtime.executor_link import ExecutorLink
 from djinn_core.runtime.observing import Observers
 from djinn_core.runtime.planning.derived_values import DerivedValues
 from djinn_core.runtime.planning.planner import Planner
 from djinn_core.runtime.receiving.replies import Replies
-from djinn_core.runtime.sending.binding import bind
-from djinn_core.runtime.sending.known_templates import KnownTemplates
+from djinn_core.runtime.sending.binding import Bound, bind, open_claims
 from djinn_core.runtime.sending.pending import Pending
 from djinn_core.runtime.sending.template import Prepared
-from djinn_core.runtime.sending.unsendable_programs import UNSENDABLE, framed, refusing
 from djinn_core.runtime.stats import Stats
-from djinn_core.wire.bindings import pack_handles
-from djinn_core.wire.messages import Define, NeedTemplate, Submit, encode
+from djinn_core.wire import limits
+from djinn_core.wire.bindings import changed_slots, pack_handles, rebind
+from djinn_core.wire.messages import Define, First, NeedTemplate, Submit, encode
+from djinn_core.wire.templates import TemplateCache
+
+
+class KnownTemplates:
+    """The templates that were sent to one executor; it drops the same ones at the same time."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._bound: TemplateCache[Bound] = TemplateCache()
+
+    def forget(self, prepared: Prepared) -> None:
+        """Forget the last bindings of a template: it is sent anew."""
+        self._bound.drop(prepared.digest)
+
+    def run_message(
+        self, submit: Submit, prepared: Prepared, bound: Bound, values: Sequence[int], program: Program
+    ) -> Submit:
+        """`submit`, with the template to run."""
+        before = self._bound.get(prepared.digest)
+        self._bound.put(prepared.digest, bound, len(prepared.template.code))
+        if before is None:
+            self._stats.templates_sent += 1
+        else:
+            self._stats.templates_reused += 1
+        return Submit(
+            submit.sequence,
+            fetch=submit.fetch,
+            free=submit.free,
+            digest=prepared.digest,
+            outputs=pack_handles([values[i] for i in prepared.outputs]),
+            changed=() if before is None else changed_slots(before.slots, bound.slots),
+            rebound=() if before is None else rebind(before.inputs, bound.inputs),
+            first=bound.as_first() if before is None else None,
+            template=prepared.template if before is None else None,
+            describe=submit.describe,
+            claims=open_claims(prepared, program) if prepared.claims else (),
+            synchronize=submit.synchronize,
+        )
+
+
+# What encoding raises for numbers of more than 64 bits, texts that are none, and what is too deep or too large.
+UNSENDABLE: Final = (ProtocolError, UnsupportedOperation, OverflowError, ValueError, TypeError, RecursionError)
+_BESIDE_BYTES: Final = 1024  # that connections put before a message
+
+
+def framed(message: Submit) -> Frame:
+    """The message as a frame.
+
+    Raises:
+        UnsupportedOperation: it is larger than an executor takes.
+        OverflowError, ValueError, TypeError, RecursionError: it cannot be encoded.
+    """
+    frame = Frame(encode(message))
+    if len(frame.head) > limits.HEAD_BYTES - _BESIDE_BYTES:
+        raise UnsupportedOperation(
+            f"a program takes a message of {len(frame.head):,} bytes; an executor takes {limits.HEAD_BYTES:,}. "
+            "Call ops for parts of their lists"
+        )
+    return frame
+
+
+def refusing(submit: Submit, program: Program, reason: str) -> Submit:
+    """`submit` with the results of `program` refused, for `reason`, in place of a program to run."""
+    made: list[int] = []
+    written: dict[int, None] = {}
+    for instruction in program.instructions():
+        made += instruction.outputs
+        written.update(dict.fromkeys(instruction.writes))
+    return msgspec.structs.replace(
+        submit,
+        outputs=pack_handles([handle for handle in made if handle not in program.dead]),
+        first=First((), (), pack_handles(written)),
+        refused=reason or "it cannot be encoded",
+    )
+
 
 WINDOW: Final = 64  # submissions that may be unanswered before the program waits for the oldest
 UNREAD: Final = 8  # answers that may wait to be read together: small ones, where no thread waits

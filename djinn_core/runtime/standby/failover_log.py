@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import time
+import zlib
+from array import array
 from collections.abc import Callable
 from typing import Final
 
-from djinn_core.delivery.snapshots import SnapshotSchedule
+from djinn_core.delivery.snapshots import SnapshotSchedule, answer_checksum
 from djinn_core.logs import get_logger
 from djinn_core.runtime.standby.frame_log import SentFrames
-from djinn_core.runtime.standby.response_checksums import Answers
 from djinn_core.runtime.standby.snapshot_receiver import SnapshotReceiver
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import decode
+
+# Of a frame's head: the kind of message, and a submission's number. What comes after it has times in it.
+_OPENING: Final = slice(1, 14)
+
+
+def mark_of(frame: Frame) -> int:
+    """A checksum of what does not differ from server to server."""
+    return answer_checksum(frame.body, zlib.crc32(frame.head[_OPENING]))
+
+
+class Answers:
+    """The answers that were taken, in order, as checksums."""
+
+    def __init__(self) -> None:
+        self._marks = array("L")
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def take(self, frame: Frame) -> None:
+        """One more."""
+        self._marks.append(mark_of(frame))
+
+    def agrees(self, position: int, frame: Frame) -> bool:
+        """True if the answer at a position had the same checksum as `frame`."""
+        return self._marks[position] == mark_of(frame)
+
+    def clear(self) -> None:
+        """They need not be given again."""
+        del self._marks[:]
+
 
 _SPARE: Final = 4  # of what is free on the disk, one part at most; what begins anew is there twice for a moment
 _log = get_logger("djinn.session")

@@ -1,27 +1,107 @@
-"""The structural tier: the workload type from the data flow. No name of a module or class is seen here."""
+"""The workload type of a program, judged by three tiers: data flow, names of modules, and counts of ops.
+
+The surest judgement of the tiers that may be asked decides. The tier of the data flow sees no name of a module or class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.graph import Graph
-from djinn_core.ir.op_families import CONVOLUTION
-from djinn_core.ir.profile import Modality, WorkloadType
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, OPTIMIZER
+from djinn_core.ir.profile import Modality, Tier, WorkloadType
 from djinn_core.matching.language import op, through
 from djinn_core.matching.layers import linear
 from djinn_core.matching.match_result import Found
 from djinn_core.stages.annotating.evidence import Evidence, Judgement
 from djinn_core.stages.annotating.states import vocabulary_head
 
-_TABLES_OF_A_RECOMMENDER = 3
+ALL_TIERS = frozenset(Tier)
+
+
+def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
+    """The surest judgement of the tiers that are asked."""
+    judged: list[Judgement] = []
+    if Tier.STRUCTURE in tiers:
+        judged += judge_structure(evidence)
+    if Tier.MODULES in tiers and (named := judge_modules(classes_in(evidence.graph))) is not None:
+        judged.append(named)
+    if Tier.OPERATIONS in tiers or not judged:
+        judged.append(judge_operations(evidence.graph.by_op))
+    return max(judged, key=lambda j: j.confidence)
+
+
+def classes_in(graph: Graph) -> tuple[str, ...]:
+    """Names of the classes of the modules that issued the ops, outermost first, where the graph knows them."""
+    found: tuple[str, ...] = getattr(graph, "module_classes", ())
+    return found
+
+
+# Operations: how often each op occurs, and nothing else.
+_CONVOLUTION_1D = frozenset({"conv1d", "conv_transpose1d"})
 _BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
+_GROUPS = frozenset({"group_norm", "native_group_norm"})
+
+
+def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
+    """Judge the workload type by the first rule that the counts fit."""
+
+    def count(operations: frozenset[str]) -> int:
+        return sum(len(by_op.get(o, ())) for o in operations)
+
+    convolutions, products, tables = count(CONVOLUTION), count(MATRIX_PRODUCT), count(EMBEDDING)
+    attention = count(FUSED_ATTENTION | SOFTMAX)
+    how = f"{convolutions} convolutions, {products} products, {tables} look-ups, {attention} attentions"
+    rules = (
+        (any("_backward" in o for o in by_op) or count(OPTIMIZER), WorkloadType.TRAINING, 0.9),
+        (count(_BAGS) and products, WorkloadType.RECOMMENDER, 0.8),
+        (
+            {"sin", "cos"} <= by_op.keys() and count(_GROUPS) and convolutions and not tables,
+            WorkloadType.DIFFUSION,
+            0.6,
+        ),
+        (count(_CONVOLUTION_1D) and not tables, WorkloadType.AUDIO, 0.5),
+        (convolutions and tables and attention, WorkloadType.MULTIMODAL, 0.4),
+        (convolutions, WorkloadType.VISION, 0.5),
+        (tables and attention, WorkloadType.LLM, 0.4),
+        (tables >= 3 and products, WorkloadType.RECOMMENDER, 0.4),
+    )
+    for fits, workload, confidence in rules:
+        if fits:
+            return Judgement(workload, confidence, how)
+    return Judgement(WorkloadType.GENERIC, 0.3, how)
+
+
+# The first that fits a class of the model, outermost first, decides; names are those that libraries use.
+_NAMES = (
+    (re.compile(r"CLIP|Siglip|Blip|Llava|VLForC|VisionText|Vision2Seq|ImageTextToText|Multimodal|Flava|Align|Owl"), WorkloadType.MULTIMODAL),
+    (re.compile(r"UNet\dD|Transformer2D|DiT|Diffusion|Denois|MMDiT|Flux"), WorkloadType.DIFFUSION),
+    (re.compile(r"CausalLM|LMHead|ForSeq2SeqLM|ForConditionalGeneration|GPT|Llama|Mistral"), WorkloadType.LLM),
+    (re.compile(r"Wav2Vec|Hubert|Whisper|Speech|Audio|Encodec|ForCTC|Vocoder|HifiGan"), WorkloadType.AUDIO),
+    (re.compile(r"ImageClassif|ObjectDetection|Segmentation|DepthEst|ViT|ResNet|Swin|ConvNext|Image|Vision|Conv2d"), WorkloadType.VISION),
+    (re.compile(r"Recommend|DLRM|DeepFM|EmbeddingBag|FactorizationMachine|DeepCross"), WorkloadType.RECOMMENDER),
+)  # fmt: skip
+
+
+def judge_modules(classes: Iterable[str]) -> Judgement | None:
+    """Judge the workload type by class names; None where no name matches a rule."""
+    for name in dict.fromkeys(classes):
+        for pattern, workload in _NAMES:
+            if pattern.search(name):
+                return Judgement(workload, 0.7, f"a module is a {name}")
+    return None
+
+
+_TABLES_OF_A_RECOMMENDER = 3
 _WAVES = op("sin", "cos")
 _TIME = _WAVES >> op("cat") >> through("cat", "mul") >> linear()["first"] >> op("silu", "gelu", "mish") >> linear()
 
 
 def judge_structure(evidence: Evidence) -> list[Judgement]:
-    """Every rule that fits, the surest first."""
-    found = [judgement for rule in _RULES for judgement in rule(evidence)]
+    """Judgements by each rule that the data flow fits, the surest first."""
+    found = [judgement for rule in _STRUCTURES for judgement in rule(evidence)]
     return sorted(found, key=lambda j: -j.confidence)
 
 
@@ -128,6 +208,6 @@ def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
     yield Judgement(WorkloadType.GENERIC, 0.5, how)
 
 
-_RULES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
+_STRUCTURES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
     _training, _several_kinds, _diffusion, _recommender, _language, _one_kind, _convolutional, _nothing_more,
 )  # fmt: skip
