@@ -87,6 +87,21 @@ def served_environment(plain_environment, serving):
     return plain_environment | {"DJINN_SERVERS": ",".join(serving.urls), "DJINN_TOKEN": serving.token}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def settings_of_the_module():
+    """Settings that tests of a module left, also by variables that are gone, do not reach the next module."""
+    yield
+    if (client := sys.modules.get("djinn_core.runtime.client")) is None or client.context.settings is None:
+        return
+    from configured import configure_anew
+
+    from djinn_core.config import resolve
+
+    overrides = client.context.overrides
+    if overrides not in ({}, _EMBEDDED) or resolve(overrides).settings != client.context.settings:
+        configure_anew()
+
+
 @pytest.fixture
 def embedded():
     """The device, on the executor that this process starts for itself; most tests share one. Gives its name."""

@@ -38,16 +38,20 @@ class Proxy:
 
     async def _serve(self):
         async with ClientSession(auto_decompress=False) as self._session:
-            runner = web.ServerRunner(
-                web.Server(self._pass_on, access_log=None), handle_signals=False, shutdown_timeout=0.1
-            )
+            server = web.Server(self._pass_on, access_log=None)
+            runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=0.1)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/gpu"
             self._ready.set()
             await self._over.wait()
+            transports = [connection.transport for connection in server.connections]
             await runner.cleanup()
+            for transport in transports:  # one with bytes that its peer does not read would stay open
+                if transport is not None:
+                    transport.abort()
+            await asyncio.sleep(0)  # their ends are called back
 
     async def _pass_on(self, request):
         self.paths.append(request.raw_path)
