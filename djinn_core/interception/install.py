@@ -6,6 +6,7 @@ import torch
 
 from djinn_core.interception.device import accelerator, processes, random_forks
 from djinn_core.interception.device.device_module import bound_state, make_module
+from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.device.generators import Generator
 from djinn_core.interception.device.streams import Event, Stream
 from djinn_core.interception.dispatch import dispatch, forget_calls
@@ -42,19 +43,18 @@ from djinn_core.torch_private import (
 )
 from djinn_core.tracebacks import for_users
 
-_libraries: list[torch.library.Library] = []
-
 
 def install() -> None:
     """Make `remote_accelerator` a device of this process; calling it again does nothing."""
-    if _libraries:
+    libraries = device_state.libraries
+    if libraries:
         return
     port.dispatch, port.show, port.bound_state = dispatch, show, bound_state
     port.copy_later, port.copy_into_later = async_cpu_tensor.copy_later, async_cpu_tensor.copy_into_later
-    register_backend(lazy_tensor.DEVICE_NAME, make_module())
-    _libraries.extend([factories.register(), pinning.register()])
-    _libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
-    _libraries.extend(autocast.register())
+    register_backend(DEVICE_NAME, make_module())
+    libraries.extend([factories.register(), pinning.register()])
+    libraries.extend([register_whole(dispatch), attention.register(), cuda_decompositions.register()])
+    libraries.extend(autocast.register())
     replace_classes(Generator=Generator, Stream=Stream, Event=Event)
     take_in_lists(lazy_tensor.LazyTensor)
     replace_accelerator_functions(**{name: for_users(made) for name, made in accelerator.FUNCTIONS.items()})

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from djinn_core import torch_private
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.recording import recorder as recorders
 from djinn_core.interception.recording.meta_only_storages import absent
@@ -15,7 +16,6 @@ from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote
-from djinn_core.interception.tensors.prefetch_context import here
 from djinn_core.interception.tensors.upload import upload_copy, upload_into_new
 
 aten = torch.ops.aten
@@ -28,7 +28,8 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
     Raises:
         RemoteError: the value could not be computed.
     """
-    expected = here.expected.take(tensor.remote.handle) if here.expected is not None else None
+    fetches = device_state.thread.expected
+    expected = fetches.take(tensor.remote.handle) if fetches is not None else None
     if expected is not None:
         return expected
     if tensor.remote.meta.nbytes > PART_BYTES:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from djinn_core.errors import RemoteError, RemoteNotImplementedError, UnsupportedOperation
+from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.dispatch import record
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.sync import fetch
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.program import Slot
 from djinn_core.logs import get_logger

@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 
 from djinn_core.errors import StartupError
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, device_type
+from djinn_core.interception.device.device_state import DEVICE_NAME
+from djinn_core.interception.tensors.lazy_tensor import device_type
 
 
 def begin() -> None:

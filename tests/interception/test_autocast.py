@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import djinn
-from djinn_core.interception.ops import autocast as policies
+from djinn_core.interception.device.device_state import device_state
 
 TYPE = "remote_accelerator"
 pytestmark = pytest.mark.usefixtures("embedded")
@@ -193,7 +193,7 @@ def test_a_parameter_is_cast_once_in_a_block():
 
     # The input four times; weight and bias once, once without gradients, once without the cache.
     assert casts() == 4 + 2 * 3
-    assert not policies._casts
+    assert not device_state.casts
     with autocast():
         first = layer(x)
     with torch.no_grad():

@@ -8,10 +8,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import StartupError
+from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.ops import factories
 from djinn_core.interception.tensors import lazy_tensor
-
-_libraries: list[torch.library.Library] = []
 
 
 def go_by_cuda() -> None:
@@ -25,12 +24,12 @@ def go_by_cuda() -> None:
     except (OSError, ValueError) as error:
         raise StartupError(
             f"`djinn run` does not know PyTorch {torch.__version__}: {error}. Let the script use the device "
-            f"'{lazy_tensor.DEVICE_NAME}:0' instead"
+            f"'{DEVICE_NAME}:0' instead"
         ) from error
     with warnings.catch_warnings():
         # Builds of PyTorch for CUDA have kernels there, which find no GPU.
         warnings.filterwarnings(
             "ignore", category=UserWarning, message="(?s).*Overriding a previously registered kernel"
         )
-        _libraries.append(factories.register("CUDA"))
+        device_state.libraries.append(factories.register("CUDA"))
     lazy_tensor.go_by("cuda")

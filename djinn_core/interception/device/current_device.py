@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import device_type, is_remote, logical_device
 
 
-class _Current(threading.local):
-    index = 0
-
-
-_current = _Current()
-
-
 def current_device() -> int:
     """The present thread's index."""
-    return _current.index
+    return device_state.thread.index
 
 
 def set_current_device(index: int) -> int:
     """Make `index` the present thread's; returns the one before."""
-    before, _current.index = _current.index, index
+    thread = device_state.thread
+    before, thread.index = thread.index, index
     return before
 
 

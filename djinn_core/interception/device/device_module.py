@@ -11,10 +11,10 @@ import torch
 from djinn_core.interception import sync
 from djinn_core.interception.device import memory, properties, random_state, streams
 from djinn_core.interception.device.current_device import current_device, index_of, set_current_device
+from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
-from djinn_core.interception.device.random_forks import keeping
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, logical_device
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device
 from djinn_core.tracebacks import for_users
 
 
@@ -41,19 +41,18 @@ class device_of(device):  # noqa: N801 - PyTorch calls it so
 
 
 AnyDefault = DefaultGenerator | BoundDefaultGenerator
-_defaults: dict[int, AnyDefault] = {}
-_seeds: list[int] = []  # the last that was meant for all indexes, also for those that were not known then
 
 
 def default_generator(device: Any = None) -> AnyDefault:
     """The generator that stands for the random state that ops use when they are given none."""
     index = index_of(device)
-    if index not in _defaults:
+    defaults = device_state.default_generators
+    if index not in defaults:
         made = BoundDefaultGenerator(logical_device(index)) if index else DefaultGenerator(logical_device(index))
-        if index and _seeds:
-            made.manual_seed(_seeds[-1])
-        _defaults[index] = made
-    return _defaults[index]
+        if index and device_state.seed is not None:
+            made.manual_seed(device_state.seed)
+        defaults[index] = made
+    return defaults[index]
 
 
 def bound_state(index: int) -> LazyTensor:
@@ -75,7 +74,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Start the random state of every index from `seed`."""
-    _seeds[:] = [seed]
+    device_state.seed = seed
     if port.forked:  # as on CUDA: this process cannot use the device, and workers seed all that there is
         return
     for generator in default_generators():
@@ -100,7 +99,7 @@ def initial_seed() -> int:
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """The random state, as a CPU tensor of bytes; one round trip."""
     generator = default_generator(device)
-    if not keeping.active:
+    if not device_state.thread.keeps_random_state:
         return generator.get_state()
     return generator.keep_state() if isinstance(generator, BoundDefaultGenerator) else random_state.keep_state()
 

@@ -9,7 +9,7 @@ import torch
 
 from djinn_core.interception.device import random_state
 from djinn_core.interception.device.current_device import existing_index
-from djinn_core.interception.device.known_generators import known
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, is_remote, logical_device
 from djinn_core.interception.tensors.substitute_classes import stand_in
@@ -28,7 +28,7 @@ class RemoteGenerator(CGenerator):
     def __new__(cls, device: torch.device) -> Self:  # noqa: D102
         made = CGenerator.__new__(cls)
         move_generator(made, device)
-        known[generator_key(made)] = made
+        device_state.generators[generator_key(made)] = made
         return made
 
     def __init__(self, device: torch.device) -> None:

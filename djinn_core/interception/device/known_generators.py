@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-from weakref import WeakValueDictionary
-
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type
 from djinn_core.torch_private import CGenerator, generator_key
-
-
-class Known(Protocol):
-    """A remote generator."""
-
-    def operand(self) -> LazyTensor | None:
-        """The value that holds its state; None for the state that ops use by default."""
-
-
-known: WeakValueDictionary[int, Known] = WeakValueDictionary()
 
 
 def operand_of(generator: CGenerator) -> LazyTensor | None:
@@ -25,7 +13,7 @@ def operand_of(generator: CGenerator) -> LazyTensor | None:
     Raises:
         RuntimeError: the generator is of another device, as for every accelerator.
     """
-    found = known.get(generator_key(generator))
+    found = device_state.generators.get(generator_key(generator))
     if found is None:
         raise RuntimeError(
             f"Expected a '{device_type()}' device type for generator but found '{generator.device.type}'"

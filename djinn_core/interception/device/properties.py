@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from djinn_core.interception.device.current_device import index_of
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.device.memory import figures
 from djinn_core.interception.runtime_interface import port
 
@@ -29,19 +30,17 @@ class DeviceProperties:
     minor: int
 
 
-_known: dict[tuple[str, int], DeviceProperties] = {}  # by session and index
-
-
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """The properties of the physical device; starts the session, and asks once for each."""
     index = index_of(device)
     port.runtime()
     session, info = port.describe(index)
-    if (session, index) not in _known:
+    known = device_state.properties
+    if (session, index) not in known:
         found = figures(device=index)
-        for key in [key for key in _known if key[0] != session]:
-            del _known[key]
-        _known[session, index] = DeviceProperties(
+        for key in [key for key in known if key[0] != session]:
+            del known[key]
+        known[session, index] = DeviceProperties(
             name=info.name or info.id,
             kind=info.kind,
             total_memory=info.memory or found.get("device_total", 0),
@@ -49,7 +48,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
             major=found.get("major", 0),
             minor=found.get("minor", 0),
         )
-    return _known[session, index]
+    return known[session, index]
 
 
 def get_device_name(device: Any = None) -> str:

@@ -7,30 +7,22 @@ reading it in between.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.torch_private import wrap_device_states, wrap_fork_rng
-
-
-class _Keeping(threading.local):
-    """Flag of each thread: PyTorch is saving a random state that it will not read."""
-
-    active = False
-
-
-keeping = _Keeping()
 
 
 @contextmanager
 def _kept_there() -> Iterator[None]:
-    before, keeping.active = keeping.active, True
+    thread = device_state.thread
+    before, thread.keeps_random_state = thread.keeps_random_state, True
     try:
         yield
     finally:
-        keeping.active = before
+        thread.keeps_random_state = before
 
 
 def _states_kept_there(get_states: Callable[..., Any]) -> Callable[..., Any]:

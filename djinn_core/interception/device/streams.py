@@ -7,8 +7,6 @@ mark, and `elapsed_time` is the difference of two such times.
 
 from __future__ import annotations
 
-import itertools
-import threading
 from typing import Any, NoReturn, Self
 
 import torch
@@ -16,6 +14,7 @@ import torch
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.interception import sync
 from djinn_core.interception.device.current_device import index_of
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles
 from djinn_core.interception.ops.own_calls import own_call
 from djinn_core.interception.recording.append import append
@@ -26,8 +25,6 @@ from djinn_core.ir.operators import ELAPSED_TIME, HAS_PASSED, MARK
 from djinn_core.torch_private import CEvent, CStream, is_own_type, own_stream
 from djinn_core.tracebacks import for_users
 
-_numbers = itertools.count(1)
-
 
 class RemoteStream(CStream):
     """A stream of the remote device. All of them are the one order of the program."""
@@ -36,7 +33,7 @@ class RemoteStream(CStream):
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:  # noqa: D102
         number = kwargs.get("stream_id")
-        made: Self = own_stream(cls, next(_numbers) if number is None else number, index_of(device))
+        made: Self = own_stream(cls, next(device_state.stream_numbers) if number is None else number, index_of(device))
         made.priority = priority
         return made
 
@@ -159,31 +156,24 @@ def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
     return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 
 
-class _Current(threading.local):
-    stream: RemoteStream | None = None
-
-
-_current = _Current()
-_default: dict[int, RemoteStream] = {}
-
-
 def default_stream(device: Any = None) -> RemoteStream:
     """The stream that is current where no other is."""
     index = index_of(device)
-    if index not in _default:
-        _default[index] = RemoteStream(device, stream_id=0)
-    return _default[index]
+    streams = device_state.default_streams
+    if index not in streams:
+        streams[index] = RemoteStream(device, stream_id=0)
+    return streams[index]
 
 
 def current_stream(device: Any = None) -> RemoteStream:
     """This thread's stream."""
-    return _current.stream or default_stream(device)
+    return device_state.thread.stream or default_stream(device)
 
 
 def set_stream(stream: Any) -> None:
     """Make `stream` this thread's; None changes nothing."""
     if stream is not None:
-        _current.stream = stream
+        device_state.thread.stream = stream
 
 
 class StreamContext:

@@ -12,16 +12,13 @@ from typing import Any, NoReturn
 import torch
 
 from djinn_core import torch_private
+from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.ops import autocast_lists as lists
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.torch_private import never_compiled
 
 Kernel = Callable[..., Any]
 _REDUCED = (torch.float16, torch.bfloat16)
-
-# Casts of parameters, by the parameter's id, for as long as PyTorch keeps its own: until the outermost autocast block of
-# any thread ends. The parameter is kept with its cast, so that no other object takes over its id.
-_casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def is_cast(argument: Any) -> bool:
@@ -43,9 +40,9 @@ def cast(argument: Any, dtype: torch.dtype) -> Any:
     if not _keeps_cast(argument, dtype):
         return argument.to(dtype)
     key = (id(argument), dtype)
-    found = _casts.get(key)
+    found = device_state.casts.get(key)
     if found is None:
-        found = _casts[key] = (argument, argument.to(dtype))
+        found = device_state.casts[key] = (argument, argument.to(dtype))
     return found[1]
 
 
@@ -65,7 +62,7 @@ def _keeps_cast(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 def forget_casts() -> None:
     """The outermost autocast block ended."""
-    _casts.clear()
+    device_state.casts.clear()
 
 
 def _cast_all(func: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,8 +15,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.runtime_interface import port
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.operators import allowed_operators, needs_other_layout
 from djinn_core.tracebacks import shorten
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, device_type
+from djinn_core.interception.device.device_state import DEVICE_NAME
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type
 from djinn_core.interception.tensors.upload import upload_copy
 
 aten = torch.ops.aten

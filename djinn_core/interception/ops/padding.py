@@ -7,30 +7,23 @@ layers see padding and mask, which gives the same everywhere else, and the zeros
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 
 Forward = Callable[..., torch.Tensor]
 
 
-class _Encoder(threading.local):
-    aligned = False
-
-
-_encoder = _Encoder()
-
-
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     """Check whether padding comes last in each row, in which case PyTorch drops it. Returns False, and keeps the answer."""
     kept = args[1]
-    _encoder.aligned = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
+    device_state.thread.padding_is_last = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
     return False
 
 
@@ -45,10 +38,13 @@ def pad_with_zeros(forward: Forward) -> Forward:
         src_key_padding_mask: torch.Tensor | None = None,
         is_causal: bool | None = None,
     ) -> torch.Tensor:
-        _encoder.aligned = False
+        device_state.thread.padding_is_last = False
         out = forward(self, src, mask, src_key_padding_mask, is_causal)
         dropped = (
-            _encoder.aligned and mask is None and not torch.is_autocast_enabled() and not _differentiated(self, src)
+            device_state.thread.padding_is_last
+            and mask is None
+            and not torch.is_autocast_enabled()
+            and not _differentiated(self, src)
         )
         if not dropped or src_key_padding_mask is None or not isinstance(out, LazyTensor):
             return out

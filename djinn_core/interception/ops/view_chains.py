@@ -10,13 +10,13 @@ a short path, whose autograd node leads on to the view that it stands for.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 
 from djinn_core import torch_private
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.operators import allowed_operators, resolve
 
@@ -25,20 +25,14 @@ _LATER: Final = 16  # the same from then on: each view copies as many
 _NOT_FOLLOWED: Final = frozenset({"aten::detach", "aten::alias", "aten::_fw_primal"})  # or without a way of their own
 
 
-class ViewChains:
-    """Bounds the paths of views to `LONGEST`, from the first chain on that exceeds it."""
-
-    def __init__(self) -> None:
-        self._library: torch.library.Library | None = None
-
-    def shorten(self) -> None:
-        """A chain has become too long."""
-        if self._library is not None or torch.is_inference_mode_enabled():
-            return
-        self._library = library = torch.library.Library("aten", "IMPL")
-        for func in _views():
-            plain = torch_private.kernel_at(func, "AutogradPrivateUse1")
-            library.impl(func, _kernel(plain), "AutogradPrivateUse1", with_keyset=True)
+def shorten_chains() -> None:
+    """Bound the paths of views to `LONGEST` from now on: a chain has become too long."""
+    if device_state.view_kernels is not None or torch.is_inference_mode_enabled():
+        return
+    device_state.view_kernels = library = torch.library.Library("aten", "IMPL")
+    for func in _views():
+        plain = torch_private.kernel_at(func, "AutogradPrivateUse1")
+        library.impl(func, _kernel(plain), "AutogradPrivateUse1", with_keyset=True)
 
 
 def _views() -> Iterator[Any]:
@@ -94,26 +88,18 @@ def _near(view: torch.Tensor) -> torch.Tensor:
     assert isinstance(view, LazyTensor)
     assert view._base is not None
     meta = view.remote.meta
-    _remade.view = view
+    thread = device_state.thread
+    thread.remade_view = view
     try:
         with torch.no_grad():
             return torch.as_strided(view._base, meta.shape, meta.stride, meta.offset)
     finally:
-        _remade.view = None
-
-
-class _Remade(threading.local):
-    """The view that the `as_strided` call under way in this thread makes again, and that has a value already."""
-
-    view: LazyTensor | None = None
-
-
-_remade: Final = _Remade()
+        thread.remade_view = None
 
 
 def remade_view() -> LazyTensor | None:
     """The view that the `as_strided` call under way in this thread makes again; None where it makes a new one."""
-    return _remade.view
+    return device_state.thread.remade_view
 
 
 class _Nearer(torch.autograd.Function):
@@ -132,6 +118,3 @@ class _Nearer(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         del ctx
         return gradient
-
-
-chains: Final = ViewChains()

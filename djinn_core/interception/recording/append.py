@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core.interception.ops.view_chains import LONGEST, chains
+from djinn_core.interception.ops.view_chains import LONGEST, shorten_chains
 from djinn_core.interception.recording.call_site import user_site
 from djinn_core.interception.recording.entry import Entry, new_tuple
 from djinn_core.interception.recording.gc_pause import collect_later
@@ -110,7 +110,7 @@ def wrap_view(value: Value, base: LazyTensor) -> LazyTensor:
     view = wrap(value)
     view.depth = depth = base.depth + 1
     if depth == LONGEST:
-        chains.shorten()
+        shorten_chains()
     return view
 
 

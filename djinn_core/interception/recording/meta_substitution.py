@@ -14,10 +14,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from djinn_core import torch_private
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.recording import recorder as recorders
 from djinn_core.interception.recording.meta_only_storages import absent
 from djinn_core.interception.recording.optimizer_steps import OptimizerSteps
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion, logical_device, wrap
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import meta_of
 
@@ -58,7 +59,7 @@ class StandIns(TorchFunctionMode):
     ) -> Any:
         """Call `func` with stand-ins."""
         del types
-        if conversion.active:
+        if device_state.thread.converts_module:
             return func(*args, **(kwargs or {}))
         args = tuple([self._standing_for(a) for a in args])
         kwargs = {name: self._standing_for(a) for name, a in kwargs.items()} if kwargs else {}

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from djinn_core import torch_private
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor
+from djinn_core.interception.device.device_state import DEVICE_NAME
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, contiguous_strides

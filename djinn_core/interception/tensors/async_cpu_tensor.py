@@ -16,8 +16,9 @@ import torch
 from djinn_core.errors import DjinnError
 from djinn_core.interception import sync
 from djinn_core.interception.async_fetch import Pending, fetch_later
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors import pending_copies
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.pinning import is_pinned
 from djinn_core.torch_private import no_torch_functions, without_modes
 from djinn_core.tracebacks import for_users, shorten_through
@@ -109,7 +110,7 @@ def _arriving_in(argument: Any) -> Iterator[ArrivingTensor]:
 @without_modes
 def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.Tensor | None:
     """A CPU tensor that `source` is copied to; None where it must be there at once, because a module is made of it."""
-    if conversion.active:
+    if device_state.thread.converts_module:
         return None
     stand_in = sync.stand_in(source)
     like = torch.empty_like(stand_in, memory_format=memory_format)
@@ -126,7 +127,7 @@ def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.
 @without_modes
 def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
     """Have pinned memory filled with `source`; whether it will be. Other memory is filled before CUDA returns, too."""
-    if conversion.active or not is_pinned(target):
+    if device_state.thread.converts_module or not is_pinned(target):
         return False
     arrival = _Arrival(fetch_later([source]), target, _copy)
     arrival.kept = target

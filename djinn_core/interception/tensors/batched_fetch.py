@@ -16,9 +16,9 @@ import torch
 
 from djinn_core.errors import RemoteError
 from djinn_core.interception.async_fetch import Pending, fetch_later
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
-from djinn_core.interception.tensors.prefetch_context import here
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.wire.limits import BUFFERS
 
@@ -55,14 +55,14 @@ class Together:
         self._coming: dict[int, _Coming] = {}
 
     def take(self, key: int) -> torch.Tensor | None:
-        """As `Expected.take`."""
+        """As `ExpectedFetches.take`."""
         if key not in self._coming:
             self._ask(key)
         coming = self._coming.pop(key, None)
         return None if coming is None else coming.take()
 
     def to_upload(self) -> list[torch.Tensor]:
-        """As `Expected.to_upload`."""
+        """As `ExpectedFetches.to_upload`."""
         found, self._here = self._here, None
         return found() if found is not None else []
 
@@ -99,7 +99,7 @@ class SavedStorages(Together):
         self._seen: dict[int, Any] = {}
 
     def saw(self, storage: Any) -> None:
-        """As `Expected.saw`."""
+        """As `ExpectedFetches.saw`."""
         if storage.base is not None:
             self._seen[storage.key] = storage
 
@@ -120,12 +120,13 @@ def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
 @contextmanager
 def expecting(together: Together) -> Iterator[None]:
     """In the block this thread's fetches are expected; where others are already, those stay."""
-    outer = here.expected
-    here.expected = outer or together
+    thread = device_state.thread
+    outer = thread.expected
+    thread.expected = outer or together
     try:
         yield
     finally:
-        here.expected = outer
+        thread.expected = outer
         if outer is None and together.uploads and port.is_open():
             port.runtime().expect_uploads([])
 

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Final
 
 import torch
 
 from djinn_core import torch_private
+from djinn_core.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import copies
-from djinn_core.interception.tensors.remote_storage import RemoteStorage, addresses
+from djinn_core.interception.tensors.remote_storage import RemoteStorage, address_of
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import TensorMeta
 from djinn_core.tracebacks import for_users, shorten
 
-DEVICE_NAME = "remote_accelerator"
-
-# What the type of the remote device is called: by its own name, and by those that `go_by` adds.
-_names = [DEVICE_NAME]
-
 
 def is_remote(device: torch.device) -> bool:
     """True if tensors on `device` are remote."""
-    return device.type in _names
+    return device.type in device_state.names
 
 
 def device_type() -> str:
     """The name that the user's program has for the remote device: `remote_accelerator`, under `djinn run` `cuda`."""
-    return _names[-1]
+    return device_state.names[-1]
 
 
 def go_by(name: str) -> None:
     """From now on the user's program calls the remote device `name`; its own name goes on being understood."""
-    _names.append(name)
+    device_state.names.append(name)
 
 
 class LazyTensor(torch.Tensor):
@@ -108,7 +103,7 @@ class LazyTensor(torch.Tensor):
         Nothing is behind it on this machine. 0 where there are no elements.
         """
         meta = self.remote.meta
-        return addresses.of(self.remote.storage) + meta.offset * meta.dtype.itemsize if meta.numel else 0
+        return address_of(self.remote.storage) + meta.offset * meta.dtype.itemsize if meta.numel else 0
 
     @property
     def data(self) -> torch.Tensor:
@@ -144,7 +139,7 @@ class LazyTensor(torch.Tensor):
 
         At any other time it would tell libraries to look for inner tensors.
         """
-        if not conversion.active:
+        if not device_state.thread.converts_module:
             raise AttributeError("a LazyTensor has no inner tensors")
         return self.__tensor_unflatten__
 
@@ -154,13 +149,6 @@ class LazyTensor(torch.Tensor):
         raise NotImplementedError("a LazyTensor has no inner tensors")
 
 
-class _Conversion(threading.local):
-    """Flag of each thread: it is moving or converting a module."""
-
-    active = False
-
-
-conversion = _Conversion()
 _devices: dict[int, torch.device] = {}
 _make: Final = torch_private.make_wrapper_by_place
 _STRIDED: Final = torch.strided

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.device.device_state import DEVICE_NAME
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, LazyTensor, device_type, is_remote, logical_device
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor, device_type, is_remote, logical_device
 from djinn_core.interception.tensors.remote_storage import RemoteStorage, new_on
 from djinn_core.ir.values import contiguous_strides
 from djinn_core.torch_objects import StorageConstructor, ToDlpack, wrap_storage_constructor, wrap_to_dlpack

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import torch
 
 from djinn_core import torch_objects
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors.batched_fetch import Together, expecting, tensors_here, tensors_of
-from djinn_core.interception.tensors.lazy_tensor import LazyTensor, conversion
+from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.interception.tensors.subclasses import class_of_user, remote_class
 from djinn_core.torch_private import ModuleApply
 from djinn_core.tracebacks import shorten_through
@@ -35,7 +36,8 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
     @functools.wraps(apply)
     def applied(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         held = torch_objects.held_by_script(module)
-        outer, conversion.active = conversion.active, True
+        thread = device_state.thread
+        outer, thread.converts_module = thread.converts_module, True
         try:
             with expecting(Together(lambda: tensors_of(module), lambda: tensors_here(module))):
                 return _apply_swapping(apply, module, fn, *args, **kwargs)
@@ -43,7 +45,7 @@ def keep_parameters(apply: ModuleApply) -> ModuleApply:
             shorten_through(error)
             raise
         finally:
-            conversion.active = outer
+            thread.converts_module = outer
             torch_objects.hold_in_script(module, held)
 
     return applied
@@ -67,7 +69,7 @@ def swap_in_conversions(swap: Swap) -> Swap:
 
     @functools.wraps(swap)
     def swapped(kept: torch.Tensor, made: torch.Tensor) -> None:
-        if conversion.active and (isinstance(kept, LazyTensor) or isinstance(made, LazyTensor)):
+        if device_state.thread.converts_module and (isinstance(kept, LazyTensor) or isinstance(made, LazyTensor)):
             _take_over(kept, made)
         else:
             swap(kept, made)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.torch_private import StorageReference, never_compiled
 
 _SWEEP = 1024  # storages that are remembered, after which those that are gone are forgotten
-
-_pinned: dict[int, StorageReference] = {}  # by the address of their bytes
 
 
 def pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
@@ -20,20 +19,21 @@ def pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tenso
     del device
     copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu").copy_(tensor)
     storage = copied.untyped_storage()
-    if len(_pinned) >= _SWEEP:
-        for address, known in list(_pinned.items()):
+    pinned = device_state.pinned
+    if len(pinned) >= _SWEEP:
+        for address, known in list(pinned.items()):
             if known.expired():
-                _pinned.pop(address, None)
-    _pinned[storage.data_ptr()] = StorageReference(storage)
+                pinned.pop(address, None)
+    pinned[storage.data_ptr()] = StorageReference(storage)
     return copied
 
 
 def is_pinned(tensor: torch.Tensor, device: torch.device | None = None) -> bool:
     """`aten::is_pinned`: whether `pin` made the memory that a CPU tensor looks into."""
     del device
-    if not _pinned or tensor.layout is not torch.strided:
+    if not device_state.pinned or tensor.layout is not torch.strided:
         return False
-    known = _pinned.get(tensor.untyped_storage().data_ptr())
+    known = device_state.pinned.get(tensor.untyped_storage().data_ptr())
     return known is not None and not known.expired()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Protocol
 
 import torch
 
 
-class Expected(Protocol):
+class ExpectedFetches(Protocol):
     """Knows which values this thread will fetch next."""
 
     def take(self, key: int) -> torch.Tensor | None:
@@ -19,12 +18,3 @@ class Expected(Protocol):
 
     def saw(self, storage: Any) -> None:
         """A remote storage was looked at, and may be fetched whole."""
-
-
-class _Here(threading.local):
-    """The expected fetches of each thread."""
-
-    expected: Expected | None = None
-
-
-here = _Here()

@@ -7,8 +7,6 @@ Libraries find tied weights by comparing storages, `torch.save` saves storages a
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,43 +14,31 @@ import torch
 
 from djinn_core import torch_objects, torch_private
 from djinn_core.errors import UnsupportedOperation
-from djinn_core.interception.tensors.prefetch_context import here
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.ir.values import new_storage
 
 if TYPE_CHECKING:
     from djinn_core.interception.tensors.storage import Storage
 
-# Where addresses begin: no process has memory there, so no remote address is one of a CPU tensor.
-_FIRST_ADDRESS = 1 << 56
 _PAGE = 4096
-_known: weakref.WeakValueDictionary[int, RemoteStorage] = weakref.WeakValueDictionary()
 
 
-class _Addresses:
-    """Numbers that no two storages share, nor any bytes of theirs; nothing is behind them."""
-
-    def __init__(self) -> None:
-        self._next = _FIRST_ADDRESS
-        self._numbers = itertools.count()
-
-    def reserve(self, nbytes: int) -> range:
-        """So many addresses that were not given out before."""
-        pages = nbytes // _PAGE + 1
-        made = range(self._next, self._next + pages * _PAGE)
-        self._next = made.stop
-        return made
-
-    def of(self, storage: Storage) -> int:
-        """The first address of `storage`; another one when it has grown beyond what was reserved for it."""
-        if not storage.nbytes:
-            return 0
-        reserved = getattr(storage, "addresses", None)
-        if reserved is None or len(reserved) < storage.nbytes:
-            reserved = storage.addresses = self.reserve(storage.nbytes)
-        return reserved.start
+def reserve_addresses(nbytes: int) -> range:
+    """So many addresses that were not given out before: numbers that no two storages share, with nothing behind them."""
+    pages = nbytes // _PAGE + 1
+    made = range(device_state.next_address, device_state.next_address + pages * _PAGE)
+    device_state.next_address = made.stop
+    return made
 
 
-addresses = _Addresses()
+def address_of(storage: Storage) -> int:
+    """The first address of `storage`; another one when it has grown beyond what was reserved for it."""
+    if not storage.nbytes:
+        return 0
+    reserved = getattr(storage, "addresses", None)
+    if reserved is None or len(reserved) < storage.nbytes:
+        reserved = storage.addresses = reserve_addresses(storage.nbytes)
+    return reserved.start
 
 
 class RemoteStorage(torch.UntypedStorage):
@@ -73,13 +59,14 @@ class RemoteStorage(torch.UntypedStorage):
     def of_tensor(cls, tensor: Any) -> RemoteStorage:
         """The storage that `tensor` looks into; the tensor is the storage's from now on."""
         number = tensor.remote.storage.id
-        made = _known.get(number)
+        made = device_state.storages.get(number)
         if made is None:
             made = cls._make(tensor.device, number)
             made.base = tensor
-            _known[number] = made
-        if here.expected is not None:
-            here.expected.saw(made)
+            device_state.storages[number] = made
+        expected = device_state.thread.expected
+        if expected is not None:
+            expected.saw(made)
         return made
 
     @classmethod
@@ -105,7 +92,7 @@ class RemoteStorage(torch.UntypedStorage):
                 plain = torch.empty(0, dtype=dtype if whole else torch.uint8, device="cpu").set_(self.source)
                 self.base, self.source = plain.to(self._device), None
                 self.base.remote.storage.addresses = self._reserved
-                _known[self.base.remote.storage.id] = self
+                device_state.storages[self.base.remote.storage.id] = self
             base: torch.Tensor = self.base
             if base.dtype == dtype and not base.is_conj() and not base.is_neg():
                 return base
@@ -131,9 +118,9 @@ class RemoteStorage(torch.UntypedStorage):
     def data_ptr(self) -> int:
         """A number that storages of different memory do not share; no address on this machine. 0 where there are no bytes."""
         if self.base is not None:
-            return addresses.of(self.base.remote.storage)
+            return address_of(self.base.remote.storage)
         if self._reserved is None:
-            self._reserved = addresses.reserve(self.nbytes())
+            self._reserved = reserve_addresses(self.nbytes())
         return self._reserved.start if self.nbytes() else 0
 
     def nbytes(self) -> int:
@@ -150,7 +137,8 @@ class RemoteStorage(torch.UntypedStorage):
         if self.source is not None:
             copied: torch.UntypedStorage = self.source.clone()
             return copied
-        octets = here.expected.take(self.key) if here.expected is not None else None
+        expected = device_state.thread.expected
+        octets = expected.take(self.key) if expected is not None else None
         whole: torch.Tensor = self.octets().cpu() if octets is None else octets
         return whole.untyped_storage()
 

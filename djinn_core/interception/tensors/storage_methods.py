@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from djinn_core.interception.device.current_device import index_of
-from djinn_core.interception.tensors.lazy_tensor import DEVICE_NAME, is_remote, logical_device
+from djinn_core.interception.device.device_state import DEVICE_NAME
+from djinn_core.interception.tensors.lazy_tensor import is_remote, logical_device
 from djinn_core.interception.tensors.remote_storage import RemoteStorage
 
 

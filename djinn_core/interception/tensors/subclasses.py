@@ -8,7 +8,6 @@ them the ops are recorded as ever.
 from __future__ import annotations
 
 import functools
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from djinn_core import torch_objects, torch_private
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
 from djinn_core.tracebacks import shorten_through
@@ -23,13 +23,6 @@ from djinn_core.tracebacks import shorten_through
 aten = torch.ops.aten
 
 MakeSubclass = Callable[..., torch.Tensor]
-
-
-class _Wanted(threading.local):
-    cls: type[LazyTensor] | None = None
-
-
-_wanted = _Wanted()
 
 
 class _OfUser(LazyTensor):
@@ -77,12 +70,13 @@ def class_of_user(tensor: torch.Tensor) -> type[torch.Tensor]:
 
 def as_subclass(tensor: LazyTensor, cls: type[torch.Tensor]) -> LazyTensor:
     """The same memory and history, as a tensor of class `cls`."""
-    outer, _wanted.cls = _wanted.cls, remote_class(cls)
+    thread = device_state.thread
+    outer, thread.subclass = thread.subclass, remote_class(cls)
     try:
         with torch_private.no_torch_functions():
             made: LazyTensor = aten.alias.default(tensor)
     finally:
-        _wanted.cls = outer
+        thread.subclass = outer
     if issubclass(cls, torch.nn.Parameter):
         vars(made)["_is_param"] = True
     return made
@@ -92,7 +86,8 @@ def as_subclass(tensor: LazyTensor, cls: type[torch.Tensor]) -> LazyTensor:
 def alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Another tensor over the same memory, of the class that `as_subclass` wants."""
     made = record(func, args, kwargs)
-    return made if _wanted.cls is None else wrap(made.remote, _wanted.cls)
+    wanted = device_state.thread.subclass
+    return made if wanted is None else wrap(made.remote, wanted)
 
 
 def make_subclass(plain: MakeSubclass) -> MakeSubclass:

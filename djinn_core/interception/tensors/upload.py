@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from djinn_core import torch_objects, torch_private
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.interpreter_shutdown import suppress_at_shutdown
 from djinn_core.interception.recording.gc_pause import collect_later
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, wrap
-from djinn_core.interception.tensors.prefetch_context import here
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.interrupts import held
 from djinn_core.ir.values import contiguous_strides, tensor_meta
@@ -52,7 +52,8 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 
 
 def _upload(handle: int, plain: torch.Tensor, device: int) -> None:
-    if here.expected is not None and port.is_open() and (following := here.expected.to_upload()):
+    expected = device_state.thread.expected
+    if expected is not None and port.is_open() and (following := expected.to_upload()):
         with held, suppress_at_shutdown(), collect_later:
             port.runtime().expect_uploads(following)
     current().upload(handle, plain, device)

@@ -1,0 +1,92 @@
+"""State of the device in this process, which PyTorch reaches without a context: one object for all that the device keeps."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    import torch
+
+    from djinn_core.interception.device.generators import BoundDefaultGenerator, DefaultGenerator
+    from djinn_core.interception.device.properties import DeviceProperties
+    from djinn_core.interception.device.streams import RemoteStream
+    from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+    from djinn_core.interception.tensors.prefetch_context import ExpectedFetches
+    from djinn_core.interception.tensors.remote_storage import RemoteStorage
+    from djinn_core.torch_private import StorageReference
+
+DEVICE_NAME = "remote_accelerator"
+# Where addresses begin: no process has memory there, so no remote address is one of a CPU tensor.
+_FIRST_ADDRESS: Final = 1 << 56
+
+
+class KnownGenerator(Protocol):
+    """A remote generator."""
+
+    def operand(self) -> LazyTensor | None:
+        """The value that holds its state; None for the state that ops use by default."""
+
+
+class ThreadState(threading.local):
+    """What one thread has chosen, and the calls that it is in the middle of.
+
+    Attributes:
+        index: the index that the device without an index stands for. stream: the stream that was chosen; None: the default.
+        keeps_random_state: PyTorch is saving a random state that it will not read.
+        padding_is_last: the answer to the last question whether padding comes last in each row.
+        converts_module: a module is being moved or converted.
+        remade_view: the view that the `as_strided` call under way makes again, and that has a value already.
+        subclass: the class that `as_subclass` wants of the view under way.
+        expected: the fetches that are expected next.
+    """
+
+    index = 0
+    stream: RemoteStream | None = None
+    keeps_random_state = False
+    padding_is_last = False
+    converts_module = False
+    remade_view: LazyTensor | None = None
+    subclass: type[LazyTensor] | None = None
+    expected: ExpectedFetches | None = None
+
+
+class DeviceState:
+    """State that lives as long as the device is registered, which is as long as the process.
+
+    Attributes:
+        thread: the present thread's part.
+        names: device types that are remote; the last is the one that the user's program uses.
+        libraries: registrations of kernels; in force as long as they are referenced.
+        view_kernels: of these, the ones that bound the paths of views; None before a program needs them.
+        generators: remote generators by C++ object, because PyTorch hands ops a new Python object for it.
+        default_generators: the generators that ops use when they are given none, by index.
+        seed: the last that was meant for all indexes, also for those that were not known then.
+        default_streams: streams that are current where no other is, by index. stream_numbers: numbers of the other streams.
+        properties: of the devices of the present session, by session and index.
+        casts: autocast's copies of parameters, by the parameter's id, for as long as PyTorch keeps its own: until the outermost
+            autocast block of any thread ends. The parameter is kept with its cast, so that no other object takes over its id.
+        pinned: storages that count as pinned, by the address of their bytes.
+        storages: storage objects of remote tensors by number. next_address: the first address that was not given out.
+    """
+
+    def __init__(self) -> None:
+        self.thread = ThreadState()
+        self.names = [DEVICE_NAME]
+        self.libraries: list[torch.library.Library] = []
+        self.view_kernels: torch.library.Library | None = None
+        self.generators: WeakValueDictionary[int, KnownGenerator] = WeakValueDictionary()
+        self.default_generators: dict[int, DefaultGenerator | BoundDefaultGenerator] = {}
+        self.seed: int | None = None
+        self.default_streams: dict[int, RemoteStream] = {}
+        self.stream_numbers = itertools.count(1)
+        self.properties: dict[tuple[str, int], DeviceProperties] = {}
+        self.casts: dict[tuple[int, Any], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.pinned: dict[int, StorageReference] = {}
+        self.storages: WeakValueDictionary[int, RemoteStorage] = WeakValueDictionary()
+        self.next_address = _FIRST_ADDRESS
+
+
+device_state: Final = DeviceState()
