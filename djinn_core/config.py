@@ -13,6 +13,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import attrs
@@ -92,6 +93,14 @@ class PluginSetting:
     name: str
     value: Any = attrs.field(repr=False)  # may be a secret
     origin: str
+
+    def sendable(self) -> PluginSetting:
+        """The same with a value that JSON can hold: paths and other objects as text, which is read as in a variable."""
+        value = self.value
+        plain = isinstance(value, (bool, int, float, str, NoneType)) or (
+            isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
+        )
+        return self if plain else attrs.evolve(self, value=str(value))
 
 
 def _plugin_settings(value: object) -> tuple[PluginSetting, ...]:

@@ -7,15 +7,12 @@ gone.
 
 from __future__ import annotations
 
-from types import NoneType
 from typing import Final
 
-import attrs
 import msgspec
 
-from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
-from djinn_core.launch.listen_addresses import Places
+from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.wire.message import Count, Name
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
 
@@ -25,57 +22,17 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     Attributes:
         directory: private directory for the local socket; the executor removes it when it ends.
-        places: where it also listens for the network; None: nowhere.
         key: what the tickets are signed with.
-        threads: torch threads, or None for torch's default.
-        plugins, disable: the plugins to load, as in the settings; None means everything that is installed.
-        plugin_settings: as in the settings, `sendable`.
-        log_level, debug: what to log to the standard error output.
-        store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; empty: none.
-        warm: safetensors files whose tensors need not travel at all.
-        memory: bytes that its sessions may hold; 0: as much as the device has.
-        memory_policy: name of the policy that orders evictions then; empty: the built-in one.
-        compilers: names of those that compile hot templates, in the order in which they are asked.
-        tls_certificate, tls_key, tls_authority: PEM files; it listens for the network under TLS where there are some, and asks
-            clients for a certificate of that authority.
-        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
-        journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
-            dies, and how many bytes each may have; empty: nowhere.
-        snapshot_seconds: how often a journal begins anew with the session's state, at most.
-        most_sessions: how many sessions there may be at a time.
-        queue_seconds: how long a submission may have waited for its turn when one more session begins.
-        accounts: directory for what its tenant has used of its time; empty: the next executor counts anew.
+        config: what to be; its settings of plugins are `sendable`.
     """
 
     directory: str
     key: bytes
-    places: Places | None = None
-    threads: int | None = None
-    plugins: tuple[str, ...] | None = None
-    disable: tuple[str, ...] = ()
-    plugin_settings: tuple[PluginSetting, ...] = ()
-    log_level: str = "warning"
-    debug: str = ""
-    store: str = ""
-    store_bytes: Count = 0
-    warm: tuple[str, ...] = ()
-    compilers: tuple[str, ...] = ()
-    memory: Count = 0
-    memory_policy: str = ""
-    tls_certificate: str = ""
-    tls_key: str = ""
-    tls_authority: str = ""
-    lease_seconds: float = 0.0
-    journals: str = ""
-    journal_bytes: Count = 0
-    snapshot_seconds: float = 20.0
-    most_sessions: Count = 256
-    queue_seconds: float = 30.0
-    accounts: str = ""
+    config: ExecutorConfig
 
     def __repr__(self) -> str:
-        """Without the key."""
-        return f"Start(directory={self.directory!r}, places={self.places!r}, threads={self.threads})"
+        """Without secrets: the key, and settings of plugins."""
+        return f"Start(directory={self.directory!r}, device={self.config.device!r})"
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -165,22 +122,14 @@ class Full(msgspec.Struct, frozen=True, tag="full"):
 
 Answer = Ready | Failed | Sessions | Full
 
-_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+# Paths are what JSON does not have a form for.
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order, dec_hook=lambda kind, text: kind(text))
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-
-
-def sendable(given: PluginSetting) -> PluginSetting:
-    """The same with a value that JSON can hold: paths and other objects as text, which is read as in a variable."""
-    value = given.value
-    plain = isinstance(value, (bool, int, float, str, NoneType)) or (
-        isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
-    )
-    return given if plain else attrs.evolve(given, value=str(value))
 
 
 def to_line(message: Order | Answer) -> bytes:
     """The message as one line."""
-    return msgspec.json.encode(message) + b"\n"
+    return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
 
 def read_order(line: bytes) -> Order:

@@ -7,9 +7,10 @@ import threading
 import attrs
 
 from djinn_core.errors import StartupError
+from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.orders import Ready
 from djinn_core.launch.own_journals import LIMIT, OwnJournals
-from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
 
 LEASE_SECONDS = 30.0  # for the connection: the executor itself ends with the program
@@ -19,11 +20,11 @@ _log = get_logger("djinn.launch")
 class OwnExecutor:
     """One executor process after the other, with the same journals. Methods may be called from several threads."""
 
-    def __init__(self, options: ExecutorOptions, journals: OwnJournals | None = None, share: int = 1) -> None:
+    def __init__(self, config: ExecutorConfig, journals: OwnJournals | None = None, share: int = 1) -> None:
         """Start the first process and return at once.
 
         Args:
-            options: how to start it.
+            config: how to start it.
             journals: where sessions write what they take, so that the next process goes on with them; None: nowhere.
                 Closed with this.
             share: how many executors share the room that there is for journals.
@@ -34,11 +35,14 @@ class OwnExecutor:
         self._journals = journals
         if journals is not None:
             limit = min(LIMIT, journals.room() // share)
-            options = attrs.evolve(options, lease_seconds=LEASE_SECONDS, journals=journals.path, journal_bytes=limit)
-        self._options = options
+            recovery = attrs.evolve(
+                config.recovery, lease_seconds=LEASE_SECONDS, journals=journals.path, journal_limit=limit
+            )
+            config = attrs.evolve(config, recovery=recovery)
+        self._config = config
         self._closed = False
         self._lock = threading.RLock()
-        self._process = ExecutorProcess(options)
+        self._process = ExecutorProcess(config)
 
     @property
     def recovers(self) -> bool:
@@ -81,7 +85,7 @@ class OwnExecutor:
                 return
             _log.warning("an executor died; another one goes on with what it did", how=self.ending)
             self._process.close(0.0)
-            self._process = ExecutorProcess(self._options)
+            self._process = ExecutorProcess(self._config)
 
     def close(self, drain_seconds: float = 5.0) -> None:
         """End it as `ExecutorProcess.close` does, and start no other."""

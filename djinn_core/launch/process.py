@@ -10,15 +10,11 @@ import subprocess
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import Self
 
-import attrs
-
-from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.transports import TlsOptions
-from djinn_core.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
+from djinn_core.launch.command import executor_command, executor_environment
+from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
 from djinn_core.launch.listen_addresses import Places
 from djinn_core.launch.orders import (
     FULL_SECONDS,
@@ -35,7 +31,6 @@ from djinn_core.launch.orders import (
     Sessions,
     Start,
     read_answer,
-    sendable,
     to_line,
 )
 from djinn_core.launch.pipe_lines import LineReader, write_line
@@ -48,69 +43,19 @@ _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
 
 
-@attrs.frozen
-class ExecutorOptions:
-    """Options for starting an executor.
-
-    Attributes:
-        device: `cpu`, `cuda:0` and so on; empty lets the executor choose the best that the machine has.
-        places: where it also listens for the network, with transports that clients reach directly, at free ports; None: not
-            at all.
-        threads: torch threads; None leaves torch's default.
-        plugins, disable, plugin_settings: as in the settings.
-        log_level: from which level on the executor logs to the standard error output.
-        debug: parts whose debug messages it shows, as in the settings.
-        store, store_bytes: directory for weights that need not travel again, and how many bytes it may hold; None: none.
-        warm: safetensors files whose tensors need not travel at all.
-        compilers, memory_policy: as in the settings.
-        memory: bytes that its sessions may hold; 0: as much as the device has.
-        tls: the certificate to show where it listens for the network, and whose certificates clients must show; None: no TLS.
-        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
-        journals, journal_bytes: directory for what sessions take, so that the next executor can go on with them when this one
-            dies, and how many bytes each may have; None: nowhere.
-        snapshot_seconds: how often a journal begins anew with the session's state, at most.
-        most_sessions, queue_seconds, accounts: as in `Start`.
-        module: what to run; only tests change it.
-    """
-
-    device: str = ""
-    places: Places | None = None
-    threads: int | None = None
-    plugins: tuple[str, ...] | None = None
-    disable: tuple[str, ...] = ()
-    plugin_settings: tuple[PluginSetting, ...] = ()
-    log_level: str = "warning"
-    debug: str = ""
-    store: Path | None = None
-    store_bytes: int = 0
-    warm: tuple[Path, ...] = ()
-    compilers: tuple[str, ...] = ()
-    memory: int = 0
-    memory_policy: str = ""
-    tls: TlsOptions | None = None
-    lease_seconds: float = 0.0
-    journals: Path | None = None
-    journal_bytes: int = 0
-    snapshot_seconds: float = 20.0
-    most_sessions: int = 256
-    queue_seconds: float = 30.0
-    accounts: Path | None = None
-    module: str = EXECUTOR_MODULE
-
-
 class ExecutorProcess:
     """One executor process. It ends when this object is closed or collected, and when this process ends in any way.
 
     Methods may be called from several threads. In a forked child the object is inert: `close` leaves the executor alone.
     """
 
-    def __init__(self, options: ExecutorOptions) -> None:
+    def __init__(self, config: ExecutorConfig) -> None:
         """Start the process and return at once; `wait_ready` waits for it.
 
         Raises:
             StartupError: it cannot be started.
         """
-        self.options = options
+        self.config = config
         self._key = new_key()
         self._ready: Ready | None = None
         self._reports = 0
@@ -123,7 +68,7 @@ class ExecutorProcess:
         receiving, sending = os.pipe()
         self._answers = LineReader(receiving)
         try:
-            self._process = _spawn(options, sending, owned)
+            self._process = _spawn(config, sending, owned)
         except (OSError, StartupError) as error:
             os.close(receiving)
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -133,7 +78,7 @@ class ExecutorProcess:
             os.close(owned)  # the executor has it
         self._end = weakref.finalize(self, _end, self._process, receiving, self._directory, self._owner)
         with contextlib.suppress(OSError):  # a process that died already cannot read this; `wait_ready` says so
-            self._order(self._start_order())
+            self._order(Start(self._directory, self._key, config.sendable()))
 
     @classmethod
     def start(
@@ -148,7 +93,7 @@ class ExecutorProcess:
         Raises:
             StartupError: it did not start; the message says why.
         """
-        executor = cls(ExecutorOptions(device, Places(host) if host else None, threads))
+        executor = cls(ExecutorConfig(device, NetworkConfig(Places(host)) if host else None, threads))
         executor.wait_ready(timeout)
         return executor
 
@@ -279,34 +224,6 @@ class ExecutorProcess:
     def __exit__(self, *_: object) -> None:
         self.close(0.0)
 
-    def _start_order(self) -> Start:
-        options = self.options
-        return Start(
-            directory=self._directory,
-            places=options.places,
-            key=self._key,
-            threads=options.threads,
-            plugins=options.plugins,
-            disable=options.disable,
-            plugin_settings=tuple(map(sendable, options.plugin_settings)),
-            log_level=options.log_level,
-            debug=options.debug,
-            store=str(options.store or ""),
-            store_bytes=options.store_bytes,
-            warm=tuple(str(file) for file in options.warm),
-            compilers=options.compilers,
-            memory=options.memory,
-            memory_policy=options.memory_policy,
-            **_tls_files(options.tls),
-            lease_seconds=options.lease_seconds,
-            journals=str(options.journals or ""),
-            journal_bytes=options.journal_bytes,
-            snapshot_seconds=options.snapshot_seconds,
-            most_sessions=options.most_sessions,
-            queue_seconds=options.queue_seconds,
-            accounts=str(options.accounts or ""),
-        )
-
     def _order(self, order: Order) -> None:
         stdin = self._process.stdin
         with self._writing:
@@ -342,16 +259,9 @@ class ExecutorProcess:
         return None
 
 
-def _tls_files(tls: TlsOptions | None) -> dict[str, str]:
-    if tls is None:
-        return {}
-    files = {"tls_certificate": tls.certificate, "tls_key": tls.key, "tls_authority": tls.authority}
-    return {name: str(path) for name, path in files.items() if path is not None}
-
-
-def _spawn(options: ExecutorOptions, report: int, owned: int) -> subprocess.Popen[bytes]:
+def _spawn(config: ExecutorConfig, report: int, owned: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        executor_command(options.module, options.device, report),
+        executor_command(config.module, config.device, report),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(report, owned),

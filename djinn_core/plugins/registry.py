@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -47,7 +47,7 @@ class Selection:
         plugin_settings: as in the settings.
     """
 
-    plugins: tuple[object, ...] | None = None
+    plugins: tuple[Any, ...] | None = None
     disable: frozenset[str] = frozenset()
     strict: bool = False
     trace: bool = False
@@ -58,6 +58,10 @@ class Selection:
         """Selection by the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings`."""
         names = frozenset(settings.disable)
         return cls(settings.plugins, names, settings.strict, settings.trace_plugins, settings.plugin_settings)
+
+    def sendable(self) -> Selection:
+        """The same with values of settings that JSON can hold."""
+        return attrs.evolve(self, plugin_settings=tuple(given.sendable() for given in self.plugin_settings))
 
 
 @attrs.frozen

@@ -27,16 +27,17 @@ from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
-from djinn_core.hookspecs.transports import Connection, Limits, Listener, TlsOptions
+from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
-from djinn_core.launch.listen_addresses import Places, in_places
+from djinn_core.launch.executor_config import ExecutorConfig, StoreConfig
+from djinn_core.launch.listen_addresses import in_places
 from djinn_core.launch.orders import FULL_SECONDS, Answer, Failed, Full, Ready, Sessions, Start
 from djinn_core.launch.private_directory import remove_abandoned
 from djinn_core.launch.tickets import Badge, TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
-from djinn_core.plugins.registry import Registry, Selection, load_where_started
+from djinn_core.plugins.registry import Registry, load_where_started
 from djinn_core.role import become_server
-from djinn_core.server.admission_limits import AdmissionLimits
+from djinn_core.server.admission_limits import refusal_beyond
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.context import ExecutorContext
@@ -76,33 +77,29 @@ class Executor:
         registry: Registry,
         tickets: TicketChecker,
         new: SessionFactory,
+        config: ExecutorConfig = ExecutorConfig(),  # noqa: B008 - a value
         store: WeightStore | None = None,
-        leases: Leases | None = None,
-        tls: TlsOptions | None = None,
-        room: AdmissionLimits = AdmissionLimits(),  # noqa: B008 - a value
-        accounts: Path | None = None,
     ) -> None:
-        """`leases`: where sessions wait for clients whose connection broke. `tls`: for the network. `accounts`: as in `Start`."""
         self._device = device
         self._context = context
-        self._tenancy = Tenancy(context.usage, context.disk, store, accounts)
+        self._config = config
+        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts)
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
         self._roster = SessionRegistry()
-        self._leases = leases or Leases(0.0, context.usage, context.disk)
-        self._tls = tls
+        self._leases = Leases(config.recovery, context.usage, context.disk)
+        tls = None if config.network is None else config.network.tls
         self._harbour = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
-        self._room = room
         self._full_at = 0.0
         self.tell: Callable[[Answer], None] = lambda _: None
         self._accepting = True
         self._door = threading.Lock()
         self._inside = 0  # sessions, those included that are just being made
 
-    def listen(self, directory: str, places: Places | None) -> tuple[str, ...]:
-        """Listen at a socket in `directory`, and in `places` with transports that clients reach directly; the URLs.
+    def listen(self, directory: str) -> tuple[str, ...]:
+        """Listen at a socket in `directory`, and as configured with transports that clients reach directly; the URLs.
 
         Raises:
             TransportError: an address cannot be bound.
@@ -110,7 +107,8 @@ class Executor:
         """
         own = f"unix://{directory}/{SOCKET_NAME}"
         self._listeners.append(transport_for(own, self._registry.transports).listen(own, Limits(), self.serve))
-        for one in () if places is None else in_places(self._registry.transports, self._tls, places):
+        network = self._config.network
+        for one in () if network is None else in_places(self._registry.transports, network.tls, network.places):
             if not one.transport.capabilities.relayed:
                 self._listeners.append(one.transport.listen(one.at(0), Limits(), self.serve))
         self._harbour.urls = tuple(listener.url for listener in self._listeners)
@@ -151,7 +149,7 @@ class Executor:
         reason = self._tenancy.refusal(admitted.grant.badge, sessions)
         if reason:
             return Refusal(reason)
-        full = self._room.refusal(sessions, self._context.device.turns.longest_wait)
+        full = refusal_beyond(self._config.admission, sessions, self._context.device.turns.longest_wait)
         if full is not None:
             self.full(full.reason)
         return full
@@ -358,11 +356,11 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
     control.catch_signals()
     start = control.read_start()
     try:
-        logs.show(start.log_level)
-        logs.set_debug_level(start.debug)
+        logs.show(start.config.log.level)
+        logs.set_debug_level(start.config.log.debug)
         with _open(device, start, new) as executor:
             executor.tell = control.report
-            urls = executor.listen(start.directory, start.places)
+            urls = executor.listen(start.directory)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())
             remove_abandoned(Path(start.directory).parent)
@@ -381,20 +379,20 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
 
 
 def _open(device: str, start: Start, new: SessionFactory) -> Executor:
-    if start.threads is not None:
-        torch.set_num_threads(start.threads)
-    selection = Selection(start.plugins, frozenset(start.disable), plugin_settings=start.plugin_settings)
-    registry = load_where_started(selection, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
-    disk, policy = Disk(), decider(registry, start.memory_policy)
-    opened = limited(open_device(registry.devices, device), start.memory, disk, policy)
+    config = start.config
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    registry = load_where_started(config.plugins, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
+    disk, policy = Disk(), decider(registry, config.memory.policy)
+    opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
     context = ExecutorContext(SharedDevice(opened.runtime), disk=disk)
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
-    begin_compiling(context, registry, start.compilers)
-    room = AdmissionLimits(start.most_sessions, start.queue_seconds)
-    kept = _open_store(start, disk), _leases(start, context)
-    accounts = Path(start.accounts) if start.accounts else None
-    return Executor(opened, context, registry, TicketChecker(start.key), new, *kept, _tls(start), room, accounts)
+    begin_compiling(context, registry, config.compilers)
+    if config.recovery.journals is not None:
+        remove_stale(config.recovery.journals)
+    store = _open_store(config.store, disk)
+    return Executor(opened, context, registry, TicketChecker(start.key), new, config, store)
 
 
 def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:
@@ -407,38 +405,17 @@ def begin_compiling(context: ExecutorContext, registry: Registry, names: Sequenc
         context.device.compiling = Compiling(chosen(registry.compilers, names), context.device.runtime)
 
 
-def _leases(start: Start, context: ExecutorContext) -> Leases:
-    if start.journals:
-        remove_stale(Path(start.journals))
-    return Leases(
-        start.lease_seconds,
-        context.usage,
-        context.disk,
-        Path(start.journals) if start.journals else None,
-        start.journal_bytes,
-        start.snapshot_seconds,
-    )
-
-
-def _open_store(start: Start, disk: Disk) -> WeightStore | None:
-    if not start.store:
+def _open_store(config: StoreConfig, disk: Disk) -> WeightStore | None:
+    if config.directory is None:
         return None
     try:
-        store = WeightStore(Path(start.store), start.store_bytes, disk)
+        store = WeightStore(config.directory, config.limit, disk)
     except OSError as error:
         _log.warning("weights are not kept: their directory cannot be used", error=str(error))
         return None
-    if start.warm:
-        store.lend(Path(file) for file in start.warm)
+    if config.warm:
+        store.lend(config.warm)
     return store
-
-
-def _tls(start: Start) -> TlsOptions | None:
-    if not start.tls_certificate:
-        return None
-    files = (start.tls_certificate, start.tls_key, start.tls_authority)
-    certificate, key, authority = (Path(file) if file else None for file in files)
-    return TlsOptions(certificate, key, authority)
 
 
 def _take_standard_input() -> int:

@@ -23,7 +23,8 @@ from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.form import Constant, Form, Operand
 from djinn_core.launch.addresses import transport_for
-from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.executor_config import ExecutorConfig, RecoveryConfig
+from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.tickets import Badge, TicketChecker, issue, new_key
 from djinn_core.launch.token_table import Quota
 from djinn_core.server.compiling.packing import pack
@@ -71,7 +72,7 @@ START_SECONDS = 300.0
 @pytest.fixture
 def start(tmp_path):
     """Executors that one after the other go on with what the ones before have left."""
-    options = ExecutorOptions("cpu", threads=1, lease_seconds=20.0, journals=tmp_path, journal_bytes=1 << 20)
+    options = ExecutorConfig("cpu", threads=1, recovery=RecoveryConfig(20.0, tmp_path, 1 << 20))
     started = []
 
     def start():

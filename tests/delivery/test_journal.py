@@ -9,6 +9,7 @@ import pytest
 
 from djinn_core.errors import QuotaExceeded, SessionLost
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.server.inline import connected_pair
 from djinn_core.server.recovery.journal import (
@@ -130,14 +131,14 @@ def test_names_lead_nowhere_else(tmp_path, name):
 def test_what_kills_every_executor_is_not_tried_for_ever(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     for _ in range(TRIES):
-        found = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30).recover(
+        found = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
         assert found is not None
         found[1]._past.close()
         died(found[1]._journal)
     with pytest.raises(SessionLost, match=f"died {TRIES + 1} times"):
-        Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30).recover(
+        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
 
@@ -164,7 +165,10 @@ def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_pat
 
 def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
     died(written(journal_path(tmp_path, "session")))
-    leases, asked = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30), Resume("session", OWNER.secret, 0)
+    leases, asked = (
+        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()),
+        Resume("session", OWNER.secret, 0),
+    )
     connection, before = connected_pair()[1], descriptors()
     for _ in range(TRIES + 1):
         with pytest.raises(QuotaExceeded, match="not now"):
@@ -181,7 +185,7 @@ def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
 def test_what_is_no_journal_recovers_nothing(tmp_path, content):
     journal_path(tmp_path, "session").write_bytes(content)
     with pytest.raises(SessionLost):
-        Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30).recover(
+        Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
 
@@ -190,7 +194,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
     path = journal_path(tmp_path, "session")
     died(written(path))
     os.utime(path, (0, 0))
-    leases = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30)
+    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk())
     leases.lease(SessionIdentity("other", "", "", NO_TENANT), connected_pair()[1]).close()
     assert path.exists(), "it was looked at when the process began"
     monkeypatch.setattr("djinn_core.server.recovery.leased_connection.SWEEP_SECONDS", 0.0)
@@ -200,7 +204,7 @@ def test_what_nobody_came_back_for_is_removed_while_the_server_runs(tmp_path, mo
 
 def test_a_wrong_secret_recovers_nothing(tmp_path):
     died(written(journal_path(tmp_path, "session")))
-    leases = Leases(1.0, UsageMetrics(), Disk(), tmp_path, 1 << 30)
+    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), Disk())
     assert leases.recover(connected_pair()[1], Resume("session", "guessed", 0)) is None
     found = leases.recover(connected_pair()[1], Resume("session", OWNER.secret, 0))
     assert found is not None

@@ -11,6 +11,7 @@ import pytest
 
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.launch.tickets import NO_TENANT
 from djinn_core.runtime.connecting.resuming import ResumingConnection
 from djinn_core.server.inline import QueueConnection, connected_pair
@@ -56,7 +57,7 @@ class Network:
     def __init__(self, seed: int, loses: float = 0.0, breaks: float = 0.0) -> None:
         self._random = random.Random(seed)
         self._odds = loses, breaks
-        self.leases = Leases(60.0, UsageMetrics(), Disk())
+        self.leases = Leases(RecoveryConfig(60.0), UsageMetrics(), Disk())
         ours, theirs = self._pair()
         self.server = self.leases.lease(SessionIdentity("s", "a client", "told at the beginning", NO_TENANT), theirs)
         self.client = ResumingConnection(ours, self._dial, 60.0, "the server")

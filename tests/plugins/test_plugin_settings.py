@@ -15,8 +15,8 @@ from djinn_core.cli import main
 from djinn_core.config import HIDDEN, PluginSetting, Settings, resolve
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.hookspecs import hookimpl
-from djinn_core.launch.orders import sendable
-from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.process import ExecutorProcess
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.reconfiguring import executor_plugins_differ
 
@@ -228,14 +228,14 @@ CLUSTER = '[[machines]]\nname = "node"\ndevices = 2\nmemory_gib = 1\ntflops = 1\
 def test_an_executor_process_has_them(tmp_path):
     (tmp_path / "cluster.toml").write_text("network = { gbs = 10 }\n" + CLUSTER)
     given = Settings(plugin_settings={"simulated": {"cluster": tmp_path / "cluster.toml"}}).plugin_settings
-    with ExecutorProcess(ExecutorOptions("simulated:1", plugin_settings=given)) as executor:
+    with ExecutorProcess(ExecutorConfig("simulated:1", plugins=Selection(plugin_settings=given))) as executor:
         assert executor.wait_ready(60).device.id == "simulated:1"
 
 
 def test_what_json_cannot_hold_travels_as_text():
-    assert sendable(PluginSetting("a", "b", Path("/x"), "argument")).value == "/x"
+    assert PluginSetting("a", "b", Path("/x"), "argument").sendable().value == "/x"
     for plain in (1, 0.5, True, None, "x", ["a"], ("a", "b")):
-        assert sendable(PluginSetting("a", "b", plain, "argument")).value == plain
+        assert PluginSetting("a", "b", plain, "argument").sendable().value == plain
 
 
 @pytest.mark.parametrize(

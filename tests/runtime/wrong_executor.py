@@ -60,17 +60,17 @@ def execute():
 
 def serve(file):
     """Be the server."""
-    from djinn_core.server.gateway.gateway import GatewayOptions
-    from djinn_core.server.gateway.gateway import serve as serve_options
+    from djinn_core.launch.executor_config import ExecutorConfig
+    from djinn_core.server.gateway.gateway import serve as serve_gateway
+    from djinn_core.server.gateway.gateway_config import GatewayConfig
 
-    options = GatewayOptions(
+    config = GatewayConfig(
         devices=("cpu",),
-        threads=1,
+        executor=ExecutorConfig(threads=1, module=Path(__file__).stem),
         connection_file=Path(file),
         drain_seconds=0.5,
-        executor_module=Path(__file__).stem,
     )
-    serve_options(options, lambda _: None)
+    serve_gateway(config, lambda _: None)
 
 
 if __name__ == "__main__":

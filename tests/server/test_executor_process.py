@@ -18,8 +18,9 @@ import pytest
 from djinn_core.builtins.cpu import CpuDevice
 from djinn_core.errors import ProtocolError, StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.private_directory import make_private_directory, remove_abandoned
-from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.process import ExecutorProcess
 from djinn_core.server.devices import open_device
 from djinn_core.wire.messages import (
     Attach,
@@ -141,7 +142,7 @@ def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, a
 
 def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wait_for):
     monkeypatch.setenv("DJINN_TOKEN", "a-secret-of-the-client")
-    executor = ExecutorProcess(ExecutorOptions("cpu"))
+    executor = ExecutorProcess(ExecutorConfig("cpu"))
     try:
         process = Path(f"/proc/{executor.process_id}")
         wait_for((process / "cmdline").read_bytes, "arguments, which a process lacks at its very beginning")
@@ -175,7 +176,7 @@ def test_the_best_device_is_the_default():
 
 
 def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
-    executor = ExecutorProcess(ExecutorOptions("cpu"))
+    executor = ExecutorProcess(ExecutorConfig("cpu"))
     directory = executor._directory
     with pytest.raises(StartupError, match=r"not ready after 0\.05 s.*start_timeout"):
         executor.wait_ready(0.05)
@@ -184,7 +185,7 @@ def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
 
 
 def test_a_death_before_readiness_is_told_with_its_signal():
-    executor = ExecutorProcess(ExecutorOptions("cpu"))
+    executor = ExecutorProcess(ExecutorConfig("cpu"))
     os.kill(executor.process_id, signal.SIGKILL)
     with pytest.raises(StartupError, match="killed by SIGKILL"):
         executor.wait_ready(SECONDS)

@@ -13,13 +13,14 @@ import pytest
 from djinn_core.errors import ServerBusy, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch import process
+from djinn_core.launch.executor_config import AdmissionLimits
 from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
 from djinn_core.launch.pipe_lines import LineReader
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
 from djinn_core.runtime.connecting import connect
 from djinn_core.runtime.connecting.dialling import ask
-from djinn_core.server.admission_limits import AdmissionLimits
+from djinn_core.server.admission_limits import refusal_beyond
 from djinn_core.server.gateway import admission
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
@@ -126,9 +127,9 @@ def test_there_is_no_room_for_now(gateway):
 
 def test_an_executor_has_room_until_it_is_full_or_busy():
     room = AdmissionLimits(sessions=2, queue_seconds=5.0)
-    assert room.refusal(1, 1.0) is None
-    assert "serves 2 sessions" in room.refusal(2, 0.0).reason
-    assert "waiting for it for 6 s" in room.refusal(0, 6.0).reason
+    assert refusal_beyond(room, 1, 1.0) is None
+    assert "serves 2 sessions" in refusal_beyond(room, 2, 0.0).reason
+    assert "waiting for it for 6 s" in refusal_beyond(room, 0, 6.0).reason
     turns = FairShare()
     assert turns.longest_wait == 0.0
     share = turns.share()

@@ -6,12 +6,14 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from djinn_core.config import Settings, bytes_of
+import attrs
+
+from djinn_core.config import Settings
 from djinn_core.hookspecs.transports import Connection, Limits
 from djinn_core.launch.addresses import transport_for
+from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.own_executor import OwnExecutor
 from djinn_core.launch.own_journals import own_journals
-from djinn_core.launch.process import ExecutorOptions
 from djinn_core.logs import get_logger
 from djinn_core.plugins.registry import Registry
 from djinn_core.runtime.connecting.client_channel import ClientChannel, PlainClientChannel
@@ -47,18 +49,9 @@ def start_executors(settings: Settings) -> tuple[OwnExecutor, ...]:
 
 
 def _start_executor(settings: Settings) -> OwnExecutor:
-    options = ExecutorOptions(
-        device=settings.device,
-        threads=settings.threads,
-        plugins=plugin_names(settings.plugins),
-        disable=settings.disable,
-        plugin_settings=settings.plugin_settings,
-        compilers=settings.compilers,
-        memory=bytes_of(settings.memory_gib),
-        memory_policy=settings.memory_policy,
-        debug=settings.debug,
-    )
-    return OwnExecutor(options, own_journals() if settings.recover else None, settings.executors)
+    there = attrs.evolve(settings, plugins=plugin_names(settings.plugins))
+    config = ExecutorConfig(settings.device).with_settings(there)
+    return OwnExecutor(config, own_journals() if settings.recover else None, settings.executors)
 
 
 def open_embedded(settings: Settings, registry: Registry, executors: Sequence[OwnExecutor]) -> tuple[Opened, ...]:

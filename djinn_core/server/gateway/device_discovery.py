@@ -12,24 +12,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from djinn_core.config import PluginSetting
 from djinn_core.errors import StartupError
 from djinn_core.launch.command import executor_environment
-from djinn_core.launch.orders import sendable
+from djinn_core.plugins.registry import Selection
 from djinn_core.server.devices import FALLBACK
 
 ALL = "all"
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """The settings `plugins`, `disable` and `plugin_settings` for the process that queries the plugins."""
-
-    plugins: tuple[str, ...] | None
-    disable: tuple[str, ...]
-    plugin_settings: tuple[PluginSetting, ...]
-
-
-def offered(devices: Sequence[str], chosen: Chosen, timeout: float) -> list[str]:
+def offered(devices: Sequence[str], plugins: Selection, timeout: float) -> list[str]:
     """`devices` with `all` replaced by every device that device plugins report; CPUs only where there is nothing else.
 
     Raises:
@@ -37,16 +28,15 @@ def offered(devices: Sequence[str], chosen: Chosen, timeout: float) -> list[str]
     """
     if ALL not in devices:
         return list(devices)
-    present = _ask(chosen, timeout)
+    present = _ask(plugins, timeout)
     others = [device for device in present if device.partition(":")[0] != FALLBACK]
     named = [device for device in devices if device != ALL]
     return [*named, *(device for device in others or present if device not in named)]
 
 
-def _ask(chosen: Chosen, timeout: float) -> list[str]:
-    plain = msgspec.structs.replace(chosen, plugin_settings=tuple(map(sendable, chosen.plugin_settings)))
+def _ask(plugins: Selection, timeout: float) -> list[str]:
     command = [sys.executable, "-P", "-m", __name__]
-    order = msgspec.json.encode(plain)  # not in the arguments: settings may be secrets
+    order = msgspec.json.encode(plugins.sendable())  # not in the arguments: settings may be secrets
     try:
         answer = subprocess.run(
             command, input=order, env=executor_environment(), stdout=subprocess.PIPE, timeout=timeout, check=True
@@ -59,12 +49,11 @@ def _ask(chosen: Chosen, timeout: float) -> list[str]:
 def main() -> None:
     """Print the ids of the devices that device plugins report, as JSON."""
     from djinn_core.builtins import builtin_plugins
-    from djinn_core.plugins.registry import Selection, load_where_started
+    from djinn_core.plugins.registry import load_where_started
     from djinn_core.role import become_server
 
     become_server("executor")
-    chosen = msgspec.json.decode(sys.stdin.buffer.read(), type=Chosen)
-    selection = Selection(chosen.plugins, frozenset(chosen.disable), plugin_settings=chosen.plugin_settings)
+    selection = msgspec.json.decode(sys.stdin.buffer.read(), type=Selection)
     registry = load_where_started(selection, builtins=builtin_plugins(), kinds={"devices"})
     found = [capabilities.id for device in registry.devices for capabilities in device.discover()]
     sys.stdout.write(f"{json.dumps(found)}\n")

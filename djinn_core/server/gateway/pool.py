@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from djinn_core.backoff import Backoff
 from djinn_core.errors import StartupError
+from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.orders import Sessions
-from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
@@ -22,15 +23,15 @@ _log = get_logger("djinn.server")
 class Seat:
     """The place of one executor in a pool, kept when its process is replaced."""
 
-    def __init__(self, options: ExecutorOptions, start_timeout: float) -> None:
+    def __init__(self, config: ExecutorConfig, start_timeout: float) -> None:
         """Start the first process, without waiting for it."""
-        self._options = options
+        self._config = config
         self._start_timeout = start_timeout
         self._closing = threading.Event()
         self._state = "starting"
-        self._device_id = options.device
+        self._device_id = config.device
         self._restarts = 0
-        self._process = ExecutorProcess(options)
+        self._process = ExecutorProcess(config)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
     def wait_ready(self) -> None:
@@ -63,7 +64,7 @@ class Seat:
             except StartupError as error:
                 _log.warning("an executor does not report", process=process.process_id, error=str(error))
                 state = "silent"
-        name = self._options.device or "default"
+        name = self._config.device or "default"
         return ExecutorStatus(DeviceInfo(id=name, kind=name.partition(":")[0]), process.process_id, state)
 
     @property
@@ -116,7 +117,7 @@ class Seat:
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._closing.is_set():
             try:
-                self._process = ExecutorProcess(self._options)
+                self._process = ExecutorProcess(self._config)
                 self._process.wait_ready(self._start_timeout)
             except StartupError as error:
                 pause = backoff.pause()
@@ -136,7 +137,7 @@ class Seat:
 class Pool:
     """All executors of a gateway, one for each device."""
 
-    def __init__(self, options: Sequence[ExecutorOptions], start_timeout: float) -> None:
+    def __init__(self, configs: Sequence[ExecutorConfig], start_timeout: float) -> None:
         """Start them all at once, without waiting.
 
         Raises:
@@ -144,7 +145,7 @@ class Pool:
         """
         self._seats: list[Seat] = []
         try:
-            for one in options:
+            for one in configs:
                 self._seats.append(Seat(one, start_timeout))
         except StartupError:
             self.close(0.0)

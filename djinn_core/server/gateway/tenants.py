@@ -10,7 +10,8 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import StartupError
-from djinn_core.launch.process import ExecutorOptions, ExecutorProcess
+from djinn_core.launch.executor_config import ExecutorConfig
+from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
 from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.greetings import Refusal
@@ -30,7 +31,7 @@ class Tenants:
 
     def __init__(
         self,
-        options: Sequence[ExecutorOptions],
+        configs: Sequence[ExecutorConfig],
         start_timeout: float,
         expected: Callable[[], int] = lambda: 1,
         most: int = MOST,
@@ -40,7 +41,7 @@ class Tenants:
         Raises:
             StartupError: a process cannot be started.
         """
-        self._options = tuple(options)
+        self._configs = tuple(configs)
         self._start_timeout = start_timeout
         self._expected = expected
         self._most = most
@@ -51,7 +52,7 @@ class Tenants:
         self._used: dict[str, float] = {}
         self._reserve: Pool | None = None
         self._closed = False
-        self._first = Pool(self._options, start_timeout)
+        self._first = Pool(self._configs, start_timeout)
 
     def wait_ready(self) -> tuple[ExecutorProcess, ...]:
         """Wait until the first pool is ready.
@@ -66,7 +67,7 @@ class Tenants:
     def pool_of(self, tenant: str, memory: int = 0) -> Pool | Refusal:
         """The tenant's executors, started now where it has none; or why there are none.
 
-        `memory`: bytes that each of them may hold, for a tenant whose memory is limited; 0: as much as the options say.
+        `memory`: bytes that each of them may hold, for a tenant whose memory is limited; 0: as much as is configured.
         """
         with self._lock:
             starting = self._starting.setdefault(tenant, threading.Lock())
@@ -174,9 +175,7 @@ class Tenants:
         return Refusal("the server is shutting down: connect again later")
 
     def _started(self, tenant: str, memory: int = 0) -> Pool | Refusal:
-        limited = tuple(
-            attrs.evolve(o, memory=min(memory, o.memory or memory) if memory else o.memory) for o in self._options
-        )
+        limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
         try:
             with self._starts:
                 pool = Pool(limited, self._start_timeout)
@@ -186,3 +185,8 @@ class Tenants:
             return Refusal("no executor could be started for you: try again later", again=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
+
+
+def _limited(config: ExecutorConfig, memory: int) -> ExecutorConfig:
+    limit = min(memory, config.memory.limit or memory)
+    return attrs.evolve(config, memory=attrs.evolve(config.memory, limit=limit))

@@ -16,6 +16,7 @@ from djinn_core.delivery.reliable_connection import ReliableConnection
 from djinn_core.delivery.snapshots import SNAPSHOT_SECONDS, SnapshotSchedule, answer_checksum
 from djinn_core.errors import ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
+from djinn_core.launch.executor_config import RecoveryConfig
 from djinn_core.launch.tickets import Badge
 from djinn_core.logs import get_logger
 from djinn_core.server.greetings import INSTANCE, refuse, send_message
@@ -217,25 +218,18 @@ class LeasedConnection(ReliableConnection):
 class Leases:
     """Sessions to which their clients may reconnect, by name."""
 
-    def __init__(
-        self,
-        seconds: float,
-        usage: UsageMetrics,
-        disk: Disk,
-        journals: Path | None = None,
-        journal_bytes: int = 0,
-        snapshot_seconds: float = SNAPSHOT_SECONDS,
-    ) -> None:
-        """`journals`: where to write what sessions take, so that another process can go on with them; None: nowhere."""
-        self.seconds = seconds
+    def __init__(self, config: RecoveryConfig, usage: UsageMetrics, disk: Disk) -> None:
+        self._config = config
         self._usage = usage
         self._disk = disk
-        self._journals = journals
-        self._journal_bytes = journal_bytes
-        self._every = snapshot_seconds
         self._leased: dict[str, LeasedConnection] = {}
         self._lock = threading.Lock()
         self._swept = time.monotonic()  # the process that started this one has done it
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for which a session waits for its client; 0.0: it ends with its connection."""
+        return self._config.lease_seconds
 
     @property
     def patience(self) -> float:
@@ -245,20 +239,22 @@ class Leases:
     @property
     def recovers(self) -> bool:
         """True if sessions can be recovered after the process has died."""
-        return self._journals is not None
+        return self._config.journals is not None
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
         """From now on the client of a session may come back; what the session talks over."""
         journal = None
-        path = journal_path(self._journals, owner.session) if self._journals is not None else None
+        path = journal_path(self._config.journals, owner.session) if self._config.journals is not None else None
         if path is not None:
             self._sweep(path.parent)
             try:
-                journal = Journal.begin(path, owner, self._journal_bytes, self._disk)
+                journal = Journal.begin(path, owner, self._config.journal_limit, self._disk)
                 journal.contents = Contents(contents_folder(path))
             except OSError as error:
                 _log.warning("a session will not outlive its executor: no journal", error=str(error))
-        leased = LeasedConnection(connection, self.seconds, self._usage, owner.secret, journal, self._every)
+        leased = LeasedConnection(
+            connection, self.seconds, self._usage, owner.secret, journal, self._config.snapshot_seconds
+        )
         with self._lock:
             self._leased[owner.session] = leased
         return leased
@@ -284,7 +280,7 @@ class Leases:
             OSError: the same.
             QuotaExceeded: it may not go on now.
         """
-        path = journal_path(self._journals, asked.session) if self._journals is not None else None
+        path = journal_path(self._config.journals, asked.session) if self._config.journals is not None else None
         with self._lock:
             if path is None or asked.session in self._leased or not path.exists():
                 return None
@@ -303,7 +299,8 @@ class Leases:
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
         """A connection that continues the session of a journal; the client has received `taken` of its answers."""
-        journal = Journal(path, past.owner, self._journal_bytes, self._disk)  # from here on no other process uses it
+        # from here on no other process uses it
+        journal = Journal(path, past.owner, self._config.journal_limit, self._disk)
         journal.contents = Contents(contents_folder(path))
         try:
             if past.tried >= TRIES:
@@ -314,7 +311,9 @@ class Leases:
             journal.truncate(past.end)
             connection.limits = Limits()
             journal.try_again()
-            leased = LeasedConnection(connection, self.seconds, self._usage, past.owner.secret, journal, self._every)
+            leased = LeasedConnection(
+                connection, self.seconds, self._usage, past.owner.secret, journal, self._config.snapshot_seconds
+            )
             leased.repeat(past, taken)
         except BaseException:
             journal.leave()

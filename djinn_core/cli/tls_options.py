@@ -1,4 +1,4 @@
-"""Options of `djinn serve` that say who gets in, and who may listen in."""
+"""Options of `djinn serve` about TLS."""
 
 from __future__ import annotations
 
@@ -46,28 +46,6 @@ class TlsChoice:
         if self.client_authority:
             raise ConfigurationError("--tls-client-ca needs TLS: --tls-cert and --tls-key, or --tls-self-signed")
         return None
-
-
-def access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options about tokens and about watching the server, handed to `command` as they are."""
-    options = [
-        click.option(
-            "--token-file",
-            type=click.Path(path_type=Path),
-            help="File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
-        ),
-        click.option(
-            "--operations-port",
-            type=click.IntRange(0, 65535),
-            help="Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
-        ),
-        click.option(
-            "--audit-log", type=_FILE, help="File that is told, in JSON lines, who connected and was refused."
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def tls_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,221 @@
+"""Configuration of an executor, by subject: as the command line, the settings and its parent process pass it on.
+
+A field that has a flag of `djinn serve` says so in its metadata; the option of the command line is made from that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from djinn_core.config import Settings, bytes_of
+from djinn_core.delivery.snapshots import SNAPSHOT_SECONDS
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.launch.command import EXECUTOR_MODULE
+from djinn_core.launch.flags import Flag
+from djinn_core.launch.listen_addresses import Places
+from djinn_core.plugins.registry import Selection
+
+
+@attrs.frozen
+class NetworkConfig:
+    """Addresses for other machines.
+
+    Attributes:
+        places: where to listen, with which transports. An executor takes those that clients reach directly, at free ports.
+        tls: the certificate to show, and the authority of client certificates; None: no TLS.
+    """
+
+    places: Places = attrs.field(factory=Places)
+    tls: TlsOptions | None = None
+
+
+@attrs.frozen
+class LogConfig:
+    """Messages on the standard error output: from which `level` on, and the parts whose `debug` messages are shown."""
+
+    level: str = "warning"
+    debug: str = ""
+
+
+@attrs.frozen
+class MemoryConfig:
+    """Memory of an executor's sessions.
+
+    Attributes:
+        limit: bytes that they may hold together; 0: as much as the device has.
+        policy: name of the policy that orders evictions then; empty: the built-in one.
+    """
+
+    limit: int = attrs.field(
+        default=0,
+        metadata=Flag(
+            "--memory-gib",
+            "How much the sessions of each executor may hold together; what does not fit is spilled. Default: no limit.",
+            above=0,
+            gib=True,
+        ).metadata,
+    )
+    policy: str = attrs.field(
+        default="",
+        metadata=Flag("--memory-policy", "What --memory-gib evicts first, such as lru. Default: next_use.").metadata,
+    )
+
+
+@attrs.frozen
+class AdmissionLimits:
+    """Limits beyond which an executor admits no further session.
+
+    Attributes:
+        sessions: the most sessions at a time.
+        queue_seconds: longest time in seconds that a submission may have waited for its turn when a further session begins.
+    """
+
+    sessions: int = attrs.field(
+        default=256,
+        metadata=Flag(
+            "--most-sessions",
+            "How many sessions each executor serves at a time; further ones are refused for now.",
+            least=1,
+        ).metadata,
+    )
+    queue_seconds: float = attrs.field(
+        default=30.0,
+        metadata=Flag(
+            "--most-queue-seconds",
+            "No further session begins while a program has waited longer for its turn on the device.",
+            above=0,
+        ).metadata,
+    )
+
+
+@attrs.frozen
+class StoreConfig:
+    """Weights that need not be sent again.
+
+    Attributes:
+        directory: where they are kept; None: nowhere.
+        limit: bytes that they may have.
+        warm: safetensors files whose tensors need not be sent at all.
+    """
+
+    directory: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--store",
+            "Directory for weights that clients need not send again. Default: djinn/weights in your cache directory.",
+        ).metadata,
+    )
+    limit: int = attrs.field(
+        default=20 << 30,
+        metadata=Flag("--store-gib", "How much the store may hold; 0: nothing is kept.", least=0, gib=True).metadata,
+    )
+    warm: tuple[Path, ...] = attrs.field(
+        default=(),
+        metadata=Flag(
+            "--warm",
+            "Safetensors file, or a directory with some, whose weights no client need send. May be repeated.",
+            exists=True,
+        ).metadata,
+    )
+
+
+@attrs.frozen
+class RecoveryConfig:
+    """Sessions that outlive their connection, and their executor.
+
+    Attributes:
+        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
+        journals: directory for what sessions take, from which the next executor recovers them when this one dies; None: nowhere.
+        journal_limit: bytes that each journal may have.
+        snapshot_seconds: shortest time between two snapshots of a session, each of which begins its journal anew.
+    """
+
+    lease_seconds: float = attrs.field(
+        default=0.0,
+        metadata=Flag(
+            "--lease-seconds",
+            "How long a session waits for a client whose connection broke; 0: it ends at once.",
+            least=0,
+            default=30.0,
+        ).metadata,
+    )
+    journals: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--journal",
+            "Directory for what sessions take, so that they outlive their executor. Default: djinn/journals in your cache directory.",
+        ).metadata,
+    )
+    journal_limit: int = attrs.field(
+        default=8 << 30,
+        metadata=Flag(
+            "--journal-gib",
+            "How much of a session is kept there; one with more, or with 0 all, is lost with its executor. Needs a store.",
+            least=0,
+            gib=True,
+        ).metadata,
+    )
+    snapshot_seconds: float = attrs.field(
+        default=SNAPSHOT_SECONDS,
+        metadata=Flag(
+            "--snapshot-seconds",
+            "How often a session's state is written to its journal, at most; a twentieth of its time is spent on that.",
+            least=0,
+        ).metadata,
+    )
+
+
+@attrs.frozen
+class ExecutorConfig:
+    """Configuration of an executor.
+
+    Attributes:
+        device: `cpu`, `cuda:0` and so on; empty: the best that the machine has.
+        network: where it listens for other machines; None: nowhere.
+        threads: torch threads; None: torch's default.
+        plugins: the plugins to load.
+        compilers: names of those that compile hot templates, in the order in which they are asked.
+        accounts: directory for what its tenant has used of its time; None: the next executor counts anew.
+        module: what the process runs; only tests change it.
+    """
+
+    device: str = ""
+    network: NetworkConfig | None = None
+    threads: int | None = attrs.field(
+        default=None, metadata=Flag("--threads", "Torch threads of each executor.", least=1).metadata
+    )
+    memory: MemoryConfig = attrs.field(factory=MemoryConfig)
+    compilers: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=Flag(
+            "--compile",
+            "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
+        ).metadata,
+    )
+    admission: AdmissionLimits = attrs.field(factory=AdmissionLimits)
+    store: StoreConfig = attrs.field(factory=StoreConfig)
+    recovery: RecoveryConfig = attrs.field(factory=RecoveryConfig)
+    plugins: Selection = attrs.field(factory=Selection)
+    log: LogConfig = attrs.field(factory=LogConfig)
+    accounts: Path | None = None
+    module: str = EXECUTOR_MODULE
+
+    def with_settings(self, settings: Settings) -> ExecutorConfig:
+        """The same with the settings in place of what is not configured."""
+        memory = MemoryConfig(
+            self.memory.limit or bytes_of(settings.memory_gib), self.memory.policy or settings.memory_policy
+        )
+        return attrs.evolve(
+            self,
+            threads=self.threads or settings.threads,
+            memory=memory,
+            compilers=self.compilers or settings.compilers,
+            plugins=Selection(settings.plugins, frozenset(settings.disable), plugin_settings=settings.plugin_settings),
+            log=attrs.evolve(self.log, debug=settings.debug),
+        )
+
+    def sendable(self) -> ExecutorConfig:
+        """The same with values of plugins' settings that JSON can hold."""
+        return attrs.evolve(self, plugins=self.plugins.sendable())

@@ -1,0 +1,109 @@
+"""Configuration of a gateway, which contains that of its executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from djinn_core.config import Settings
+from djinn_core.launch.executor_config import ExecutorConfig, NetworkConfig
+from djinn_core.launch.flags import Flag
+
+
+@attrs.frozen
+class AccessConfig:
+    """Admission to the gateway, and its observation.
+
+    Attributes:
+        token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
+        operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
+        audit_log: file for connections and refusals; None: the log alone.
+        plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
+    """
+
+    token_file: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--token-file",
+            "File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
+        ).metadata,
+    )
+    operations_port: int | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--operations-port",
+            "Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
+            least=0,
+            most=65535,
+        ).metadata,
+    )
+    audit_log: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--audit-log", "File that is told, in JSON lines, who connected and was refused.", file=True
+        ).metadata,
+    )
+    plaintext_accepted: bool = attrs.field(
+        default=False,
+        metadata=Flag(
+            "--insecure-plaintext-on-network",
+            "Accept that programs, data and the token travel unencrypted to other machines.",
+        ).metadata,
+    )
+
+
+@attrs.frozen
+class GatewayConfig:
+    """Configuration of a gateway.
+
+    Attributes:
+        network: where it listens, and its executors with transports that clients reach directly.
+        advertise: host name under which other machines reach this one, for the connection file; empty: found out.
+        pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
+        devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
+        executor: what holds for all its executors.
+        connection_file: where to write URLs and token; None: a place of the user's own.
+        drain_seconds: time for which sessions may go on after a signal to stop.
+        start_timeout: time that the executors may take to start, in seconds.
+        log_level: what it and its executors log.
+    """
+
+    network: NetworkConfig = attrs.field(factory=NetworkConfig)
+    advertise: str = ""
+    pinned: bool = False
+    devices: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=Flag(
+            "--device",
+            "Device to offer, such as cpu or cuda:0, or `all`. May be repeated: an executor starts for each.",
+        ).metadata,
+    )
+    executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)
+    access: AccessConfig = attrs.field(factory=AccessConfig)
+    connection_file: Path | None = attrs.field(
+        default=None,
+        metadata=Flag(
+            "--connection-file",
+            "Where to write the URLs and the token once clients can connect. Only you can read it.",
+        ).metadata,
+    )
+    drain_seconds: float = attrs.field(
+        default=30.0, metadata=Flag("--drain-seconds", "How long a stop waits for sessions.", least=0).metadata
+    )
+    start_timeout: float = 60.0
+    log_level: str = "info"
+
+    def with_settings(self, settings: Settings) -> GatewayConfig:
+        """The same with the settings in place of what the command line does not give."""
+        return attrs.evolve(
+            self,
+            devices=self.devices or ((settings.device,) if settings.device else ()),
+            executor=self.executor.with_settings(settings),
+            start_timeout=settings.start_timeout,
+        )
+
+    def executor_on(self, device: str, accounts: Path) -> ExecutorConfig:
+        """Configuration of the executor on a device. `accounts`: where its tenants' time on it is written down."""
+        log = attrs.evolve(self.executor.log, level=self.log_level)
+        return attrs.evolve(self.executor, device=device, network=self.network, log=log, accounts=accounts)

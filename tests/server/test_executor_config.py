@@ -1,0 +1,130 @@
+"""Configuration of executors: from the command line of `djinn serve` into the gateway's, and over the pipe to the executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import pytest
+
+from djinn_core.cli.config_options import config_options
+from djinn_core.config import PluginSetting, Settings
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.launch.executor_config import (
+    AdmissionLimits,
+    ExecutorConfig,
+    LogConfig,
+    MemoryConfig,
+    NetworkConfig,
+    RecoveryConfig,
+    StoreConfig,
+)
+from djinn_core.launch.flags import Flag
+from djinn_core.launch.listen_addresses import Place, Places
+from djinn_core.launch.orders import Start, read_order, to_line
+from djinn_core.plugins.registry import Selection
+from djinn_core.server.gateway.gateway_config import AccessConfig, GatewayConfig
+
+FULL = ExecutorConfig(
+    device="cuda:1",
+    network=NetworkConfig(
+        Places("::1", {"tcp": Place("10.0.0.1", 5)}, frozenset({"http"})), TlsOptions(Path("/cert"), Path("/key"))
+    ),
+    threads=3,
+    memory=MemoryConfig(1 << 40, "lru"),
+    compilers=("inductor",),
+    admission=AdmissionLimits(7, 1.5),
+    store=StoreConfig(Path("/store"), 5, (Path("/a.safetensors"),)),
+    recovery=RecoveryConfig(2.5, Path("/journals"), 9, 0.5),
+    plugins=Selection(("one",), frozenset({"two"}), plugin_settings=(PluginSetting("one", "secret", "hush", "file"),)),
+    log=LogConfig("info", "server"),
+    accounts=Path("/accounts"),
+    module="other",
+)
+
+
+def read(config: type, *arguments: str) -> Any:
+    """The configuration that these arguments give."""
+    found: list[Any] = []
+    command = click.command()(config_options(config, "config")(lambda **given: found.append(given["config"])))
+    command.main(arguments, standalone_mode=False)
+    return found[0]
+
+
+def test_every_field_arrives_at_the_executor():
+    defaults = ExecutorConfig()
+    same = [name for name in attrs.fields_dict(ExecutorConfig) if getattr(FULL, name) == getattr(defaults, name)]
+    assert not same, "this test would not see whether these arrive"
+    start = Start("/private", b"key", FULL)
+    assert read_order(to_line(start)) == start
+    assert read_order(to_line(Start("/private", b"key", defaults))).config == defaults
+    assert "hush" not in repr(start)
+    assert "key" not in repr(start)
+
+
+def test_without_flags_every_field_has_its_default():
+    expected = GatewayConfig(executor=ExecutorConfig(recovery=RecoveryConfig(lease_seconds=30.0)))
+    assert read(GatewayConfig) == expected
+
+
+def test_every_flag_sets_its_field(tmp_path):
+    arguments = (
+        "--device=cpu --device=cuda:0 --threads=3 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
+        f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --warm={tmp_path} --lease-seconds=0 "
+        "--journal=/journals --journal-gib=0 --snapshot-seconds=0 --token-file=/token --operations-port=0 "
+        "--audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
+    )
+    assert read(GatewayConfig, *arguments.split()) == GatewayConfig(
+        devices=("cpu", "cuda:0"),
+        executor=ExecutorConfig(
+            threads=3,
+            memory=MemoryConfig(1 << 29, "lru"),
+            compilers=("a", "b"),
+            admission=AdmissionLimits(7, 1.5),
+            store=StoreConfig(Path("/store"), 2 << 30, (tmp_path,)),
+            recovery=RecoveryConfig(0.0, Path("/journals"), 0, 0.0),
+        ),
+        access=AccessConfig(Path("/token"), 0, Path("/audit"), plaintext_accepted=True),
+        connection_file=Path("/connection"),
+        drain_seconds=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--threads=0",
+        "--memory-gib=0",
+        "--store-gib=-1",
+        "--operations-port=65536",
+        "--warm=/missing",
+        "--most-sessions=x",
+    ],
+)
+def test_a_value_out_of_its_bounds_is_refused(wrong):
+    with pytest.raises(click.BadParameter):
+        read(GatewayConfig, wrong)
+
+
+def test_a_new_flag_is_one_field():
+    @attrs.frozen
+    class Inner:
+        share: float = attrs.field(default=0.5, metadata=Flag("--share", "A share.", least=0, most=1).metadata)
+
+    outer = attrs.make_class("Outer", {"inner": attrs.field(factory=Inner, type=Inner)}, frozen=True)
+    assert read(outer) == outer()
+    assert read(outer, "--share", "0.25") == outer(Inner(0.25))
+
+
+def test_settings_stand_in_for_what_the_command_line_does_not_say():
+    settings = Settings(device="cpu", threads=4, memory_gib=1, compilers="x", start_timeout=3, debug="server")
+    given = GatewayConfig(executor=ExecutorConfig(threads=2)).with_settings(settings)
+    assert (given.devices, given.start_timeout) == (("cpu",), 3.0)
+    assert given.executor.threads == 2
+    assert given.executor.memory == MemoryConfig(1 << 30, "next_use")
+    assert given.executor.compilers == ("x",)
+    assert given.executor.log.debug == "server"
+    on = given.executor_on("cpu:0", Path("/accounts/0"))
+    assert (on.device, on.network, on.log.level) == ("cpu:0", given.network, "info")
