@@ -1,0 +1,56 @@
+"""The short form of `make pytorch-tests`: a device-generic test file of our own, over a server."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import run_pytorch_tests
+from results import FileResults, as_values, markdown
+
+SAMPLE = Path(__file__).parent / "sample" / "test" / "device_generic.py"
+
+
+@pytest.fixture(scope="module")
+def results(python):
+    results = FileResults("device_generic")
+    # Only the test that hangs waits for its limit; on a busy machine, the others must not come near it.
+    options = argparse.Namespace(only="", stride=1, failed=False, test_seconds=15.0, file_seconds=600.0)
+    run_pytorch_tests.run_file(SAMPLE, results, options, python.start)
+    return results
+
+
+@pytest.mark.slow
+def test_outcomes_are_told_apart(results):
+    assert {name: outcome.outcome for name, outcome in results.remote.items()} == {
+        "TestSampleCPU.test_adds_cpu_float32": "passed",
+        "TestSampleCPU.test_adds_cpu_int64": "passed",
+        "TestSampleCPU.test_fails_on_the_device_cpu": "failed",
+        "TestSampleCPU.test_hangs_on_the_device_cpu": "hangs",
+        "TestSampleCPU.test_is_for_the_cpu_cpu": "skipped",
+        "TestSampleCPU.test_loses_its_session_on_the_device_cpu": "lost session",
+        "TestSampleCPU.test_multiplies_after_that_cpu": "passed",
+    }
+
+
+def test_only_what_passes_on_the_cpu_counts(results):
+    row = results.row()
+    counts = ("tests", "pass on the CPU", "for the CPU alone", "compared", "pass here")
+    assert [row[name] for name in counts] == ["8", "7", "1", "6", "3"]
+    assert as_values([results])["totals"].startswith("3 of 6 tests")
+
+
+def test_results_are_kept_from_run_to_run(results, tmp_path):
+    results.write(tmp_path)
+    assert FileResults.read(tmp_path, "device_generic") == results
+    assert FileResults.read(tmp_path, "test_nn").cpu == {}
+
+
+def test_each_exception_is_named_with_its_reason(results):
+    assert as_values([results])["exceptions"] == {
+        "hangs": {"device_generic": ["`TestSampleCPU.test_hangs_on_the_device`"]},
+        "lost session": {"device_generic": ["`TestSampleCPU.test_loses_its_session_on_the_device`"]},
+        "not done": {"device_generic": ["`TestSampleCPU.test_fails_on_the_device`"]},
+    }
+    assert "- device_generic: `TestSampleCPU.test_fails_on_the_device`" in markdown([results])
