@@ -123,10 +123,12 @@ class RemoteError(DjinnError, RuntimeError):
         op: overload name of the op that failed, such as `aten::index.Tensor`.
         site: `file:line` of the user's code that issued it, or an empty string.
         module_path: names of the modules inside which it was issued, such as `transformer.h.3.attn`, or an empty string.
+        words: message of the exception on the executor, which `str()` shows with op and line.
     """
 
-    def __init__(self, message: str, op: str = "", site: str = "", module_path: str = "") -> None:
+    def __init__(self, message: str, op: str = "", site: str = "", module_path: str = "", words: str = "") -> None:
         super().__init__(message)
+        self.words = words
         self.op = op
         self.site = site
         self.module_path = module_path
@@ -178,6 +180,8 @@ def register_remote_kind(kind: str, error: type[RemoteError]) -> None:
     _REMOTE_KINDS[kind] = error
 
 
-def remote_error(kind: str, message: str, op: str = "", site: str = "", module_path: str = "") -> RemoteError:
+def remote_error(
+    kind: str, message: str, op: str = "", site: str = "", module_path: str = "", words: str = ""
+) -> RemoteError:
     """The local exception for a failure of type name `kind` on an executor; unknown kinds become `RemoteError`."""
-    return _REMOTE_KINDS.get(kind, RemoteError)(message, op, site, module_path)
+    return _REMOTE_KINDS.get(kind, RemoteError)(message, op, site, module_path, words)

@@ -7,7 +7,9 @@ show the same. While nothing is raised it costs nothing: a `try` block is free.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
@@ -33,6 +35,14 @@ def _is_own(frame: FrameType) -> bool:
 def _is_machinery(frame: FrameType) -> bool:
     """True if the frame belongs to this package, or to PyTorch or the standard library called by it."""
     return _is_own(frame) or (name := _package(frame)) == "torch" or name in sys.stdlib_module_names
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn on the line of the user's program that called into this package."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and _is_machinery(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def shorten(error: BaseException) -> None:

@@ -29,6 +29,10 @@ _TAKE_CPU_TENSORS = {
         aten._ctc_loss_backward.Tensor,
         aten.tensor_split.tensor_indices_or_sections,
         aten._pack_padded_sequence_backward.default,
+        aten.index_fill.int_Scalar,
+        aten.index_fill.int_Tensor,
+        aten.index_fill_.int_Scalar,
+        aten.index_fill_.int_Tensor,
         aten.histogramdd.default,
         aten.bincount.default,
     )

@@ -90,7 +90,7 @@ def append(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...], abov
 def _note_writes(recorder: Recorder, call: Call, operands: list[LazyTensor]) -> None:
     if len(operands) > 1 and refuses_overlap(call.op):
         for written in call.writes:
-            check_overlap(operands[written], operands)
+            check_overlap(call.op, written, operands)
     for written in call.writes:
         recorder.begin_write(operands[written].remote.storage)
 

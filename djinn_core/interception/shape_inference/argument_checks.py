@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from djinn_core.tracebacks import warn_user
+
 aten = torch.ops.aten
 Check = Callable[..., None]
 
@@ -26,6 +28,23 @@ def check_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
     check = _CHECKS.get(func)
     if check is not None:
         check(*args, **kwargs)
+
+
+def check_distribution(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse parameters that a distribution does not have, as a CPU tensor without elements does.
+
+    Raises:
+        Exception: as eager PyTorch.
+    """
+    if func in _DISTRIBUTIONS:
+        given = {name: value for name, value in kwargs.items() if name != "generator"}
+        func(torch.empty(0, dtype=args[0].dtype), *args[1:], **given)
+
+
+def is_doubtful(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """True if kernels refuse such arguments, or may, and meta kernels take them: the executor decides. They are meta tensors."""
+    doubt = _DOUBTS.get(func)
+    return doubt is not None and doubt(*args, **kwargs)
 
 
 def _same_dtype(*positions: int) -> Check:
@@ -98,8 +117,36 @@ def _index_select(given: torch.Tensor, dim: int, index: torch.Tensor) -> None:
 
 
 def _index(_given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any, **__: Any) -> None:
+    for index in indices:
+        if index is not None and index.dtype == torch.uint8:
+            warn_user(_BYTE_MASK)
     if any(i is not None and i.dtype.is_floating_point for i in indices):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+
+
+def _nothing_there(given: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any, **__: Any) -> bool:
+    """Elements of a dimension that has none."""
+    sizes = [n for n, i in zip(given.shape, indices, strict=False) if i is not None]
+    return 0 in sizes and all(i is None or i.numel() for i in indices)
+
+
+def _convolves(
+    _given: torch.Tensor, _weight: torch.Tensor, _bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any
+) -> bool:
+    positive = all(n > 0 for n in (*stride, *dilation))
+    return not positive or any(n < 0 for n in (*padding, *rest[1]))
+
+
+def _multinomial(given: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
+    categories = given.shape[-1] if given.dim() else 0
+    return samples <= 0 or categories > 1 << 24 or (not replacement and samples > categories)
+
+
+def _as_strided_scatter(
+    given: torch.Tensor, _source: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> bool:
+    reach = sum((n - 1) * step for n, step in zip(size, stride, strict=False)) + (offset or 0)
+    return 0 not in size and reach >= given.numel()
 
 
 def _written_like(name: str, position: int) -> Check:
@@ -131,6 +178,32 @@ def _spread(given: torch.Tensor, *_: Any, **__: Any) -> None:
 def _name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, {"float32": "float", "int32": "int"}.get(str(dtype)[6:], str(dtype)[6:]))
 
+
+_BYTE_MASK = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
+
+_DISTRIBUTIONS = frozenset({
+    aten.bernoulli_.float,
+    aten.cauchy_.default,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.log_normal_.default,
+    aten.normal_.default,
+    aten.random_.default,
+    getattr(aten.random_, "from"),
+    aten.random_.to,
+    aten.uniform_.default,
+})  # fmt: skip
+
+_DOUBTS: dict[Any, Callable[..., bool]] = {
+    aten.as_strided_scatter.default: _as_strided_scatter,
+    aten.bucketize.Tensor: lambda _, boundaries, **__: boundaries.dim() != 1,
+    aten.complex.default: lambda real, imaginary: real.dtype != imaginary.dtype,
+    aten.convolution.default: _convolves,
+    aten.index.Tensor: _nothing_there,
+    aten.masked_scatter.default: lambda _, mask, __: mask.dtype != torch.bool,
+    aten.masked_scatter_.default: lambda _, mask, __: mask.dtype != torch.bool,
+    aten.multinomial.default: _multinomial,
+}
 
 _CHECKS: dict[Any, Check] = {
     aten.mm.default: _matrices(0, 1),

@@ -34,6 +34,7 @@ _KINDS = (
     AssertionError,
     torch.linalg.LinAlgError,  # type: ignore[attr-defined]
 )
+_PLAIN = frozenset({RuntimeError, NotImplementedError, IndexError, ValueError, TypeError})
 
 
 def settle(
@@ -53,14 +54,20 @@ def settle(
         raise refused.error from None  # a capture starts no server
     try:
         written = written_tensors(func, args, kwargs)
-        if written and torch.Tag.nondeterministic_seeded not in func.tags:
+        if written:
             # What fails may have written half of its operand, so it is tried where nothing depends on it.
-            ask_executor(func, args, kwargs, _with_copies(operands, written), slots, refused=True)
-        results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
+            tried = _with_copies(operands, written)
+            ask_executor(func, args, kwargs, tried, slots, refused=True)
+        if written and torch.Tag.nondeterministic_seeded in func.tags:
+            results = _copied_back(operands, tried, written)  # it draws once
+        else:
+            results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
     except RemoteError as answer:
-        if refused.error is not None and (answer.op != func.name() or _kinds(answer) == _kinds(refused.error)):
-            raise refused.error from None
-        raise answer from None
+        if refused.error is None or (answer.op == func.name() and _kinds(answer) != _kinds(refused.error)):
+            raise answer from None
+        if answer.op == func.name() and type(refused.error) in _PLAIN and answer.words:
+            raise type(refused.error)(answer.words) from None  # meta kernels say it in other words
+        raise refused.error from None
     except DjinnError as error:
         if refused.error is None:
             raise error from None
@@ -73,6 +80,13 @@ def settle(
 def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:
     with torch.no_grad():
         return [o.detach().clone() if i in written else o for i, o in enumerate(operands)]  # type: ignore[misc]
+
+
+def _copied_back(operands: list[LazyTensor], tried: list[LazyTensor], written: tuple[int, ...]) -> Any:
+    """The operands that a random op writes, with what it has drawn for their copies."""
+    with torch.no_grad():
+        results = [operands[i].copy_(tried[i]) for i in written]
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _kinds(error: BaseException) -> list[bool]:

@@ -19,7 +19,11 @@ from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.known_generators import operand_of
 from djinn_core.interception.lru import keep
 from djinn_core.interception.recording.encode import encode_form
-from djinn_core.interception.shape_inference.argument_checks import check_arguments
+from djinn_core.interception.shape_inference.argument_checks import (
+    check_arguments,
+    check_distribution,
+    is_doubtful,
+)
 from djinn_core.interception.shape_inference.dtype_support import may_lack_kernel
 from djinn_core.interception.shape_inference.meta_overrides import is_random, may_be_of_other_dtypes, must_ask, rule_for
 from djinn_core.interception.shape_inference.write_checks import (
@@ -126,6 +130,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     check_targets(func, args, kwargs)
     if must_ask(func) or _returns_number(func):
         raise UnknownResult
+    check_distribution(func, args, kwargs)
     device = _index_given(kwargs, device)
     world = MetaConverter()
     meta_args = world.convert(args)
@@ -136,6 +141,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
             check_cast(func, meta_args, meta_kwargs)
             check_arguments(func, meta_args, meta_kwargs)
             doubtful = may_lack_kernel(func, before) or may_refuse_target(func, meta_args, meta_kwargs)
+            doubtful = doubtful or is_doubtful(func, meta_args, meta_kwargs)
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         raise UnknownResult from error

@@ -83,6 +83,14 @@ def _as_first(shapes: Shapes, _args: Sequence[Any], _kwargs: Mapping[str, Any]) 
     return (shapes[0],)
 
 
+def _flipped(shapes: Shapes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes | None:
+    dims = _argument(args, kwargs, 1, "dims")
+    most = len(shapes[0])
+    if len({d % max(most, 1) for d in dims}) < len(dims) or not all(-most <= d < most for d in dims):
+        return None
+    return (shapes[0],)
+
+
 def _twice_as_first(shapes: Shapes, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Shapes:
     return (shapes[0], shapes[0])
 
@@ -590,7 +598,7 @@ _FORMULAS: Final[Mapping[Any, Formula]] = {
     aten.select_backward.default: _of_size(1),
     aten.constant_pad_nd.default: _padded,
     aten.repeat.default: _repeated,
-    aten.flip.default: _as_first,
+    aten.flip.default: _flipped,
     aten.tril.default: _as_first,
     aten.triu.default: _as_first,
     aten.isin.Tensor_Tensor: _as_first,

@@ -19,6 +19,14 @@ from djinn_core.ir.program import Call
 from djinn_core.ir.values import TensorMeta, contiguous_strides
 
 _COPY = torch.ops.aten.copy_.default
+# These do not even write to an operand as a whole.
+_REFUSE_OPERANDS = frozenset({
+    "aten::cat.out",
+    "aten::gather.out",
+    "aten::index_select.out",
+    "aten::kthvalue.values",
+    "aten::take.out",
+})  # fmt: skip
 
 
 def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -140,19 +148,22 @@ def refuses_overlap(op: str) -> bool:
     if op in OWN_OPERATORS:
         return False
     func = resolve(op)
-    return func is _COPY or torch.Tag.pointwise in func.tags
+    return func is _COPY or op in _REFUSE_OPERANDS or torch.Tag.pointwise in func.tags
 
 
-def check_overlap(written: LazyTensor, operands: Sequence[LazyTensor]) -> None:
+def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None:
     """Refuse to write to part of what the same op reads, where its kernels do (`refuses_overlap`).
 
     Raises:
         RuntimeError: as eager PyTorch, and under the same conditions.
     """
-    target = written.remote
-    for operand in operands:
+    target = operands[written].remote
+    for place, operand in enumerate(operands):
         value = operand.remote
-        if value.storage is target.storage and value.meta is not target.meta and _share(target.meta, value.meta):
+        if value.storage is not target.storage or place == written:
+            continue
+        same = value.meta is target.meta
+        if (same and target.meta.numel and op in _REFUSE_OPERANDS) or (not same and _share(target.meta, value.meta)):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation."

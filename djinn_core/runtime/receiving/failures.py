@@ -66,7 +66,7 @@ class Failures:
         line = f"\n  issued at {origin.site}" if origin.site else ""
         hint = _HINT if failure.kind == "NotImplementedError" else ""
         message = f"{failure.op or 'the executor'} failed{where}: {failure.message}{hint}{module}{line}"
-        return remote_error(failure.kind, message, failure.op, origin.site, origin.path)
+        return remote_error(failure.kind, message, failure.op, origin.site, origin.path, failure.message)
 
     def _is_known(self, failure: Failure) -> bool:
         """True if the same op is known to have failed on another executor."""

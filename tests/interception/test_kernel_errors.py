@@ -1,0 +1,93 @@
+"""What kernels refuse and meta kernels take is refused at the op, in the words that the CPU has for it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import djinn
+
+# What is done with a float and an integer tensor of 3 elements, and a 2x3x4 one.
+REFUSED = {
+    "random_ beyond": lambda x, i, n: i.to(torch.int8).random_(0, 300),
+    "random_ below": lambda x, i, n: i.to(torch.int8).random_(-300, 1),
+    "random_ empty range": lambda x, i, n: i.random_(3, 1),
+    "uniform_": lambda x, i, n: x.uniform_(3, -1),
+    "normal_": lambda x, i, n: x.normal_(0, -1),
+    "exponential_": lambda x, i, n: x.exponential_(-1),
+    "bernoulli_": lambda x, i, n: x.bernoulli_(2.0),
+    "geometric_": lambda x, i, n: x.geometric_(2),
+    "log_normal_": lambda x, i, n: x.log_normal_(0, -1),
+    "cauchy_": lambda x, i, n: x.cauchy_(0, -1),
+    "multinomial none": lambda x, i, n: torch.multinomial(x, 0),
+    "multinomial more": lambda x, i, n: torch.multinomial(x, 4),
+    "complex": lambda x, i, n: torch.complex(x, x.double()),
+    "masked_scatter": lambda x, i, n: x.masked_scatter(i.to(torch.uint8), x),
+    "bucketize": lambda x, i, n: torch.bucketize(x, n[0]),
+    "as_strided_scatter": lambda x, i, n: x.as_strided_scatter(x[:2], (2,), (200,)),
+    "conv dilation": lambda x, i, n: F.conv1d(n, n[:, :, :1], dilation=0),
+    "conv padding": lambda x, i, n: F.conv1d(n, n[:, :, :1], padding=-1),
+    "index nothing": lambda x, i, n: x.reshape(3, 1)[:, :0][:, [0, 1]],
+    "cat overlap": lambda x, i, n: torch.cat([x[:1], x[1:]], out=x),
+    "take overlap": lambda x, i, n: torch.take(x, i, out=x),
+    "flip twice": lambda x, i, n: n.flip(0, 0),
+    "flip beyond": lambda x, i, n: n.flip(0, 3),
+    "out dtype": lambda x, i, n: torch.add(x, 1.5, out=i),
+    "addcdiv of integers": lambda x, i, n: torch.addcdiv(i, i, i),
+}
+
+
+def error_of(refused, device):
+    x, i = torch.tensor([1.0, 2.0, 3.0]).to(device), torch.tensor([0, 1, 2]).to(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            refused(x, i, torch.ones(2, 3, 4).to(device))
+        except Exception as error:
+            djinn.synchronize()
+            assert (x.tolist(), i.tolist()) == ([1, 2, 3], [0, 1, 2]), "what would have been written is as it was"
+            return error
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_error_is_that_of_the_cpu(embedded, name):
+    expected, got = error_of(REFUSED[name], "cpu"), error_of(REFUSED[name], embedded)
+    assert isinstance(got, type(expected)), f"{got!r} where the CPU says {expected!r}"
+    assert str(expected) in str(got)
+
+
+def test_a_formula_does_not_take_what_the_kernel_refuses(embedded):
+    """A formula takes the place of the meta kernel after it was right for another size."""
+    for size in (5, 6, 7, 8):
+        assert torch.ones(size, 3, device=embedded).flip(0, 1).shape == (size, 3)
+    with pytest.raises(RuntimeError, match=r"appears multiple times|duplicate"):
+        torch.ones(9, 3, device=embedded).flip(1, 1)
+    with pytest.raises(IndexError, match="out of range"):
+        torch.ones(10, 3, device=embedded).flip(0, 2)
+
+
+def test_a_warning_comes_at_the_line_of_the_user(embedded):
+    x, mask = torch.ones(3, device=embedded), torch.tensor([1, 0, 1], dtype=torch.uint8, device=embedded)
+    with pytest.warns(UserWarning, match=r"indexing with dtype torch.uint8 is now deprecated") as caught:
+        assert x[mask].shape == (2,)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_range_that_a_dtype_cannot_hold_exactly_is_warned_of(embedded):
+    with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
+        torch.ones(3, device=embedded, dtype=torch.float16).random_(0, 2050)
+
+
+def test_an_index_on_the_cpu_is_taken_by_index_fill(embedded):
+    assert torch.zeros(3, device=embedded).index_fill(0, torch.tensor([1]), 5.0).tolist() == [0, 5, 0]
+
+
+def test_a_random_op_that_only_the_executor_takes_draws_once(embedded):
+    """The meta kernel refuses `normal_` of integers; where the executor does, too, the tensor stays as it was."""
+    x = torch.arange(3, device=embedded)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        x.normal_()
+    assert x.tolist() == [0, 1, 2]
