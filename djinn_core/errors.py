@@ -162,26 +162,3 @@ class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch
 @public
 class ProgramStopped(RemoteError):  # noqa: N818 - says what happened
     """A value that was not computed, or not written, because its program was stopped at a deadline."""
-
-
-_REMOTE_KINDS: dict[str, type[RemoteError]] = {
-    "IndexError": RemoteIndexError,
-    "ValueError": RemoteValueError,
-    "TypeError": RemoteTypeError,
-    "NotImplementedError": RemoteNotImplementedError,
-    "UnsupportedOperation": RemoteNotImplementedError,
-    "OutOfMemoryError": RemoteOutOfMemory,
-    "ProgramStopped": ProgramStopped,
-}
-
-
-def register_remote_kind(kind: str, error: type[RemoteError]) -> None:
-    """Have failures of type name `kind` raised as `error`: for types that PyTorch defines, which this module does without."""
-    _REMOTE_KINDS[kind] = error
-
-
-def remote_error(
-    kind: str, message: str, op: str = "", site: str = "", module_path: str = "", words: str = ""
-) -> RemoteError:
-    """The local exception for a failure of type name `kind` on an executor; unknown kinds become `RemoteError`."""
-    return _REMOTE_KINDS.get(kind, RemoteError)(message, op, site, module_path, words)

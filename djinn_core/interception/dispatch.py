@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from djinn_core.interception.bounded_memo import make_room
 from djinn_core.interception.device.known_generators import operand_of
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.cpu_operands import CpuOperand, upload_operands
@@ -25,10 +26,10 @@ from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.remote_infer import ask_executor
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.shape_inference.device_indexes import check_one_index, index_of_call, leaves_index_open
-from djinn_core.interception.shape_inference.dtype_support import forget_taken
 from djinn_core.interception.shape_inference.float_arg_cache import TAKE_ANY_FLOAT, without_floats
 from djinn_core.interception.shape_inference.foreach_infer import infer_by_element
 from djinn_core.interception.shape_inference.formulas import forget_examples, has_formula, infer_by_formula, learn
+from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.message_limits import check_given, check_made
 from djinn_core.interception.shape_inference.meta_fallback import settle
 from djinn_core.interception.shape_inference.meta_infer import (
@@ -52,11 +53,6 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
-# `slots` of a call are those that its key tells; where it does not, they are gathered each time. None where all that the call
-# does is to return its operand once more.
-_known_calls: dict[tuple[Any, ...], Call | None] = {}
-# Of these, random ones of indexes that are bound to a device; `_known_calls` has None for them.
-_drawing: dict[tuple[Any, ...], Call] = {}
 _NEW: Any = object()  # no such call was seen before
 _handlers: dict[int, Handler] = {}
 _LENGTHS = tuple(object() for _ in range(64))  # in keys, lists of so many elements
@@ -98,13 +94,13 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], above: int 
             _flatten((value,), key, operands)
     except CpuOperand:
         return _with_cpu_operands(func, args, kwargs)
-    call = _known_calls.get(tuple(key), _NEW)
+    call = inference_cache.calls.get(tuple(key), _NEW)
     if call is _NEW and float in key and func in TAKE_ANY_FLOAT:
-        call = _known_calls.get(without_floats(key), _NEW)
+        call = inference_cache.calls.get(without_floats(key), _NEW)
     if call is _NEW:
         return _record_unknown(func, args, kwargs, key, operands)
     if call is None:
-        drawing = _drawing.get(tuple(key)) if _drawing else None
+        drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
         return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
     slots = call.slots
     return append(call, operands, slots_of(args, kwargs) if slots is None else slots, above)
@@ -169,7 +165,7 @@ def _record_unknown(
         return _again(operands[0])
     if call.random and index_of_call(call):
         _remember(tuple(key), None)
-        _drawing[tuple(key)] = call
+        inference_cache.drawing[tuple(key)] = call
         return _draw(call, operands, slots)
     if leaves_index_open(kwargs):
         return append(call, operands, slots)
@@ -313,16 +309,14 @@ def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
 
 
 def _remember(key: tuple[Any, ...], call: Call | None) -> None:
-    if len(_known_calls) >= CALLS_LIMIT:
-        for old in list(_known_calls)[: CALLS_LIMIT // 2]:
-            _known_calls.pop(old, None)
-    _known_calls[key] = call
+    make_room(inference_cache.calls, CALLS_LIMIT)
+    inference_cache.calls[key] = call
 
 
 def forget_calls() -> None:
     """Clear the cache of inferred calls, so that results and the executor's support are determined anew."""
-    _known_calls.clear()
-    _drawing.clear()
+    inference_cache.calls.clear()
+    inference_cache.drawing.clear()
     forget_examples()
 
 
@@ -330,7 +324,7 @@ def forget_what_was_learnt() -> None:
     """Drop cached call results, which hold for the devices of an ended session; other devices may lay results out otherwise."""
     forget_calls()
     forget_signatures()
-    forget_taken()
+    inference_cache.supported.clear()
 
 
 def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
@@ -341,9 +335,9 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
         return
     call.signature.orders[result] = order
     forget_examples(call.signature)
-    for key, known in list(_known_calls.items()):
+    for key, known in list(inference_cache.calls.items()):
         if known is not None and known.signature is call.signature:
-            _known_calls.pop(key, None)
+            inference_cache.calls.pop(key, None)
 
 
 def _changes_nothing(func: Any, call: Call) -> bool:

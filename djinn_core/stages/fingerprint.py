@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 
@@ -71,9 +71,10 @@ class _LookedAt:
     sizes: dict[Call, int] = attrs.field(factory=dict)
     rough: dict[Call, int] = attrs.field(factory=dict)
     numbered: dict[object, int] = attrs.field(factory=dict)
+    numbers: Iterator[int] = attrs.field(factory=itertools.count)  # never gives two threads the same, nor one twice
 
     def number(self, key: object) -> int:
-        return self.numbered.setdefault(key, next(_numbers))
+        return self.numbered.setdefault(key, next(self.numbers))
 
     def look(self, call: Call) -> None:
         metas = [*call.operands, *[m for m in call.results if m is not None]]
@@ -87,7 +88,6 @@ class _LookedAt:
         self.marks[call] = marks  # last: other threads take a call that is here for known
 
 
-_numbers = itertools.count()  # never gives two threads the same number, nor one twice
 _latest = _LookedAt()
 
 
@@ -96,7 +96,7 @@ def _looked_at(calls: tuple[Call, ...]) -> _LookedAt:
     global _latest
     table = _latest
     if len(table.marks) > _REMEMBERED:
-        table = _latest = _LookedAt()
+        table = _latest = _LookedAt(numbers=table.numbers)  # no number stands for two things
     for call in {*calls} - table.marks.keys():
         table.look(call)
     return table

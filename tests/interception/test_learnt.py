@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import djinn
+from djinn_core.interception.bounded_memo import keep
 from djinn_core.interception.dispatch import learn_layout
-from djinn_core.interception.lru import keep
 from djinn_core.interception.recording import encode
 from djinn_core.interception.shape_inference import meta_infer
+from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.ir import values
 from djinn_core.ir.form import Form
 from djinn_core.ir.values import tensor_meta
@@ -26,12 +27,12 @@ def test_tables_keep_their_size():
 
 
 def test_signatures_and_forms_are_bounded(monkeypatch):
-    monkeypatch.setattr(meta_infer, "_signatures", {})
+    monkeypatch.setattr(inference_cache, "signatures", {})
     monkeypatch.setattr(encode, "_forms", {})
     monkeypatch.setattr(meta_infer, "SIGNATURES_LIMIT", 8)
     meta = tensor_meta((2,), (1,), 0, torch.float32)
     made = [meta_infer.signature_of(Form(f"aten::op{n}", (), (), (), False), (meta,)) for n in range(50)]
-    assert len(meta_infer._signatures) <= 8
+    assert len(inference_cache.signatures) <= 8
     again = meta_infer.signature_of(made[0].form, (meta,))
     # Forgotten, so it is another one, and nothing that was planned by the id of the first is taken for it.
     assert again is not made[0]

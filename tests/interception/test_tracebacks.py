@@ -154,10 +154,10 @@ def test_everything_is_shown_while_debug_messages_are(embedded, part):
 
 
 def test_a_defect_of_the_package_keeps_its_frames(embedded, monkeypatch):
-    from djinn_core.interception import dispatch
+    from djinn_core.interception.shape_inference.inference_cache import inference_cache
 
     x = torch.ones(2, device=embedded)
-    monkeypatch.setattr(dispatch, "_known_calls", None)
+    monkeypatch.setattr(inference_cache, "calls", None)
     error = _made(lambda: x + 1)
     assert isinstance(error, AttributeError)
     assert _own(error)[-1][1] == "record"

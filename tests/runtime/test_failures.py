@@ -185,7 +185,7 @@ def test_what_only_checks_is_told_at_the_next_sync_point(x):
 
 
 def test_errors_of_pytorchs_own_types_are_of_these_types():
-    from djinn_core.errors import remote_error
+    from djinn_core.runtime.receiving.remote_errors import remote_error
 
     for kind, expected in {
         "OutOfMemoryError": (torch.OutOfMemoryError, MemoryError, djinn.RemoteOutOfMemory),

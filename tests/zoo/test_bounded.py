@@ -12,9 +12,8 @@ from torch.nn import functional
 
 import djinn
 from djinn.testing import open_session
-from djinn_core.interception import dispatch
 from djinn_core.interception.recording import program_prediction, recorder
-from djinn_core.interception.shape_inference import meta_infer
+from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.tensors import storage
 from djinn_core.runtime import client
 from djinn_core.runtime.connecting.status import ask_servers
@@ -64,8 +63,8 @@ def tables():
     """Sizes of what this process remembers."""
     session = open_session()
     return {
-        "calls": len(dispatch._known_calls),
-        "signatures": len(meta_infer._signatures),
+        "calls": len(inference_cache.calls),
+        "signatures": len(inference_cache.signatures),
         "freed": len(storage.freed),
         "unsent": sum(len(r.entries) for r in recorder.recorders()),
         "pending": len(session.replies.pending),

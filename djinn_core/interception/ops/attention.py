@@ -20,8 +20,8 @@ import torch
 from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
 
 from djinn_core import torch_private
+from djinn_core.interception.bounded_memo import keep
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.lru import keep
 from djinn_core.interception.ops.composite import is_differentiated, take_apart
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port

@@ -21,7 +21,6 @@ _OWN = (*(f"{folder}{os.sep}" for folder in _FOLDERS), str(_HERE.parent / "trace
 CODES_LIMIT = 8192  # code objects that are remembered: a notebook makes new ones with every cell
 CALLS_LIMIT = 256  # calls of modules, in each thread, of which it is remembered where they were issued
 _known: dict[int, tuple[CodeType, dict[int, Site] | Boundary | None]] = {}
-_boundaries: dict[int, tuple[CodeType, Boundary]] = {}
 
 
 class Boundary(enum.Enum):
@@ -65,8 +64,7 @@ class Issued:
 def mark_boundary(function: Callable[..., object], boundary: Boundary) -> None:
     """Below frames of `function` the stack stays as it is as long as they run."""
     code = function.__code__
-    _boundaries[id(code)] = code, boundary
-    _known.pop(id(code), None)
+    _known[id(code)] = code, boundary
 
 
 def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site:
@@ -114,9 +112,9 @@ def user_site(issued: Issued, module: ModuleCall | None, above: int = 0) -> Site
 def _learn(code: CodeType) -> dict[int, Site] | Boundary | None:
     """Classify frames of this code: PyTorch's or Djinn's, a boundary among these, or the user's, with the sites in it."""
     if len(_known) >= CODES_LIMIT:
-        _known.clear()
+        for other, (_, kind) in list(_known.items()):
+            if not isinstance(kind, Boundary):  # those were marked once, and are known by nothing else
+                _known.pop(other, None)
     found: dict[int, Site] | Boundary | None = None if code.co_filename.startswith(_OWN) else {}
-    if id(code) in _boundaries:
-        found = _boundaries[id(code)][1]
     _known[id(code)] = code, found
     return found

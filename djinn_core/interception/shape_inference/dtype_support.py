@@ -13,6 +13,7 @@ import torch
 
 from djinn_core.interception.recording.recorder import current
 from djinn_core.interception.runtime_interface import port
+from djinn_core.interception.shape_inference.inference_cache import inference_cache
 
 _FLOATING = frozenset(
     (
@@ -21,8 +22,6 @@ _FLOATING = frozenset(
     ).split()
 )
 _WHOLE = frozenset("__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor gcd lcm".split())
-
-_taken: set[tuple[Any, torch.dtype]] = set()
 
 
 def may_lack_kernel(func: Any, operands: Sequence[Any]) -> bool:
@@ -33,17 +32,12 @@ def may_lack_kernel(func: Any, operands: Sequence[Any]) -> bool:
         return False
     dtype = operands[0].dtype
     usual = dtype.is_floating_point if plain in _FLOATING else not (dtype.is_floating_point or dtype.is_complex)
-    if usual or (func, dtype) in _taken:
+    if usual or (func, dtype) in inference_cache.supported:
         return False
     return port.is_open() or not current().captures  # a capture starts no server
-
-
-def forget_taken() -> None:
-    """Another device may compute from now on."""
-    _taken.clear()
 
 
 def note_taken(func: Any, operands: Sequence[torch.Tensor]) -> None:
     """The executor computed `func` with these operands."""
     if operands:
-        _taken.add((func, operands[0].dtype))
+        inference_cache.supported.add((func, operands[0].dtype))

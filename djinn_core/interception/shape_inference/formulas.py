@@ -15,7 +15,8 @@ from typing import Any, Final
 import attrs
 import torch
 
-from djinn_core.interception.lru import keep
+from djinn_core.interception.bounded_memo import keep
+from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.meta_infer import order_of
 from djinn_core.interception.shape_inference.shape_formulas import Formula as ShapeFormula
 from djinn_core.interception.shape_inference.shape_formulas import (
@@ -72,7 +73,7 @@ class _Layout:
 
 
 @attrs.define(eq=False)
-class _Kind:
+class KindOfCalls:
     """Calls that differ in sizes and scalars only.
 
     Attributes:
@@ -128,9 +129,6 @@ class _Kind:
         ])  # fmt: skip
 
 
-_kinds: dict[Key, _Kind] = {}
-
-
 def infer_by_formula(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -144,7 +142,7 @@ def infer_by_formula(
     """
     if kwargs.get("generator") is not None:
         return None
-    kind = _kinds.get(_kind_key(key))
+    kind = inference_cache.kinds.get(_kind_key(key))
     if kind is None or not kind.trusted:
         return None
     metas = tuple([operand.remote.meta for operand in operands])
@@ -176,9 +174,9 @@ def learn(
     if not has_formula(func) or kwargs.get("generator") is not None or call.changes or not call.results:
         return
     kind_key = _kind_key(key)
-    kind = _kinds.get(kind_key)
+    kind = inference_cache.kinds.get(kind_key)
     if kind is None:
-        keep(_kinds, kind_key, _kind(func, call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
+        keep(inference_cache.kinds, kind_key, _kind(func, call, numbers_in_tensors=numbers_in_tensors), KINDS_LIMIT)
         return
     if kind.trusted or kind.wrong:
         return
@@ -193,12 +191,13 @@ def learn(
 
 def forget_examples(signature: Signature | None = None) -> None:
     """Drop cached results of calls of this signature; of all signatures where none is given."""
+    kinds = inference_cache.kinds
     if signature is None:
-        _kinds.clear()
+        kinds.clear()
         return
-    for key, kind in list(_kinds.items()):
+    for key, kind in list(kinds.items()):
         if kind.example.signature is signature:
-            _kinds.pop(key, None)
+            kinds.pop(key, None)
 
 
 def has_formula(func: Any) -> bool:
@@ -217,17 +216,17 @@ def _pointwise(shapes: Sequence[tuple[int, ...]], _args: Sequence[Any], _kwargs:
     return shape_of_pointwise(shapes)
 
 
-def _kind(func: Any, call: Call, *, numbers_in_tensors: bool) -> _Kind:
+def _kind(func: Any, call: Call, *, numbers_in_tensors: bool) -> KindOfCalls:
     """Make the kind of an inferred call: facts that hold for all calls that differ in sizes and scalars only."""
     metas = [*call.operands, *call.results]
     if any(m is not None and (m.conj or m.neg) for m in metas):
-        return _Kind(call, wrong=True)
+        return KindOfCalls(call, wrong=True)
     views = bool(call.aliases) and all(a == 0 for a in call.aliases) and all(same < 0 for same in call.inplace)
     if views:
         usual = all(m is not None and m.dtype is call.operands[0].dtype for m in call.results)
         view = view_formula(func)
         wrong = view is None or not usual
-        return _Kind(call, (None,) * len(call.results), view=view, wrong=wrong)
+        return KindOfCalls(call, (None,) * len(call.results), view=view, wrong=wrong)
     layouts: list[_Layout | None] = []
     for meta, alias, same, nbytes in call.outcome:
         if meta is None or same >= 0:
@@ -237,12 +236,12 @@ def _kind(func: Any, call: Call, *, numbers_in_tensors: bool) -> _Kind:
         first = call.operands[0] if call.operands else meta
         as_first = order is None and (first.shape, first.stride) == (meta.shape, meta.stride)
         if alias >= 0 or meta.offset or (order is None and not as_first) or nbytes != meta.nbytes:
-            return _Kind(call, wrong=True)
+            return KindOfCalls(call, wrong=True)
         row_major = meta.stride == contiguous_strides(meta.shape)
         small = tuple([n if n < 2 else -1 for n in meta.shape])
         layouts.append(_Layout(meta.dtype, meta.device, small, None if row_major else order, as_first))
     formula = shape_formula(func) or _pointwise
-    return _Kind(call, tuple(layouts), formula, numbers_in_tensors=numbers_in_tensors)
+    return KindOfCalls(call, tuple(layouts), formula, numbers_in_tensors=numbers_in_tensors)
 
 
 def _kind_key(key: Sequence[Any]) -> Key:

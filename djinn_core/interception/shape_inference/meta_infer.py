@@ -15,9 +15,9 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.interception.bounded_memo import keep
 from djinn_core.interception.device.current_device import existing_index
 from djinn_core.interception.device.known_generators import operand_of
-from djinn_core.interception.lru import keep
 from djinn_core.interception.recording.encode import encode_form
 from djinn_core.interception.shape_inference.argument_checks import (
     check_arguments,
@@ -25,6 +25,7 @@ from djinn_core.interception.shape_inference.argument_checks import (
     is_doubtful,
 )
 from djinn_core.interception.shape_inference.dtype_support import may_lack_kernel
+from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.shape_inference.meta_overrides import is_random, may_be_of_other_dtypes, must_ask, rule_for
 from djinn_core.interception.shape_inference.write_checks import (
     check_cast,
@@ -55,7 +56,6 @@ class Refused(Exception):  # noqa: N818 - a signal between two functions, never 
 # What meta kernels say of `item()`, which composite ops may call inside.
 _NEEDS_DATA = "cannot be called on meta tensors"
 SIGNATURES_LIMIT = 16384  # remembered signatures; one that was forgotten and comes again has another id
-_signatures: dict[object, Signature] = {}
 
 
 @attrs.define
@@ -321,8 +321,9 @@ def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
     """The signature of a form with operands of these classes; equal ones are the same object."""
     classes = tuple([m.tensor_class for m in operands])
     key = (form, classes)
-    found = _signatures.get(key)
-    return keep(_signatures, key, Signature(form, classes), SIGNATURES_LIMIT) if found is None else found
+    signatures = inference_cache.signatures
+    found = signatures.get(key)
+    return keep(signatures, key, Signature(form, classes), SIGNATURES_LIMIT) if found is None else found
 
 
 def learn_dtypes(call: Call) -> None:
@@ -337,7 +338,7 @@ def forget_signatures() -> None:
 
     Calls that a capture keeps are verified anew.
     """
-    for signature in list(_signatures.values()):
+    for signature in list(inference_cache.signatures.values()):
         if signature.predicts and not signature.form.op.startswith("djinn::"):
             signature.layout_trusted = False
-    _signatures.clear()
+    inference_cache.signatures.clear()

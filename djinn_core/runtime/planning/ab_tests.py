@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import attrs
@@ -30,7 +31,7 @@ KEPT: Final = 512  # plans that something is known of
 LIMIT: Final = 64  # runs of each way; the optimization stays where the judge has not made up its mind
 _log = get_logger("djinn.trials")
 Without = Mapping[str, str]  # optimizations that are left out, each with the reason
-NOTHING: Without = {}
+NOTHING: Final[Without] = MappingProxyType({})
 MakePlan = Callable[[Program, Without], Prepared]
 
 

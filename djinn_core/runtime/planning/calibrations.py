@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,8 +18,6 @@ from djinn_core.wire.messages import DeviceInfo
 
 FORMAT: Final = 1
 _log = get_logger("djinn.calibration")
-# By file what was read from it, and which version that was.
-_read: dict[Path, tuple[FileVersion, Calibration | None]] = {}
 
 
 def calibration_file(device: DeviceInfo) -> Path:
@@ -34,9 +33,7 @@ def calibration_of(device: DeviceInfo) -> Calibration | None:
         version = version_of(file)
     except FileNotFoundError:
         return None
-    if file not in _read or _read[file][0] != version:
-        _read[file] = (version, _load(file))
-    return _read[file][1]
+    return _load(file, version)
 
 
 def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
@@ -60,7 +57,9 @@ def _identity(device: DeviceInfo) -> dict[str, Any]:
     return {"kind": device.kind, "name": device.name, "torch": device.torch, "threads": device.threads}
 
 
-def _load(file: Path) -> Calibration | None:
+@functools.lru_cache(maxsize=64)
+def _load(file: Path, _version: FileVersion) -> Calibration | None:
+    """The content of a version of a file, which is read once."""
     try:
         text = file.read_text(encoding="utf-8")
         content = json.loads(text)

@@ -8,9 +8,10 @@ from djinn_core.interception.recording.substitute import recipe_for
 from djinn_core.interception.runtime_interface import Submission
 from djinn_core.ir.substitution import Recipe
 from djinn_core.ir.values import make_handle, new_storage, storage_of
+from djinn_core.lru import LruCache
 from djinn_core.runtime.sending.template import Prepared
 
-LIMIT = 4096  # sets of derived values that are kept; the oldest go first
+LIMIT = 4096  # sets of derived values that are kept; the least recently used go first
 Key = tuple[Hashable, tuple[int, ...]]
 
 
@@ -23,7 +24,7 @@ class DerivedValues:
     def __init__(self, submit: Callable[[Submission], int]) -> None:
         """`submit`: sends a program that makes some."""
         self._submit = submit
-        self._made: dict[Key, tuple[int, ...]] = {}
+        self._made: LruCache[Key, tuple[int, ...]] = LruCache(LIMIT)
         self._users: dict[int, set[Key]] = {}
         self._stale: list[int] = []
 
@@ -43,17 +44,16 @@ class DerivedValues:
 
     def made(self, key: Key) -> tuple[int, ...] | None:
         """Values that a recipe of that identity made from those sources; None where there are none, or they are stale."""
-        return self._made.get(key)
+        return self._made.use(key)
 
     def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
         """Have a recipe's values made, from the sources in `key`."""
         sources = key[1]
-        if len(self._made) >= LIMIT:
-            self._forget(next(iter(self._made)))
         made = _fresh(recipe.makes)
         names = dict(zip(recipe.makes, made, strict=True))
         submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
-        self._made[key] = made
+        for evicted in self._made.store(key, made):
+            self._stale += evicted
         for storage in {storage_of(v) for v in sources}:
             self._users.setdefault(storage, set()).add(key)
         return made

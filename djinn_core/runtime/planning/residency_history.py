@@ -26,7 +26,6 @@ _CARRIED = frozenset({
 })  # fmt: skip
 
 Recent = deque[tuple[Any, Sequence[int]]]  # plans of whatever kind a session has
-NONE_RAN: Recent = deque(maxlen=0)
 
 
 @attrs.frozen
@@ -40,9 +39,9 @@ class _Carried:
 class EarlierPrograms:
     """Classification of values by the programs that ran lately. Not thread-safe: the caller holds the session's lock."""
 
-    def __init__(self, recent: Recent = NONE_RAN) -> None:
+    def __init__(self, recent: Recent | None = None) -> None:
         """`recent`: plans that ran, with the values of the program that each stood for, the latest last."""
-        self._recent = recent
+        self._recent: Recent = deque(maxlen=0) if recent is None else recent
         self._carried: LruCache[int, _Carried] = LruCache(_PLANS)
 
     def planned(self, plan: object, program: Program, profile: WorkloadProfile) -> None:

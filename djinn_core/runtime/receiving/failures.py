@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-import djinn_core.runtime.receiving.remote_errors  # noqa: F401 - registers PyTorch's own types
-from djinn_core.errors import DjinnError, SessionLost, remote_error
+from djinn_core.errors import DjinnError, SessionLost
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import TensorMeta
 from djinn_core.lru import LruCache
+from djinn_core.runtime.receiving.remote_errors import remote_error
 from djinn_core.wire.message import Failure
 
 REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line

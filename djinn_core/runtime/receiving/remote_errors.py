@@ -1,10 +1,22 @@
-"""Failures on the executor that are also of the types that PyTorch defines, so that `except` clauses find them."""
+"""The local exception for a failure on the executor, and those that are also of the types that PyTorch defines."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import torch
 
-from djinn_core.errors import RemoteError, RemoteOutOfMemory, public, register_remote_kind
+from djinn_core.errors import (
+    ProgramStopped,
+    RemoteError,
+    RemoteIndexError,
+    RemoteNotImplementedError,
+    RemoteOutOfMemory,
+    RemoteTypeError,
+    RemoteValueError,
+    public,
+)
 
 
 @public
@@ -22,7 +34,22 @@ class RemoteAcceleratorError(RemoteError, torch.AcceleratorError):
     """The executor's device reported an error, such as a device-side assert."""
 
 
-register_remote_kind("_LinAlgError", RemoteLinAlgError)
-register_remote_kind("LinAlgError", RemoteLinAlgError)
-register_remote_kind("OutOfMemoryError", RemoteTorchOutOfMemory)
-register_remote_kind("AcceleratorError", RemoteAcceleratorError)
+_KINDS: Final[Mapping[str, type[RemoteError]]] = {
+    "IndexError": RemoteIndexError,
+    "ValueError": RemoteValueError,
+    "TypeError": RemoteTypeError,
+    "NotImplementedError": RemoteNotImplementedError,
+    "UnsupportedOperation": RemoteNotImplementedError,
+    "ProgramStopped": ProgramStopped,
+    "_LinAlgError": RemoteLinAlgError,
+    "LinAlgError": RemoteLinAlgError,
+    "OutOfMemoryError": RemoteTorchOutOfMemory,
+    "AcceleratorError": RemoteAcceleratorError,
+}
+
+
+def remote_error(
+    kind: str, message: str, op: str = "", site: str = "", module_path: str = "", words: str = ""
+) -> RemoteError:
+    """The local exception for a failure of type name `kind` on an executor; unknown kinds become `RemoteError`."""
+    return _KINDS.get(kind, RemoteError)(message, op, site, module_path, words)
