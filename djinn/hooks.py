@@ -17,6 +17,8 @@ from djinn_core.errors import (
     UnsupportedOperation,
 )
 from djinn_core.hookspecs import API_VERSION, hookimpl
+from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionPolicy, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.hookspecs.costs import CalibratedCostModel, CostModel, Probe
 from djinn_core.hookspecs.devices import Device, DeviceRuntime, Timekeeper
@@ -28,8 +30,10 @@ from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, RoundingOptimization, Trial
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement import PlacementContext, PlacementPolicy, PreferredPolicy
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.renderers import Renderer
 from djinn_core.hookspecs.schedulers import PreferredScheduler, ScheduleMaker, SchedulingContext
+from djinn_core.hookspecs.server_observers import ServerEvent, ServerObserver
 from djinn_core.hookspecs.transports import (
     Buffer,
     Connection,
@@ -37,6 +41,7 @@ from djinn_core.hookspecs.transports import (
     Holding,
     Limits,
     Listener,
+    PeerCertified,
     PeerNamed,
     SecurableTransport,
     TlsOptions,
@@ -81,6 +86,11 @@ from djinn_core.ir.values import TensorMeta, storage_of
 __all__ = [
     "API_VERSION",
     "AccessRefused",
+    "AdmissionDelay",
+    "AdmissionPolicy",
+    "AdmissionRefusal",
+    "AdmissionRequest",
+    "Authenticator",
     "Buffer",
     "CalibratedCostModel",
     "Calibration",
@@ -91,7 +101,9 @@ __all__ = [
     "CostEstimate",
     "CostModel",
     "Costs",
+    "Credentials",
     "DataResidency",
+    "Denial",
     "Device",
     "DeviceCapabilities",
     "DeviceRuntime",
@@ -109,6 +121,7 @@ __all__ = [
     "Graph",
     "GrowthTolerant",
     "Holding",
+    "Identity",
     "Instruction",
     "Integration",
     "Interceptor",
@@ -130,6 +143,7 @@ __all__ = [
     "OptimizationResult",
     "Pattern",
     "PatternMatch",
+    "PeerCertified",
     "PeerNamed",
     "PipelineResult",
     "Placement",
@@ -142,6 +156,7 @@ __all__ = [
     "Probe",
     "Program",
     "ProtocolError",
+    "Quota",
     "Receive",
     "RemoteError",
     "Renderer",
@@ -156,6 +171,8 @@ __all__ = [
     "SecurableTransport",
     "SemanticMetadata",
     "Send",
+    "ServerEvent",
+    "ServerObserver",
     "SessionHints",
     "SessionLost",
     "StartupError",

@@ -265,6 +265,7 @@ class Settings:
         pins: pairs of a pattern of module paths and a device, by id or number, for the policy `pinned`.
         scheduler: name of the scheduler.
         compilers: names of the compilers that executors may use.
+        authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
         exact: whether optimizations that round otherwise than the user's own ops are left out.
         checkpoint_instructions: how many instructions a program may hold before it is sent without a sync point.
         client_fallback: whether ops that the executor cannot do are computed on this machine.
@@ -304,6 +305,7 @@ class Settings:
     pins: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_pins)
     scheduler: str = attrs.field(default="sequential", converter=_text)
     compilers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    authenticators: tuple[str, ...] = attrs.field(default=(), converter=_names)
     exact: bool = attrs.field(default=True, converter=_flag)
     checkpoint_instructions: int = attrs.field(default=4096, converter=_count)
     client_fallback: bool = attrs.field(default=False, converter=_flag)

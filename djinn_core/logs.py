@@ -50,6 +50,7 @@ _SECRET_TEXT = (
     re.compile(r"(?i)(?P<keep>\b(?:token|ticket|secret|password|access_token)\s*[=:]\s*)[^\s&,;'\"]+"),
     re.compile(r"(?P<keep>\bdjinn_)[\w-]{40,}"),  # what `djinn token create` makes
     re.compile(r"(?i)(?P<keep>\bbearer\s+)[\w.~+/=-]+"),
+    re.compile(r"(?P<keep>\beyJ)[\w-]+\.[\w-]+(\.[\w-]*)?"),  # JSON Web Tokens
     re.compile(r"(?P<keep>://)[^/@\s]+(?=@)"),
 )
 

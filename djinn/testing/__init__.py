@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from djinn.testing.admission import AdmissionPolicyConformance, sample_requests
+from djinn.testing.authentication import AuthenticatorConformance, wrong_credentials
 from djinn.testing.builders import ProgramBuilder
 from djinn.testing.certificates import self_signed_tls
 from djinn.testing.commands import CommandConformance
@@ -23,6 +25,7 @@ from djinn.testing.renderers import RendererConformance
 from djinn.testing.replaying import random_graph, random_inputs, replay, replay_schedule
 from djinn.testing.samples import sample_graphs
 from djinn.testing.schedulers import SchedulerConformance
+from djinn.testing.server_observers import ServerObserverConformance
 from djinn.testing.session import (
     break_connection,
     executor_figures,
@@ -38,6 +41,8 @@ from djinn.testing.tls_transports import TlsTransportConformance
 from djinn.testing.transports import TransportConformance
 
 __all__ = [
+    "AdmissionPolicyConformance",
+    "AuthenticatorConformance",
     "CommandConformance",
     "CompilerConformance",
     "CostModelConformance",
@@ -53,6 +58,7 @@ __all__ = [
     "ProgramBuilder",
     "RendererConformance",
     "SchedulerConformance",
+    "ServerObserverConformance",
     "TlsTransportConformance",
     "TransportConformance",
     "break_connection",
@@ -72,9 +78,11 @@ __all__ = [
     "sample_evictions",
     "sample_graphs",
     "sample_programs",
+    "sample_requests",
     "scheduling_context",
     "self_signed_tls",
     "session_name",
     "topology",
     "unsent_instructions",
+    "wrong_credentials",
 ]

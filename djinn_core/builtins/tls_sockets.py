@@ -193,6 +193,11 @@ class TlsConnection(SocketConnection):
         self.bytes_sent, self.bytes_received = sock.bytes_sent, sock.bytes_received
 
     @property
+    def certificate(self) -> bytes:
+        """As `PeerCertified.certificate`."""
+        return self._socket.certificate() or b""
+
+    @property
     def _torn(self) -> bool:
         return self._taking or self._socket.torn
 

@@ -82,7 +82,10 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     )
     findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
     findings += check_growth(registry, resolved.settings)
-    findings += check_executor_choices(registry, resolved.settings)
+    findings += (
+        *check_executor_choices(registry, resolved.settings),
+        *check_authenticators(registry, resolved.settings),
+    )
     mend = "Correct the setting `servers` or the connection file."
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
@@ -225,6 +228,18 @@ def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[F
                     f"Install its plugin, or choose among: {', '.join(there) or 'none'}.",
                     fatal=not (settings.servers or settings.connection_file),
                 )
+
+
+def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    """Authenticators that the settings name and no plugin offers: `djinn serve` would not start with them."""
+    there = [one.name for one in registry.authenticators]
+    for name in settings.authenticators:
+        if name not in there:
+            yield Finding(
+                f"The setting `authenticators` names {name!r}, which no plugin in use offers.",
+                f"Install its plugin on the server, or choose among: {', '.join(there) or 'none'}.",
+                fatal=False,
+            )
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:

@@ -36,10 +36,13 @@ def command(as_json: bool) -> None:
 
 def _show(diagnosis: Diagnosis, console: Console) -> None:
     versions = list(diagnosis.versions.items())
-    plugins = [(row.name, row.kind, f"{row.distribution} {row.version}", row.status) for row in diagnosis.plugins]
+    plugins = [
+        (row.name, row.kind, ", ".join(row.processes), f"{row.distribution} {row.version}", row.status)
+        for row in diagnosis.plugins
+    ]
     settings = [(row.name, _NOTHING.get(row.value, row.value), row.origin) for row in diagnosis.settings]
     console.print(_pairs("Versions", ("what", "version"), versions), "")
-    console.print(_pairs("Plugins", ("name", "kind", "from", "status"), plugins), "")
+    console.print(_pairs("Plugins", ("name", "kind", "called in", "from", "status"), plugins), "")
     console.print(_pairs("Settings", ("name", "value", "where it came from"), settings), "")
     _say(console, f"Configuration file: {diagnosis.configuration_file or 'none'}")
     for server in diagnosis.servers:

@@ -36,7 +36,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     found = survey(Selection.from_settings(resolve().settings), builtins=builtin_plugins())
     rows = found.registry.rows
     if as_json:
-        click.echo(json.dumps([attrs.asdict(row) for row in rows], indent=2))
+        click.echo(json.dumps([attrs.asdict(row) | {"processes": row.processes} for row in rows], indent=2))
         return
     console = Console()
     console.print(_table(rows))
@@ -46,9 +46,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def _table(rows: tuple[PluginRow, ...]) -> Table:
-    table = Table("name", "kind", "distribution", "version", "status", box=SIMPLE_HEAD, show_edge=False)
+    columns = ("name", "kind", "called in", "distribution", "version", "status")
+    table = Table(*columns, box=SIMPLE_HEAD, show_edge=False)
     for row in rows:
-        table.add_row(row.name, row.kind, row.distribution, row.version, f"[{_STYLES[row.status]}]{row.status}[/]")
+        status = f"[{_STYLES[row.status]}]{row.status}[/]"
+        table.add_row(row.name, row.kind, ", ".join(row.processes), row.distribution, row.version, status)
     return table
 
 

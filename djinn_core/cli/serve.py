@@ -95,6 +95,8 @@ def _announce(serving: Serving) -> None:
         click.echo(f"Operations at {serving.operations}: /livez, /readyz, /metrics")
     if serving.fingerprint:
         click.echo(f"Certificate {serving.fingerprint}")
+    if serving.authenticators:
+        click.echo(f"Clients are authenticated by tokens and by {', '.join(serving.authenticators)}")
     click.echo(f"The token ({serving.token_from}) is in {serving.connection_file}")
     click.echo(f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}")
     if line := _for_other_machines(serving):

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from djinn_core.directories import state_directory
 from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.authentication import OPERATOR
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.launch.token_table import (
-    OPERATOR,
-    Quota,
     TokenRow,
     TokenTable,
     change_table,

@@ -17,6 +17,7 @@ __all__ = [
     "Frame",
     "Limits",
     "Listener",
+    "PeerCertified",
     "PeerNamed",
     "SecurableTransport",
     "TlsOptions",
@@ -108,6 +109,15 @@ class PeerNamed(Protocol):
     """
 
     peer: str
+
+
+@runtime_checkable
+class PeerCertified(Protocol):
+    """Optional member of a connection, with which gateways ask authenticators about the other end's certificate."""
+
+    @property
+    def certificate(self) -> bytes:
+        """TLS certificate of the other end, in DER; empty where it showed none."""
 
 
 @runtime_checkable

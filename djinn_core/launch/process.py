@@ -140,6 +140,11 @@ class ExecutorProcess:
         return self._process.pid
 
     @property
+    def tenant(self) -> str:
+        """The tenant that it works for; empty where none has come."""
+        return self._tenant
+
+    @property
     def alive(self) -> bool:
         """True while the process runs."""
         return self._process.poll() is None

@@ -17,7 +17,7 @@ import time
 import attrs
 import msgspec
 
-from djinn_core.launch.token_table import Quota
+from djinn_core.hookspecs.quotas import Quota
 
 KEY_BYTES = 32
 LIFETIME = 60.0  # seconds; a client dials several addresses, each of which may time out

@@ -15,40 +15,16 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.files import locked, replace_file
-from djinn_core.wire.message import Count
+from djinn_core.hookspecs.quotas import Quota
 
-OPERATOR: Final = "default"  # the tenant of the server's operator, and of all clients where there are no others
 PREFIX: Final = "djinn_"  # tells people, and scanners for leaked secrets, what it is
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_Seconds = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Quota of a tenant on each executor; 0: no limit.
-
-    Attributes:
-        sessions: how many at a time.
-        values: live tensors of all its sessions.
-        memory: their bytes.
-        seconds_an_hour: time on the device within an hour.
-        disk: bytes of weights that are kept for it.
-        connections_a_minute: how often it may connect; 0: the server's own limit alone.
-        requests_a_second: messages to each executor; more than that wait.
-    """
-
-    sessions: Count = 0
-    values: Count = 0
-    memory: Count = 0
-    seconds_an_hour: _Seconds = 0.0
-    disk: Count = 0
-    connections_a_minute: Count = 0
-    requests_a_second: Count = 0
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,12 +19,14 @@ class Kind:
         name: what `djinn plugins` shows, and the module in `djinn_core.hookspecs` that declares its hook.
         objects: what its hook returns, in the plural, as in `Registry` and in the name of the hook.
         wanted: name of the type that each of these objects must satisfy, as that module has it.
+        processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command `djinn`.
         optional: name of a Protocol whose members the objects may leave out; empty where there is none.
     """
 
     name: str
     objects: str
     wanted: str
+    processes: tuple[str, ...] = ("client",)
     optional: str = ""
 
     @property
@@ -55,20 +57,29 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("patterns", "patterns", "Pattern"),
     Kind("costs", "cost_models", "CostModel"),
     Kind("optimizations", "optimizations", "Optimization"),
-    Kind("placement", "placement_policies", "PlacementPolicy", "PreferredPolicy"),
-    Kind("schedulers", "schedulers", "ScheduleMaker", "PreferredScheduler"),
-    Kind("transports", "transports", "Transport"),
-    Kind("devices", "devices", "Device"),
-    Kind("compilers", "compilers", "Compiler"),
-    Kind("memory", "memory_policies", "MemoryPolicy"),
+    Kind("placement", "placement_policies", "PlacementPolicy", optional="PreferredPolicy"),
+    Kind("schedulers", "schedulers", "ScheduleMaker", optional="PreferredScheduler"),
+    Kind("transports", "transports", "Transport", ("client", "gateway", "executor")),
+    Kind("devices", "devices", "Device", ("gateway", "executor")),
+    Kind("compilers", "compilers", "Compiler", ("executor",)),
+    Kind("memory", "memory_policies", "MemoryPolicy", ("executor",)),
+    Kind("authentication", "authenticators", "Authenticator", ("gateway",)),
+    Kind("admission", "admission_policies", "AdmissionPolicy", ("gateway", "executor")),
+    Kind("server_observers", "server_observers", "ServerObserver", ("gateway", "executor")),
     Kind("observers", "observers", "Observer"),
     Kind("renderers", "renderers", "Renderer"),
-    Kind("commands", "commands", "Command"),
+    Kind("commands", "commands", "Command", ("command",)),
 )
 
 EVERY_KIND: Final = frozenset(kind.name for kind in KINDS)
-# Which hooks are called in which process, as the docstrings of the hooks promise.
-COMMAND_KINDS: Final = frozenset({"commands"})
-CLIENT_KINDS: Final = EVERY_KIND - {"devices", "compilers", "memory"} - COMMAND_KINDS
-GATEWAY_KINDS: Final = frozenset({"transports", "devices"})
-EXECUTOR_KINDS: Final = GATEWAY_KINDS | {"compilers", "memory"}
+
+
+def kinds_in(process: str) -> frozenset[str]:
+    """Names of the kinds whose hooks are called in a process: `client`, `gateway`, `executor` or `command`."""
+    return frozenset(kind.name for kind in KINDS if process in kind.processes)
+
+
+COMMAND_KINDS: Final = kinds_in("command")
+CLIENT_KINDS: Final = kinds_in("client")
+GATEWAY_KINDS: Final = kinds_in("gateway")
+EXECUTOR_KINDS: Final = kinds_in("executor")

@@ -19,6 +19,8 @@ from djinn_core.plugins.settings import strangers
 if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from click import Command
 
+    from djinn_core.hookspecs.admission import AdmissionPolicy
+    from djinn_core.hookspecs.authentication import Authenticator
     from djinn_core.hookspecs.compilers import Compiler
     from djinn_core.hookspecs.costs import CostModel
     from djinn_core.hookspecs.devices import Device
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
     from djinn_core.hookspecs.placement import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.schedulers import ScheduleMaker
+    from djinn_core.hookspecs.server_observers import ServerObserver
     from djinn_core.hookspecs.transports import Transport
 
 
@@ -85,6 +88,9 @@ class Registry:
     devices: tuple[Device, ...] = ()
     compilers: tuple[Compiler, ...] = ()
     memory_policies: tuple[MemoryPolicy, ...] = ()
+    authenticators: tuple[Authenticator, ...] = ()
+    admission_policies: tuple[AdmissionPolicy, ...] = ()
+    server_observers: tuple[ServerObserver, ...] = ()
     observers: tuple[Observer, ...] = ()
     renderers: tuple[Renderer, ...] = ()
     commands: tuple[Command, ...] = ()

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import attrs
 
+from djinn_core.plugins.kinds import KINDS
+
 Status = Literal["active", "disabled", "unselected", "failed"]
 
 
@@ -30,6 +32,12 @@ class PluginRow:
     version: str
     status: Status
     error: str | None = None
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """The processes in which its hooks are called; none where it was not loaded."""
+        kinds = self.kind.split(",")
+        return tuple(dict.fromkeys(process for kind in KINDS if kind.name in kinds for process in kind.processes))
 
     @property
     def label(self) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from djinn_core.builtins.unauthenticated_limit import Strangers
+from djinn_core.hookspecs.admission import AdmissionRequest
 from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_core.server.admission_policies import AdmissionPolicies
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.running.cancellation import CancellationMonitor
 from djinn_core.server.shared_device import SharedDevice
@@ -24,6 +30,9 @@ class ExecutorContext:
         monitor: reads the connections of sessions that compute.
         trimmer: returns memory to the system after a session has ended.
         unauthenticated: connections that have not shown a ticket yet, at all addresses together.
+        events: tells observers what happens; in a session's own context with the session.
+        policies: admission policies of plugins.
+        client: in a session's own context, what policies are told of its client: `tenant`, `key`, `client`, `device`.
     """
 
     device: SharedDevice
@@ -32,6 +41,24 @@ class ExecutorContext:
     monitor: CancellationMonitor = attrs.field(factory=CancellationMonitor)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
     unauthenticated: Strangers = attrs.field(factory=Strangers)
+    events: ServerEvents = attrs.field(factory=ServerEvents)
+    policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
+    client: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def request(self, stage: str, client: Mapping[str, Any], sessions: int) -> AdmissionRequest:
+        """A request of a client that has `sessions` others, with the tenant's usage as it is now."""
+        values, memory = self.usage.holdings()
+        used, _ = self.usage.account.used()
+        return AdmissionRequest(
+            stage,
+            **client,
+            quota=self.usage.quota,
+            sessions=sessions,
+            values=values,
+            memory=memory,
+            device_seconds=used,
+            queue_seconds=self.device.turns.longest_wait,
+        )
 
     @classmethod
     def of(cls, runtime: DeviceRuntime) -> ExecutorContext:

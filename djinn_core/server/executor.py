@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import attrs
 import msgspec
 import torch
 
@@ -27,6 +28,7 @@ from djinn_core import logs
 from djinn_core.builtins import builtin_plugins
 from djinn_core.delivery.session_channel import SessionChannel
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
+from djinn_core.hookspecs.admission import SESSION, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.launch.addresses import SOCKET_NAME, transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, StoreConfig
@@ -37,14 +39,15 @@ from djinn_core.launch.tickets import Badge, TicketChecker
 from djinn_core.plugins.kinds import EXECUTOR_KINDS
 from djinn_core.plugins.registry import Registry, load_where_started
 from djinn_core.role import become_server
-from djinn_core.server.admission_limits import refusal_beyond
+from djinn_core.server.admission_policies import AdmissionPolicies, ExecutorLimits
 from djinn_core.server.attach import Admitted, admit, attached
 from djinn_core.server.compiling.compiling import Compiling, chosen
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.control import Control
 from djinn_core.server.control_channel import serve_aside
 from djinn_core.server.devices import FALLBACK, OpenDevice, limited, open_device
-from djinn_core.server.greetings import INSTANCE, Refusal, complain, refuse, send_message
+from djinn_core.server.events import ServerEvents
+from djinn_core.server.greetings import INSTANCE, complain, refuse, send_message
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_core.server.memory.eviction import decider
 from djinn_core.server.peers.exchange import PeerListener
@@ -64,6 +67,7 @@ from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, Resume, Resumed
 
 SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], Session]
+_LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for its end
 _log = logs.get_logger("djinn.server")
 
 
@@ -81,6 +85,7 @@ class Executor:
         store: WeightStore | None = None,
     ) -> None:
         self._device = device
+        self._device_id = device.capabilities.id
         self._context = context
         self._config = config
         self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts)
@@ -92,6 +97,7 @@ class Executor:
         tls = None if config.network is None else config.network.tls
         self._harbour = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
+        self._limits = ExecutorLimits(context.usage, config.admission)
         self._full_at = 0.0
         self.tell: Callable[[Answer], None] = lambda _: None
         self._accepting = True
@@ -132,34 +138,41 @@ class Executor:
             refuse(connection, "the executor is shutting down: connect again later")
             return
         with self._door:  # one after the other: many who come at once are not all the last one
-            refusal = self._refusal(admitted)
+            request, refusal = self._within_limits(admitted)
             self._inside += refusal is None
-        if refusal is not None:
-            refuse(connection, refusal.reason, again=refusal.again)
-            return
-        try:
-            self._begin(connection, admitted)
-        finally:
-            self._left()
+        if refusal is None:
+            try:
+                refusal = self._context.policies.decide(request)  # which may take a while: others come meanwhile
+                if refusal is None:
+                    self._begin(connection, admitted)
+                    return
+            finally:
+                self._left()
+        self._context.events.note(
+            "session_refused", why=refusal.kind, tenant=request.tenant, key=request.key, client=request.client
+        )
+        refuse(connection, refusal.reason, again=refusal.after is not None, after=refusal.after or 0.0)
 
-    def _refusal(self, admitted: Admitted) -> Refusal | None:
-        """The reason why a client with a valid ticket gets no session now. If the executor is full, the gateway is told, too."""
-        sessions = self._inside
-        self._tenancy.assign(admitted.grant.badge)
-        reason = self._tenancy.refusal(admitted.grant.badge, sessions)
+    def _within_limits(self, admitted: Admitted) -> tuple[AdmissionRequest, AdmissionRefusal | None]:
+        """A client's request for a session, and why the built-in limits refuse it. A gateway is told that its executor is full."""
+        badge = admitted.grant.badge
+        self._tenancy.assign(badge)
+        request = self._context.request(SESSION, self._client(badge, admitted.grant.client), self._inside)
+        reason = self._tenancy.refusal(badge)
         if reason:
-            return Refusal(reason)
-        full = refusal_beyond(self._config.admission, sessions, self._context.device.turns.longest_wait)
-        if full is not None:
-            self.full(full.reason)
-        return full
+            return request, AdmissionRefusal(reason, kind="tenant")
+        refusal = self._limits.decide(request)
+        if refusal is not None and refusal.kind == "full":
+            self.full(refusal.reason)
+        return request, refusal
 
     def _begin(self, connection: Connection, admitted: Admitted) -> None:
         """A session from its beginning to its end."""
         grant = admitted.grant
         owner = SessionIdentity(secrets.token_urlsafe(16), grant.client, secrets.token_urlsafe(32), grant.badge)
         leased = self._leases.lease(owner, connection) if self._leases.seconds else None
-        self._converse(owner, leased or PlainExecutorChannel(connection), connection, self._attached(owner, admitted))
+        talk = leased or PlainExecutorChannel(connection)
+        self._converse(owner, talk, connection, self._attached(owner, admitted))
 
     def _resume(self, connection: Connection, asked: Resume) -> None:
         """Let a client go on with a session that is here, or that an executor before this one has left."""
@@ -175,7 +188,8 @@ class Executor:
             refuse(connection, f"the session cannot be recovered: {error}", deadly=deadly)
             return
         if found is None:
-            self._leases.serve(connection, asked)
+            resumed = lambda: self._context.events.note("session_resumed", session=asked.session)  # noqa: E731 - of this one
+            self._leases.serve(connection, asked, resumed)
             return
         owner, leased, taken = found
         _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
@@ -191,7 +205,7 @@ class Executor:
         if reason:
             return reason
         self._tenancy.assign(badge)
-        return self._tenancy.refusal(badge, self._inside)
+        return self._tenancy.refusal(badge) or self._context.usage.may_begin(self._inside)
 
     def _left(self) -> None:
         with self._door:
@@ -209,7 +223,13 @@ class Executor:
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
     ) -> None:
         name, client = owner.session, owner.client
-        session = self._new_session(self._context, self._tenancy.store, self._harbour)
+        known = self._client(owner.badge, client)
+        events = self._context.events.bound(session=name, **known)
+        session = self._new_session(
+            attrs.evolve(self._context, events=events, client=known), self._tenancy.store, self._harbour
+        )
+        events.note("session_began", recovered=isinstance(greeting, Resumed))
+        began = time.monotonic()
         try:
             with (
                 self._roster.enter(Entry(name, client, session, owner.badge.token, talk)),
@@ -219,6 +239,7 @@ class Executor:
                 talk.resend()
                 session.serve(talk)
         finally:
+            events.note("session_ended", duration=time.monotonic() - began)
             self._leases.end(name)
             session.close()
             self._room_again()
@@ -230,6 +251,10 @@ class Executor:
         if not leases.seconds:
             return said
         return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recovers=leases.recovers)
+
+    def _client(self, badge: Badge, client: str) -> dict[str, str]:
+        """Facts about a client for observers and policies."""
+        return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
 
     def sessions(self, number: int) -> Sessions:
         """The sessions that run now, with usage figures."""
@@ -299,6 +324,7 @@ class Executor:
             if entry.connection is not None:
                 _part(entry.connection, "the server was stopped", stopped=True)
                 entry.connection.close()
+        self._context.events.close(_LAST_EVENTS_SECONDS)
 
 
 def _serve_guest(guest: PeerConnection, connection: Connection) -> None:
@@ -385,7 +411,9 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_where_started(config.plugins, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     disk, policy = Disk(), decider(registry, config.memory.policy)
     opened = limited(open_device(registry.devices, device), config.memory.limit, disk, policy)
-    context = ExecutorContext(SharedDevice(opened.runtime), disk=disk)
+    events, policies = ServerEvents("executor"), AdmissionPolicies.of(registry)
+    events.observe_with(registry)
+    context = ExecutorContext(SharedDevice(opened.runtime), disk=disk, events=events, policies=policies)
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
     begin_compiling(context, registry, config.compilers)

@@ -10,7 +10,8 @@ from functools import partial
 
 import msgspec
 
-from djinn_core.errors import DjinnError, ProtocolError, TransportError, UnsupportedOperation
+from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
+from djinn_core.hookspecs.admission import SUBMISSION
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.values import storage_of
 from djinn_core.logs import get_logger
@@ -103,6 +104,7 @@ class ExecutorSession:
         self.exchange = Exchange(harbour or PeerListener())
         self._memory = SessionMemory(device.ledger, self.values) if device.ledger is not None else None
         self._wanted = CancellationState(self._turn, self._usage)
+        self._decided, self._observed = context.policies.decides(SUBMISSION), context.events.observed
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
@@ -315,6 +317,8 @@ class ExecutorSession:
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         self._usage.completed(timing, len(known.template.steps) if known else 0, len(run.failures), body)
+        if self._observed:
+            self._tell(submit, timing, run)
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]])
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
@@ -331,8 +335,31 @@ class ExecutorSession:
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
         self._usage.check()
+        if self._decided:
+            self._check_policies()
         self.submissions = submit.sequence
         return unpack(submit)
+
+    def _check_policies(self) -> None:
+        """Ask the admission policies of plugins about a submission; waits where one delays it.
+
+        Raises:
+            QuotaExceeded: one refuses it.
+        """
+        request = self._context.request(SUBMISSION, self._context.client, self._usage.sessions - 1)
+        refusal = self._context.policies.decide(request)
+        if refusal is not None:
+            raise QuotaExceeded(refusal.reason)
+
+    def _tell(self, submit: Submit, timing: Timing, run: Run) -> None:
+        """Tell observers of a submission that was run."""
+        self._context.events.note(
+            "completed",
+            submission=submit.sequence,
+            failures=len(run.failures),
+            queue=timing.queue,
+            duration=timing.execute,
+        )
 
     def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> None:
         """Go on after a message that cannot be read: what it would have made is poison."""

@@ -72,12 +72,12 @@ class Tenancy:
             if self.store is not None and badge.quota.disk and self._shared is not None:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
 
-    def refusal(self, badge: Badge, sessions: int) -> str:
-        """The reason why a client with this badge cannot begin a session beside `sessions` others; empty: it can."""
+    def refusal(self, badge: Badge) -> str:
+        """The reason why a client with this badge comes to the wrong executor; empty: it does not."""
         with self._lock:
             if self._tenant not in {None, badge.tenant}:
                 return "this executor works for another tenant: connect to the gateway again"
-        return self._usage.may_begin(sessions)
+        return ""
 
     def metered(self) -> Metered:
         """Usage figures of this executor, with those of its weight store."""

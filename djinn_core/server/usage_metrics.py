@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from djinn_core.errors import QuotaExceeded
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.launch.orders import Distribution, Metered
-from djinn_core.launch.token_table import Quota
 from djinn_core.server.rate_limit import Buckets
 from djinn_core.server.usage_quota import UsageQuota
 from djinn_core.wire.messages import Timing
@@ -143,6 +143,11 @@ class UsageMetrics:
             self.count("quota_refusals")
             return f"{sessions} sessions, which is what you may have at a time: end one of them"
         return ""
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions."""
+        return len(self._holders)
 
     def holdings(self) -> tuple[int, int]:
         """Live values of all sessions, and their bytes."""

@@ -19,7 +19,7 @@ Word = Annotated[
     str, msgspec.Meta(max_length=64)
 ]  # looked up, never shown as it is: not worth a pattern in every answer
 Address = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[\x21-\x7e]*\Z")]
-Secret = Annotated[str, msgspec.Meta(max_length=1024)]
+Secret = Annotated[str, msgspec.Meta(max_length=8192)]  # signed tokens with claims are long
 # Passed on by clients and executors: the pattern keeps a sender from having them say more than random letters to a third party.
 Ticket = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[A-Za-z0-9_=-]*\Z")]
 _HIDDEN = frozenset({"token", "ticket", "secret"})

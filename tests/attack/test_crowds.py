@@ -17,12 +17,12 @@ from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.tls_transports import under_tls
 from djinn_core.server import attach
 from djinn_core.server.context import ExecutorContext
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway import operations_listener
-from djinn_core.server.gateway.admission import Counts
-from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authenticator import Authenticator
+from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.operations_listener import OperationsListener
+from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.shared_device import SharedDevice
 from djinn_http import pace
@@ -117,8 +117,8 @@ def test_what_is_no_http_makes_one_line_of_log(web, dial, closes, caplog, wait_f
 
 @pytest.fixture
 def watched(tls, request):
-    gatekeeper = Authenticator(Token("t" * 32, "test"))
-    routes = Operations(gatekeeper, Audit(), Counts(), lambda: "", lambda accept: (b"", ""))
+    gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test")))
+    routes = Operations(gatekeeper, ServerEvents(), lambda: "", lambda accept: (b"", ""))
     context = server_context(tls) if getattr(request, "param", "plain") == "tls" else None
     listener = OperationsListener("127.0.0.1", 0, routes, context)
     yield listener

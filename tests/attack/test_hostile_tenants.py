@@ -19,6 +19,7 @@ from djinn_core.builtins.cpu import CpuRuntime
 from djinn_core.builtins.sockets import AcceptedConnection
 from djinn_core.errors import QuotaExceeded, TransportError, UnsupportedOperation
 from djinn_core.hookspecs.compilers import CompilerContext
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.form import Constant, Form, Operand
@@ -26,16 +27,16 @@ from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.executor_config import ExecutorConfig, RecoveryConfig
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.tickets import Badge, TicketChecker, issue, new_key
-from djinn_core.launch.token_table import Quota
 from djinn_core.server.compiling.packing import pack
 from djinn_core.server.compiling.region import find_region
 from djinn_core.server.context import ExecutorContext
 from djinn_core.server.devices import OpenDevice
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor import Executor
 from djinn_core.server.gateway.admission import Admission
-from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authenticator import Authenticator
+from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.relay import Relays
+from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.memory import session as memory_session
@@ -212,8 +213,8 @@ def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tm
     executor = start()
     pool = SimpleNamespace(find=lambda device: (0, executor), devices=(executor.device.id,))
     tenants = SimpleNamespace(pool_of=lambda tenant, memory: pool)
-    gatekeeper = Authenticator(Token("t" * 32, "this test"))
-    asked = (gatekeeper, tenants, Audit(), transports, tuple, lambda who: None)
+    gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "this test")))
+    asked = (gatekeeper, tenants, ServerEvents(), transports, tuple, lambda who: None)
     admission = Admission(*asked, relays=Relays(1))
     url = f"unix://{tmp_path}/gateway.sock"
     listener = transport_for(url, transports).listen(url, STRANGER_LIMITS, admission.serve)

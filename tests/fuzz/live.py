@@ -32,9 +32,10 @@ from recording import PROGRAMS, Program, sessions
 
 from djinn_core.builtins import builtin_plugins
 from djinn_core.errors import DjinnError, TransportError
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Transport
 from djinn_core.launch.connection_file import read_connection_file
-from djinn_core.launch.token_table import Quota, change_table, create
+from djinn_core.launch.token_table import change_table, create
 from djinn_core.plugins.registry import Selection, load_registry
 from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
 from djinn_core.wire.messages import (

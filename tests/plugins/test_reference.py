@@ -67,6 +67,16 @@ def test_every_hook_has_a_section_and_no_section_has_no_hook() -> None:
     assert table == {kind.hook: kind.name for kind in KINDS}
 
 
+def test_the_reference_says_in_which_processes_hooks_are_called() -> None:
+    rows = (line.split(" | ") for line in TEXT.splitlines() if line.startswith("| `djinn_"))
+    told = {cells[0].strip("| `"): cells[2] for cells in rows}
+    assert told == {kind.hook: ", ".join(kind.processes).replace("command", "the command `djinn`") for kind in KINDS}
+    for kind in KINDS:
+        said = " ".join((inspect.getdoc(_hook(kind)) or "").split())
+        (processes,) = re.findall(r"Called once in (?:the|each) ([\w, ]+) process", said)
+        assert all(process in processes for process in kind.processes), f"{kind.hook}: {processes}"
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_member_is_described(kind: Kind) -> None:
     found = sections()

@@ -12,8 +12,13 @@ import torch
 
 from djinn import testing
 from djinn.hooks import (
+    AdmissionDelay,
+    AdmissionRefusal,
     CostEstimate,
+    Credentials,
+    Denial,
     Event,
+    Identity,
     OptimizationResult,
     PatternMatch,
     Placement,
@@ -377,6 +382,51 @@ def test_memory_policies_that_are_wrong() -> None:
         )
     expect_failure(lambda: suite.test_it_decides_the_same_again(made(order=turning), evictions), "two answers")
     expect_failure(lambda: suite.test_it_says_what_is_recomputed(made(recompute=maybe), evictions), "True or False")
+
+
+def test_authenticators_that_are_wrong() -> None:
+    suite, wrong = testing.AuthenticatorConformance(), testing.wrong_credentials()
+    alice = Credentials("a-token-of-alice-1")
+
+    def of(answer: Any, **members: Any) -> Any:
+        return made(authenticate=lambda self, shown: answer(shown), **members)
+
+    open_door = of(lambda _: Identity("alice"))
+    expect_failure(lambda: suite.test_it_refuses_wrong_credentials(open_door, wrong), "must be a Denial or None")
+    parrot = of(lambda shown: Denial(f"no: {shown.token}"))
+    expect_failure(lambda: suite.test_it_refuses_wrong_credentials(parrot, wrong), "a part of what was shown")
+    deaf = of(lambda _: None)
+    expect_failure(lambda: suite.test_it_knows_good_credentials(deaf, {"alice": alice}), "must be an Identity")
+    leaking = of(lambda shown: Identity("alice", shown.token), is_valid=lambda self, key: True)
+    expect_failure(lambda: suite.test_it_knows_good_credentials(leaking, {"alice": alice}), "has a secret")
+    forgetful = of(lambda _: Identity("alice", "1"), is_valid=lambda self, key: False)
+    expect_failure(lambda: suite.test_it_knows_good_credentials(forgetful, {"alice": alice}), "would be ended")
+    trusting = of(lambda _: None, is_valid=lambda self, key: True)
+    expect_failure(lambda: suite.test_it_knows_no_strange_key(trusting), "holds the key")
+
+
+def test_admission_policies_that_are_wrong() -> None:
+    suite, requests = testing.AdmissionPolicyConformance(), testing.sample_requests()
+    whole = frozenset({"session"})
+    for answer, said in [
+        (True, "True"),
+        (AdmissionRefusal(""), "says why"),
+        (AdmissionDelay(-1.0, "patience"), "a delay of -1.0 s"),
+        (AdmissionRefusal("no", after=-1.0), "`after` is -1.0"),
+    ]:
+        wrong = made(stages=whole, decide=lambda self, request, answer=answer: answer)
+        expect_failure(lambda wrong=wrong: suite.test_it_decides_about_each_request(wrong, requests), said)
+    idle = made(stages=frozenset(), decide=lambda self, request: None)
+    expect_failure(lambda: suite.test_it_is_an_admission_policy(idle), "it is never asked")
+    misspelt = made(stages=frozenset({"sessions"}), decide=lambda self, request: None)
+    expect_failure(lambda: suite.test_it_is_an_admission_policy(misspelt), "there are no stages ['sessions']")
+
+
+def test_server_observers_that_know_too_little() -> None:
+    suite = testing.ServerObserverConformance()
+    picky = made(observe=lambda self, event: event.fields["duration"])
+    with pytest.raises(KeyError):
+        suite.test_it_takes_every_event(picky, "started")
 
 
 def test_observers_that_know_too_little() -> None:

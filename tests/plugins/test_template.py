@@ -140,6 +140,7 @@ def test_each_is_listed_with_its_kind(rows: list[dict[str, Any]]) -> None:
             "version": "0.1.0",
             "status": "active",
             "error": None,
+            "processes": [process for kind in KINDS if kind.name == row["kind"] for process in kind.processes],
         }
 
 
@@ -178,7 +179,7 @@ def _cells(line: str) -> list[str]:
 
 
 def test_each_passes_its_own_tests(scratch: Scratch) -> None:
-    folders = [scratch.sources / f"djinn-new-{kind.name}" for kind in KINDS]
+    folders = [scratch.sources / f"djinn-new-{kind.name.replace('_', '-')}" for kind in KINDS]
     options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "-p", "no:asyncio"]
     done = scratch.run("-m", "pytest", *options, *folders)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -25,6 +25,9 @@ CHOSEN = (
     "schedulers",
     "compilers",
     "memory_policies",
+    "authenticators",
+    "admission_policies",
+    "server_observers",
     "observers",
 )
 WORDS = {

@@ -16,11 +16,14 @@ from djinn.testing import self_signed_tls
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.cli.token import command as token_command
 from djinn_core.errors import ConfigurationError, TransportError
+from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.launch.tls_transports import under_tls
-from djinn_core.launch.token_table import Quota, change_table, create, read_table
+from djinn_core.launch.token_table import change_table, create, read_table
 from djinn_core.server import usage_metrics
-from djinn_core.server.gateway.authenticator import Authenticator, Denied, Identity
+from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, find_token, has_table
 from djinn_core.server.peers.exchange import Exchange, Inbox, PeerListener
 from djinn_core.wire.messages import decode
@@ -146,15 +149,15 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
 def test_a_table_that_is_gone_is_told_of_once_and_lets_nobody_else_in(tmp_path, caplog):
     table = tmp_path / "tokens.json"
     token = make_token(table, "alice")
-    gatekeeper = Authenticator(Token("t" * 32, "test"), table)
+    gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test"), table))
     table.chmod(0o644)
     os.utime(table, (1, 1))
     for _ in range(3):
-        assert isinstance(gatekeeper.identify(token), Identity)
-        assert isinstance(gatekeeper.identify("x" * 32), Denied)
+        assert isinstance(gatekeeper.identify(Credentials(token)), Identity)
+        assert isinstance(gatekeeper.identify(Credentials("x" * 32)), Denial)
     table.unlink()
     for _ in range(3):
-        assert isinstance(gatekeeper.identify(token), Identity)
+        assert isinstance(gatekeeper.identify(Credentials(token)), Identity)
     assert caplog.text.count("cannot be read") == 2
     make_token(table, "bob")
-    assert isinstance(gatekeeper.identify(token), Denied)
+    assert isinstance(gatekeeper.identify(Credentials(token)), Denial)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from djinn_core.builtins.cpu import CpuRuntime
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.launch.tickets import NO_TENANT, Badge
-from djinn_core.launch.token_table import Quota
 from djinn_core.server.memory.spill import FileSpill
 from djinn_core.server.recovery.blob_files import Contents, contents_folder
 from djinn_core.server.recovery.journal import Journal, SessionIdentity, SnapshotHeader
@@ -75,7 +75,7 @@ def test_weights_make_way_for_journals(tmp_path, held):
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
     tenancy, badge = Tenancy(UsageMetrics(), held, store), Badge(quota=Quota(disk=3 * STEP))
     tenancy.assign(badge)
-    assert not tenancy.refusal(badge, 0)
+    assert not tenancy.refusal(badge)
     for value in range(2):
         data = torch.full((STEP,), value, dtype=torch.uint8)
         assert store.keep(digest_of_content(data.numpy()), data).wait(300)

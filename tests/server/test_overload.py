@@ -11,22 +11,25 @@ from types import SimpleNamespace
 import pytest
 
 from djinn_core.errors import ServerBusy, TransportError
+from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.launch import process
 from djinn_core.launch.executor_config import AdmissionLimits
 from djinn_core.launch.orders import FULL_SECONDS, Full, to_line
 from djinn_core.launch.pipe_lines import LineReader
 from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.token_table import Quota, TokenTable, change_table, create
+from djinn_core.launch.token_table import TokenTable, change_table, create
 from djinn_core.runtime.connecting import connect
 from djinn_core.runtime.connecting.dialling import ask
 from djinn_core.server.admission_limits import refusal_beyond
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway import admission
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authenticator import Authenticator
+from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.log_rate_limit import AT_ONCE, Sparing
 from djinn_core.server.gateway.pool import Pool
+from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.greetings import Refusal, refuse
 from djinn_core.server.rate_limit import REMEMBERED, Bucket, Buckets
@@ -82,7 +85,8 @@ def gateway(tmp_path, monkeypatch):
         pool_of=lambda *_: Refusal("this server has executors for no tenant at a time", again=True)
     )
     audit = Audit(log)
-    made = Admission(Authenticator(Token("own", ""), table), tenants, audit, (), tuple, status)
+    gatekeeper = Authentication(TokenAuthenticator(Token("own", ""), table))
+    made = Admission(gatekeeper, tenants, ServerEvents.of("gateway", audit), (), tuple, status)
 
     def hear(message):
         connection = Asking(message)

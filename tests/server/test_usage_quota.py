@@ -7,7 +7,8 @@ import pytest
 from servers import start_server
 
 from djinn_core.errors import AccessRefused, TransportError
-from djinn_core.launch.token_table import Quota, change_table, create
+from djinn_core.hookspecs.quotas import Quota
+from djinn_core.launch.token_table import change_table, create
 from djinn_core.runtime.connecting.connect import open_connections
 from djinn_core.server import usage_quota as accounts
 from djinn_core.server.usage_quota import UsageQuota

@@ -11,19 +11,23 @@ import attrs
 
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
-from djinn_core.hookspecs.transports import Connection, Limits, PeerNamed, Transport
+from djinn_core.hookspecs.admission import CONNECTION, AdmissionRequest
+from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.hookspecs.transports import Connection, Limits, PeerCertified, PeerNamed, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.tickets import LIFETIME, Badge
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
-from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authenticator import Authenticator, Denied, Identity
+from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate
+from djinn_core.server.events import ServerEvents
+from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.relay import Relays, both_ways, relay
 from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.malloc_trim import MemoryTrimmer
-from djinn_core.server.rate_limit import Bucket, Buckets
+from djinn_core.server.rate_limit import Bucket
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
@@ -39,7 +43,6 @@ from djinn_core.wire.resume_messages import ControlAttach, Resume
 
 HELLO_SECONDS = 5.0  # a client sends its token as soon as it is connected
 REFUSAL_SECONDS = (0.05, 0.25)  # slows guessing down and blurs what little the timing tells
-CONNECTIONS_A_MINUTE = 1200.0  # of a tenant; as many as in ten seconds at once
 WRONG_A_SECOND = 20.0
 _log = get_logger("djinn.server")
 
@@ -49,41 +52,56 @@ _FIRST = "the first message must be one that shows a token"
 
 @attrs.define
 class Counts:
-    """Counts since the gateway started: refusals by kind, admissions by tenant.
+    """A server observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started."""
 
-    `keys` are the ids of the tokens that clients have shown.
-    """
-
+    name: str = "counts"
     connections: int = 0
     refused: Counter[str] = attrs.field(factory=Counter)
     admitted: Counter[str] = attrs.field(factory=Counter)
     relayed: int = 0
-    keys: set[str] = attrs.field(factory=set)
+
+    def observe(self, event: ServerEvent) -> None:
+        """As `ServerObserver.observe`, in the thread of the event."""
+        fields = event.fields
+        if event.name == "connected":
+            self.connections += 1
+        elif event.name == "refused":
+            kind = fields.get("why", "")
+            self.refused[f"operations_{kind}" if fields.get("at") == "operations" else kind] += 1
+            if "of" in fields:
+                self.refused[fields["of"]] += 1
+        elif event.name == "admitted":
+            self.admitted[fields.get("tenant", "")] += 1
+        elif event.name == "relayed":
+            self.relayed += 1
 
 
 @attrs.frozen
 class Admission:
-    """Admits clients with a valid token: with a ticket for an executor, a relay to it where they need one, or the status.
+    """Admits clients with good credentials: with a ticket for an executor, a relay to it where they need one, or the status.
 
     Attributes:
-        gatekeeper: checks tokens. tenants: the executors by tenant. audit: the log of every connection.
+        gatekeeper: checks credentials. tenants: the executors by tenant. events: tells observers of every connection.
         transports: ways to the executors.
         gateway: where the gateway listens. status: its status, for an identity that may see it.
         strangers: connections that have not shown a token yet.
-        rates: limits how often tenants connect. wrong: limits how often wrong tokens are answered; valid ones never wait.
+        keys: ids of the credentials that clients have shown.
+        rate: limits how often tenants connect. policies: those of plugins.
+        wrong: limits how often wrong tokens are answered; valid ones never wait.
         relays: limits the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
     """
 
-    gatekeeper: Authenticator
+    gatekeeper: Authentication
     tenants: Tenants
-    audit: Audit
+    events: ServerEvents
     transports: tuple[Transport, ...]
     gateway: Callable[[], tuple[str, ...]]
     status: Callable[[Identity], Status]
     strangers: Strangers = attrs.field(factory=Strangers)
-    counts: Counts = attrs.field(factory=Counts)
-    rates: Buckets = attrs.field(factory=Buckets)
+    keys: set[str] = attrs.field(factory=set)
+    rate: ConnectionRate = attrs.field(factory=ConnectionRate)
+    policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
     relays: Relays = attrs.field(factory=Relays)
     trimmer: MemoryTrimmer = attrs.field(factory=MemoryTrimmer)
     wrong: Bucket = attrs.field(factory=lambda: Bucket(WRONG_A_SECOND, 5 * WRONG_A_SECOND))
@@ -91,7 +109,7 @@ class Admission:
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
         connection.limits = STRANGER_LIMITS
-        self.counts.connections += 1
+        self.events.note("connected", peer=_peer(connection))
         self.trimmer.soon()
         with self.strangers.entered(connection):
             message = self._first_message(connection)
@@ -104,7 +122,7 @@ class Admission:
             if isinstance(message, Kill):
                 self._kill(connection, message, identity)
             elif isinstance(message, StatusRequest):
-                self.audit.note("status", tenant=identity.tenant, key=identity.token, peer=_peer(connection))
+                self.events.note("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
                 send_message(connection, self.status(identity))
             else:
                 self._welcome(connection, message, identity)
@@ -117,39 +135,51 @@ class Admission:
     def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
         """The identity behind a first message; None where the client was refused and has been told why."""
         if not isinstance(message, Hello | StatusRequest | Kill):
-            self._refuse(connection, Denied(_FIRST, "no_token"), type(message).__name__)
+            self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
-        identity = self.gatekeeper.identify(message.token)
-        if isinstance(identity, Denied):
+        certificate = connection.certificate if isinstance(connection, PeerCertified) else b""
+        identity = self.gatekeeper.identify(Credentials(message.token, certificate, _peer(connection)))
+        if isinstance(identity, Denial):
             self._refuse(connection, identity, type(message).__name__)
             return None
         if message.protocol != PROTOCOL_VERSION:
-            self._refuse(connection, Denied(_versions(message), "version"), type(message).__name__, identity)
+            self._refuse(connection, Denial(_versions(message), "version"), type(message).__name__, identity)
             return None
         if identity.monitor and not isinstance(message, StatusRequest):
-            denied = Denied("this token is good for watching the server only", "monitor")
+            denied = Denial("this token is good for watching the server only", "monitor")
             self._refuse(connection, denied, type(message).__name__, identity)
             return None
-        wait = self._too_often(identity)
-        if wait:
-            reason = f"too many connections of {identity.tenant}: there is one more in {wait:.1f} s"
-            self._refuse(connection, Denied(reason, "rate", True, wait), type(message).__name__, identity)
+        held_up = self._denied_now(connection, message, identity)
+        if held_up is not None:
+            self._refuse(connection, held_up, type(message).__name__, identity)
             return None
         return identity
 
-    def _too_often(self, identity: Identity) -> float:
-        """Seconds after which the tenant may connect again; 0.0: now. A tenant is slowed only by its own connections."""
-        a_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
-        return self.rates.of(f"{identity.tenant} {identity.monitor}", a_minute / 60, max(1.0, a_minute / 6)).take()
+    def _denied_now(
+        self, connection: Connection, message: Hello | StatusRequest | Kill, identity: Identity
+    ) -> Denial | None:
+        """The reason why a client that is known may not connect now; None: it may."""
+        request = AdmissionRequest(
+            CONNECTION,
+            identity.tenant,
+            identity.key,
+            identity.monitor,
+            peer=_peer(connection),
+            quota=identity.quota,
+        )
+        refusal = self.rate.decide(request)
+        if refusal is None and isinstance(message, Hello):
+            refusal = self.policies.decide(attrs.evolve(request, client=message.client, device=message.device))
+        if refusal is None:
+            return None
+        return Denial(refusal.reason, refusal.kind, refusal.after is not None, refusal.after or 0.0)
 
-    def _refuse(self, connection: Connection, denied: Denied, asked: str, who: Identity | None = None) -> None:
-        self.counts.refused[denied.kind] += 1
+    def _refuse(self, connection: Connection, denied: Denial, asked: str, who: Identity | None = None) -> None:
         if who is None and self.wrong.take():
-            self.counts.refused["flood"] += 1
-            self.audit.note("refused", why="flood", asked=asked, peer=_peer(connection))
+            self.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denied.kind)
             return  # without an answer: a client that has a token does not send wrong ones by the hundred
-        known = {} if who is None else {"tenant": who.tenant, "key": who.token}
-        self.audit.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
+        known = {} if who is None else {"tenant": who.tenant, "key": who.key}
+        self.events.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denied.reason, again=denied.again, after=denied.after)
@@ -158,11 +188,9 @@ class Admission:
         try:
             return receive_message(connection, HELLO_SECONDS)
         except TimeoutError:
-            self.counts.refused["slow"] += 1
-            self.audit.note("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
+            self.events.note("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
         except ProtocolError as error:
-            self.counts.refused["protocol"] += 1
-            self.audit.note("refused", why="protocol", peer=_peer(connection))
+            self.events.note("refused", why="protocol", peer=_peer(connection))
             _log.warning("a connection was closed that does not follow the protocol", error=str(error))
             complain(connection, str(error))
         except TransportError as error:
@@ -178,11 +206,11 @@ class Admission:
         if len(found) != 1 or not kill.session:
             several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
             reason = f"{several} {kill.session!r}: `djinn status --json` shows their whole names"
-            self._refuse(connection, Denied(reason, "no_such_session"), "Kill", identity)
+            self._refuse(connection, Denial(reason, "no_such_session"), "Kill", identity)
             return
         ((session, client),) = found.items()
-        facts = {"session": session, "client": client, "tenant": identity.tenant, "key": identity.token}
-        self.audit.note("killed", **facts, peer=_peer(connection))
+        facts = {"session": session, "client": client, "tenant": identity.tenant, "key": identity.key}
+        self.events.note("killed", **facts, peer=_peer(connection))
         who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
         self.tenants.end(session, f"it was ended by {who}, with `djinn kill`")
         send_message(connection, Killed(session, client))
@@ -200,13 +228,12 @@ class Admission:
         ready = executor.ready
         if hello.torch != ready.torch:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
-        self.counts.admitted[identity.tenant] += 1
-        if identity.token:
-            self.counts.keys.add(identity.token)
-        facts = {"tenant": identity.tenant, "key": identity.token, "client": hello.client}
+        if identity.key:
+            self.keys.add(identity.key)
+        facts = {"tenant": identity.tenant, "key": identity.key, "client": hello.client}
         where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
-        self.audit.note("admitted", **facts, **where)
-        badge = Badge(identity.tenant, identity.token, identity.quota)
+        self.events.note("admitted", **facts, **where)
+        badge = Badge(identity.tenant, identity.key, identity.quota)
         ticket = executor.issue_ticket(hello.client, badge=badge)
         offered = (ready.device, self.gateway(), pool.devices, number)
         welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered)
@@ -221,7 +248,7 @@ class Admission:
                 reason = (
                     f"too many connections of {identity.tenant} go through this gateway: end some, or try again later"
                 )
-                self._refuse(connection, Denied(reason, "relays", again=True), type(attach).__name__, identity)
+                self._refuse(connection, Denial(reason, "relays", again=True), type(attach).__name__, identity)
 
     def _relay(
         self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: ExecutorProcess, tenant: str
@@ -234,7 +261,7 @@ class Admission:
             refuse(connection, "the executor cannot be reached: connect again", again=True)
             return
         connection.limits = Limits()
-        self.counts.relayed += 1
+        self.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
         try:
             send_message(inner, attach)
             ways = both_ways(connection, inner)
@@ -261,8 +288,8 @@ def _wish_for_relay(connection: Connection) -> Attach | Resume | ControlAttach |
     return message
 
 
-def _denied(refusal: Refusal) -> Denied:
-    return Denied(refusal.reason, "busy" if refusal.again else "device", refusal.again)
+def _denied(refusal: Refusal) -> Denial:
+    return Denial(refusal.reason, "busy" if refusal.again else "device", refusal.again)
 
 
 def _versions(message: Hello | StatusRequest | Kill) -> str:

@@ -9,22 +9,26 @@ import os
 import sys
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import msgspec
 
 from djinn_core.errors import ConfigurationError
+from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.logs import get_logger, redact
 from djinn_core.server.gateway.log_rate_limit import Sparing
 
+EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
 _log = get_logger("djinn.server")
 
 
 class Audit:
-    """Writes to a file that only its owner can read, or nowhere; the server's log says the same.
+    """A server observer that writes to a file which only its owner can read, or nowhere; the server's log says the same.
 
     The file is opened again where another process (logrotate) has moved it away.
     """
+
+    name = "audit"
 
     def __init__(self, path: Path | None = None) -> None:
         """Raises `ConfigurationError` where the file cannot be written."""
@@ -34,22 +38,26 @@ class Audit:
         except OSError as error:
             raise ConfigurationError(f"cannot write the audit log {path}: {error.strerror or error}") from error
 
-    def note(self, event: str, **facts: Any) -> None:
-        """Write one line: `event` is one of `admitted`, `refused`, `status`, `evicted`, `killed`, `started`, `stopped`.
+    def observe(self, event: ServerEvent) -> None:
+        """Write one line about an event of `EVENTS`, none about others.
 
         Of many refusals for the same reason some are left out, and the next line says how many.
         """
-        if event == "refused":
+        if event.name not in EVENTS:
+            return
+        facts = dict(event.fields)
+        if event.name == "refused":
             left_out = self._sparing.count(f"{facts.get('why')} {facts.get('tenant', '')}")
             if left_out is None:
                 return
             if left_out:
                 facts["left_out"] = left_out
-        level = _log.warning if event == "refused" else _log.info
-        level(f"audit: {event}", **facts)
+        level = _log.warning if event.name == "refused" else _log.info
+        level(f"audit: {event.name}", **facts)
         if self._file is None:
             return
-        clean = redact(None, event, {"time": dt.datetime.now(dt.UTC).isoformat(), "audit": event, **facts})
+        time = dt.datetime.fromtimestamp(event.seconds, dt.UTC).isoformat()
+        clean = redact(None, event.name, {"time": time, "audit": event.name, **facts})
         self._file.handle(logging.makeLogRecord({"msg": msgspec.json.encode(clean).decode()}))
 
     def close(self) -> None:

@@ -19,7 +19,8 @@ from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.directories import runtime_directory
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
-from djinn_core.hookspecs.transports import Listener, Transport
+from djinn_core.hookspecs.authentication import Identity
+from djinn_core.hookspecs.transports import Listener
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.listen_addresses import Listening, advertised, chosen_by
@@ -27,16 +28,21 @@ from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
+from djinn_core.plugins.kinds import GATEWAY_KINDS
+from djinn_core.plugins.registry import Registry, load_registry
 from djinn_core.role import become_server
+from djinn_core.server.admission_policies import AdmissionPolicies
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.admission import Admission, Counts
 from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authenticator import Authenticator, Identity
+from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.device_discovery import offered
 from djinn_core.server.gateway.gateway_config import GatewayConfig
 from djinn_core.server.gateway.metrics import Observed, exporter
 from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.reaper import Watch
 from djinn_core.server.gateway.tenants import Tenants
+from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
@@ -52,7 +58,7 @@ _log = get_logger("djinn.server")
 class Serving:
     """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
-    `dialled`: the same addresses as other machines connect to them.
+    `dialled`: the same addresses as other machines connect to them. `authenticators`: those of plugins.
     """
 
     urls: tuple[str, ...]
@@ -62,18 +68,20 @@ class Serving:
     token_from: str
     fingerprint: str = ""
     operations: str = ""
+    authenticators: tuple[str, ...] = ()
 
 
 class Gateway:
     """A gateway: its executors, listeners and connection file."""
 
-    def __init__(self, config: GatewayConfig, token: Token, gatekeeper: Authenticator, audit: Audit) -> None:
+    def __init__(self, config: GatewayConfig, token: Token, gatekeeper: Authentication, audit: Audit) -> None:
         self._config = config
         self._token = token
         self._gatekeeper = gatekeeper
         self._audit = audit
         self._tenants: Tenants | None = None
         self._counts, self._strangers = Counts(), Strangers()
+        self._events = ServerEvents.of("gateway", self._counts, audit)
         self._operations: OperationsListener | None = None
         self._watch: Watch | None = None
         self._draining = False
@@ -88,9 +96,10 @@ class Gateway:
         Raises:
             StartupError: an executor did not start.
             TransportError: an address cannot be bound.
-            ConfigurationError: the connection file cannot be written.
+            ConfigurationError: the connection file cannot be written, or an authenticator is not set up.
+            PluginError: there is no such authenticator.
         """
-        expected = lambda: len(self._gatekeeper.tenants)  # noqa: E731 - asked again and again
+        expected = lambda: self._gatekeeper.expected  # noqa: E731 - asked again and again
         self._config.network.places.check_ports(self._config.access.operations_port)
         try:
             self._accounts = make_private_directory()
@@ -99,13 +108,12 @@ class Gateway:
             tell(f"Starting an executor for {names}: this takes some seconds")
         except OSError as error:
             raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
-        self._tenants = Tenants(executors, self._config.start_timeout, expected)
+        self._tenants = Tenants(executors, self._config.start_timeout, expected, events=self._events)
         self._operations = self._listen_for_operations(self._tenants)
-        transports = self._transports()
-        chosen = chosen_by(transports, self._config.network.tls, self._config.network.places)
+        registry = self._plugins()
+        chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
         ready = self._tenants.wait_ready()
-        self._watch = Watch(self._gatekeeper, self._tenants, self._audit, self._counts)
-        urls = self._listen(chosen, transports, self._tenants)
+        urls = self._listen(chosen, registry, self._tenants)
         named = self._config.network.tls is not None and not self._config.pinned
         dialled = advertised(urls, self._config.advertise, named)
         path = self._config.connection_file or default_connection_file()
@@ -113,9 +121,10 @@ class Gateway:
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
-        self._audit.note("started", urls=urls, process=os.getpid())
+        self._events.note("started", urls=urls, process=os.getpid())
         operations = self._operations.url if self._operations is not None else ""
-        return Serving(urls, dialled, ready, path, self._token.origin, self.fingerprint, operations)
+        said = (self._token.origin, self.fingerprint, operations, self._config.access.authenticators)
+        return Serving(urls, dialled, ready, path, *said)
 
     @property
     def fingerprint(self) -> str:
@@ -140,22 +149,27 @@ class Gateway:
             shutil.rmtree(self._accounts[0], ignore_errors=True)
             os.close(self._accounts[1])
             self._accounts = None
-        self._audit.note("stopped", process=os.getpid())
+        self._events.note("stopped", process=os.getpid())
+        self._events.close()
         self._audit.close()
 
-    def _transports(self) -> tuple[Transport, ...]:
-        # Imported here because they import PyTorch, which takes as long as the executors take to start.
+    def _plugins(self) -> Registry:
+        """The plugins of a gateway, whose authenticators and observers are in use from now on."""
+        # Imported here because it imports PyTorch, which takes as long as the executors take to start.
         from djinn_core.builtins import builtin_plugins
-        from djinn_core.plugins.registry import load_registry
 
-        return load_registry(self._config.executor.plugins, builtins=builtin_plugins(), kinds={"transports"}).transports
+        kinds = GATEWAY_KINDS - {"devices"}  # those are queried in a process of their own
+        registry = load_registry(self._config.executor.plugins, builtins=builtin_plugins(), kinds=kinds)
+        self._gatekeeper.use(registry, self._config.access.authenticators)
+        self._events.observe_with(registry)
+        return registry
 
-    def _listen(
-        self, chosen: Sequence[Listening], transports: tuple[Transport, ...], tenants: Tenants
-    ) -> tuple[str, ...]:
+    def _listen(self, chosen: Sequence[Listening], registry: Registry, tenants: Tenants) -> tuple[str, ...]:
         status = lambda who: self._status(tenants, who)  # noqa: E731 - bound to these tenants
-        kept = (self._strangers, self._counts)
-        admission = Admission(self._gatekeeper, tenants, self._audit, transports, self._urls, status, *kept)
+        ways = (registry.transports, self._urls, status, self._strangers)
+        policies = AdmissionPolicies.of(registry)
+        admission = Admission(self._gatekeeper, tenants, self._events, *ways, policies=policies)
+        self._watch = Watch(self._gatekeeper, tenants, self._events, admission.keys)
         for one in chosen:
             try:
                 listener = one.transport.listen(one.at(one.place.port), STRANGER_LIMITS, admission.serve)
@@ -175,7 +189,7 @@ class Gateway:
             return None
         facts = (djinn_version(), self._since, lambda: self._draining)
         export = exporter(Observed(tenants, self._gatekeeper, self._counts, self._strangers, *facts))
-        operations = Operations(self._gatekeeper, self._audit, self._counts, self._why_not_ready, export)
+        operations = Operations(self._gatekeeper, self._events, self._why_not_ready, export)
         context = None if self._config.network.tls is None else server_context(self._config.network.tls)
         return _operations_listener()(self._config.network.places.host, port, operations, context)
 
@@ -216,11 +230,11 @@ def serve(
         else None
     )
     token = find_token(None if table else config.access.token_file, {} if table else os.environ)
-    gatekeeper = Authenticator(token, table)
+    gatekeeper = Authentication(TokenAuthenticator(token, table))
     for host in config.network.places.hosts:
         check_exposure(
             host,
-            token.supplied or table is not None,
+            token.supplied or table is not None or bool(config.access.authenticators),
             config.network.tls is not None or config.access.plaintext_accepted,
         )
     if config.network.tls is not None:

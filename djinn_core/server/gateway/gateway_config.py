@@ -17,6 +17,7 @@ class AccessConfig:
 
     Attributes:
         token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
+        authenticators: names of those of plugins that tell who clients are, in the order in which they are asked.
         operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
         audit_log: file for connections and refusals; None: the log alone.
         plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
@@ -27,6 +28,13 @@ class AccessConfig:
         metadata=Flag(
             "--token-file",
             "File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
+        ).metadata,
+    )
+    authenticators: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=Flag(
+            "--authenticator",
+            "Authenticator of a plugin, such as jwt, which tells who clients are beside --token-file. May be repeated.",
         ).metadata,
     )
     operations_port: int | None = attrs.field(
@@ -100,6 +108,7 @@ class GatewayConfig:
             self,
             devices=self.devices or ((settings.device,) if settings.device else ()),
             executor=self.executor.with_settings(settings),
+            access=attrs.evolve(self.access, authenticators=self.access.authenticators or settings.authenticators),
             start_timeout=settings.start_timeout,
         )
 

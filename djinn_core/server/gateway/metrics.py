@@ -13,7 +13,7 @@ from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.orders import Distribution, Metered, Sessions
 from djinn_core.server.gateway.admission import Counts
-from djinn_core.server.gateway.authenticator import Authenticator
+from djinn_core.server.gateway.authentication import Authentication
 from djinn_core.server.gateway.pool import Seat
 from djinn_core.server.gateway.tenants import Tenants
 
@@ -59,7 +59,7 @@ class Observed:
     """Objects from which the metrics are read."""
 
     tenants: Tenants
-    gatekeeper: Authenticator
+    gatekeeper: Authentication
     counts: Counts
     strangers: Strangers
     version: str

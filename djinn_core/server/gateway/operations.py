@@ -13,9 +13,9 @@ from typing import Final
 
 import attrs
 
-from djinn_core.server.gateway.admission import Counts
-from djinn_core.server.gateway.audit import Audit
-from djinn_core.server.gateway.authenticator import Authenticator, Denied, Identity
+from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.server.events import ServerEvents
+from djinn_core.server.gateway.authentication import Authentication
 
 
 @attrs.frozen
@@ -36,18 +36,16 @@ class Operations:
         export: the metrics and their content type, for an `Accept` header.
     """
 
-    gatekeeper: Authenticator
-    audit: Audit
-    counts: Counts
+    gatekeeper: Authentication
+    events: ServerEvents
     ready: Callable[[], str]
     export: Callable[[str], tuple[bytes, str]]
 
-    def answer(self, path: str, token: str, peer: str, accept: str) -> Answer:
-        """The response to `GET path` from `peer`, which showed `token`."""
-        who = self.gatekeeper.identify(token)
-        if isinstance(who, Denied):
-            self.counts.refused[f"operations_{who.kind}"] += 1
-            self.audit.note("refused", why=who.kind, asked=path[:64], peer=peer)
+    def answer(self, path: str, shown: Credentials, accept: str) -> Answer:
+        """The response to `GET path` from a client with these credentials."""
+        who = self.gatekeeper.identify(shown)
+        if isinstance(who, Denial):
+            self.events.note("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
             return Answer(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
         route = ROUTES.get(path)
         if route is None:

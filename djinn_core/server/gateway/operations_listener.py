@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import TransportError
+from djinn_core.hookspecs.authentication import Credentials
 from djinn_core.launch.addresses import network_location
 from djinn_core.launch.http_hosts import is_called, own_names
 from djinn_core.logs import get_logger
@@ -147,9 +148,11 @@ class OperationsListener:
             return Answer(HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n")
         if request.method != "GET":
             return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
-        asked = (request.rel_url.raw_path, _bearer(request.headers.get("Authorization", "")), str(request.remote))
+        token = _bearer(request.headers.get("Authorization", ""))
+        shown = Credentials(token, _certificate(request), str(request.remote))
         # In a thread: files are read, and metrics of many executors take a while.
-        answer = await asyncio.to_thread(self._operations.answer, *asked, request.headers.get("Accept", ""))
+        asked = (request.rel_url.raw_path, shown, request.headers.get("Accept", ""))
+        answer = await asyncio.to_thread(self._operations.answer, *asked)
         if answer.status == HTTPStatus.UNAUTHORIZED:
             await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         return answer
@@ -212,6 +215,12 @@ def _bound(host: str, port: int) -> socket.socket:
     sock = socket.create_server(address[:2], family=family, backlog=_MOST)
     sock.setblocking(False)
     return sock
+
+
+def _certificate(request: web.BaseRequest) -> bytes:
+    """Certificate that the client showed, in DER; empty where it showed none."""
+    tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 
 
 def _bearer(authorization: str) -> str:

@@ -11,6 +11,7 @@ from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.orders import Sessions
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 
@@ -23,9 +24,10 @@ _log = get_logger("djinn.server")
 class Seat:
     """The place of one executor in a pool, kept when its process is replaced."""
 
-    def __init__(self, config: ExecutorConfig, start_timeout: float) -> None:
+    def __init__(self, config: ExecutorConfig, start_timeout: float, events: ServerEvents) -> None:
         """Start the first process, without waiting for it."""
         self._config = config
+        self._events = events
         self._start_timeout = start_timeout
         self._closing = threading.Event()
         self._state = "starting"
@@ -108,7 +110,9 @@ class Seat:
             self._state = "restarting"
             if self._closing.is_set():
                 return
-            _log.error("an executor died; its sessions are lost", process=self._process.process_id, exit_status=status)
+            died = {"process": self._process.process_id, "exit_status": status}
+            _log.error("an executor died; its sessions are lost", **died)
+            self._events.note("executor_died", device=self._device_id, tenant=self._process.tenant, **died)
             self._process.close(0.0)
             if not self._restart():
                 return
@@ -130,6 +134,7 @@ class Seat:
             self._state = "ready"
             self._restarts += 1
             _log.info("an executor was started again", process=self._process.process_id)
+            self._events.note("executor_restarted", device=self._device_id, process=self._process.process_id)
             return True
         return False
 
@@ -137,7 +142,12 @@ class Seat:
 class Pool:
     """All executors of a gateway, one for each device."""
 
-    def __init__(self, configs: Sequence[ExecutorConfig], start_timeout: float) -> None:
+    def __init__(
+        self,
+        configs: Sequence[ExecutorConfig],
+        start_timeout: float,
+        events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
+    ) -> None:
         """Start them all at once, without waiting.
 
         Raises:
@@ -146,7 +156,7 @@ class Pool:
         self._seats: list[Seat] = []
         try:
             for one in configs:
-                self._seats.append(Seat(one, start_timeout))
+                self._seats.append(Seat(one, start_timeout, events))
         except StartupError:
             self.close(0.0)
             raise

@@ -13,6 +13,7 @@ from djinn_core.errors import StartupError
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.process import ExecutorProcess
 from djinn_core.logs import get_logger
+from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.greetings import Refusal
 from djinn_core.wire.messages import ExecutorStatus
@@ -35,6 +36,7 @@ class Tenants:
         start_timeout: float,
         expected: Callable[[], int] = lambda: 1,
         most: int = MOST,
+        events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
     ) -> None:
         """Start the first pool, without waiting for it. `expected`: how many tenants there may be.
 
@@ -52,7 +54,8 @@ class Tenants:
         self._used: dict[str, float] = {}
         self._reserve: Pool | None = None
         self._closed = False
-        self._first = Pool(self._configs, start_timeout)
+        self._events = events
+        self._first = Pool(self._configs, start_timeout, events)
 
     def wait_ready(self) -> tuple[ExecutorProcess, ...]:
         """Wait until the first pool is ready.
@@ -178,7 +181,7 @@ class Tenants:
         limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
         try:
             with self._starts:
-                pool = Pool(limited, self._start_timeout)
+                pool = Pool(limited, self._start_timeout, self._events)
                 pool.wait_ready()
         except StartupError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))

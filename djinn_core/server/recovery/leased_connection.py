@@ -184,8 +184,10 @@ class LeasedConnection(ReliableConnection):
                     raise TransportError(self._closed)
                 self._changed.wait(left)
 
-    def resume(self, inner: Connection, taken: int) -> None:
+    def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
         """Go on over another connection, of which the client has taken so many frames; returns when it is done with.
+
+        `resumed` is called when the session goes on.
 
         Raises:
             ProtocolError: the client cannot have taken that many.
@@ -193,6 +195,7 @@ class LeasedConnection(ReliableConnection):
         """
         self._adopt(inner, taken, lambda mine: send_message(inner, Resumed(mine, INSTANCE)))
         self._usage.count("sessions_resumed")
+        resumed()
         with self._changed:
             self._changed.notify_all()
             while self._inner is inner and not self._closed:
@@ -327,8 +330,11 @@ class Leases:
         if leased is not None:
             leased.close()
 
-    def serve(self, connection: Connection, asked: Resume) -> None:
-        """Let a client go on over `connection`, until it is done with; a wrong secret is answered like no such session."""
+    def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> None:
+        """Let a client go on over `connection`, until it is done with; a wrong secret is answered like no such session.
+
+        `resumed` is called when the session goes on.
+        """
         with self._lock:
             leased = self._leased.get(asked.session)
         expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
@@ -338,7 +344,7 @@ class Leases:
             return
         connection.limits = Limits()
         try:
-            leased.resume(connection, asked.taken)
+            leased.resume(connection, asked.taken, resumed)
         except ProtocolError as error:
             _log.warning("a client came back that does not follow the protocol", error=str(error))
             refuse(connection, str(error))

@@ -31,12 +31,21 @@ class Channel:
     Attributes:
         id: the secret that names the channel in requests.
         peer: who is at the other end, for messages.
+        certificate: TLS certificate that the client showed when it came, in DER; empty where it showed none.
         bytes_sent, bytes_received: bytes of all requests that concern the channel, HTTP's own included.
     """
 
-    def __init__(self, channel_id: str, peer: str, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        channel_id: str,
+        peer: str,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        certificate: bytes = b"",
+    ) -> None:
         self.id = channel_id
         self.peer = peer
+        self.certificate = certificate
         self.bytes_sent = 0
         self.bytes_received = 0
         self._first_limits = limits

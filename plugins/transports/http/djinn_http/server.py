@@ -282,7 +282,7 @@ class HttpListener:
             log.warning("too many channels", url=self.url, channels=len(self._channels))
             return None
         peer = f"client {request.remote} by HTTP"
-        channel = Channel(secrets.token_urlsafe(24), peer, self._limits, self._loop)
+        channel = Channel(secrets.token_urlsafe(24), peer, self._limits, self._loop, _certificate(request))
         arguments = (channel, peer, self._accept)
         try:
             threading.Thread(target=serve_connection, args=arguments, name=f"djinn-serve {peer}", daemon=True).start()
@@ -300,6 +300,12 @@ class HttpListener:
                 del self._channels[channel.id]
                 return True
         return False
+
+
+def _certificate(request: web.BaseRequest) -> bytes:
+    """TLS certificate that the client showed, in DER; empty where it showed none."""
+    tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 
 
 def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | None:

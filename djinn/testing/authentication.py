@@ -1,0 +1,99 @@
+"""The suite for authenticators."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+
+import pytest
+
+from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
+from djinn_core.hookspecs.authentication import Authenticator, Credentials, Denial, Identity
+from djinn_core.launch.token_table import check_tenant
+
+_BEFORE = "; prepare it in the fixture, as a server does when it starts"
+
+
+class AuthenticatorConformance(Ending):
+    """Subclass it and give the fixture `authenticator`, prepared, and `accepted` if there are credentials that it accepts."""
+
+    @pytest.fixture
+    def authenticator(self) -> Authenticator:
+        """The authenticator, with `prepare` called."""
+        return missing(self, "authenticator", f"your authenticator{_BEFORE}")  # type: ignore[return-value]
+
+    @pytest.fixture
+    def accepted(self) -> Mapping[str, Credentials]:
+        """Credentials that are good, by what they show. Override to have them tried."""
+        return {}
+
+    @pytest.fixture
+    def wrong(self) -> Mapping[str, Credentials]:
+        """Credentials that are not. Override to add your own to `djinn.testing.wrong_credentials()`."""
+        return wrong_credentials()
+
+    def test_it_is_an_authenticator(self, authenticator: Authenticator) -> None:
+        """It has every member, and a name that a setting can hold."""
+        require_protocol(authenticator, "authentication")
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", authenticator.name), f"{authenticator.name!r}: letters, digits, - and _"
+        assert authenticator.name != "tokens", "the built-in authenticator has this name"
+
+    def test_it_refuses_wrong_credentials(self, authenticator: Authenticator, wrong: Mapping[str, Credentials]) -> None:
+        """It says no, or None, whatever is shown, and repeats nothing of it."""
+        for name, credentials in wrong.items():
+            answer = authenticator.authenticate(credentials)
+            assert answer is None or isinstance(answer, Denial), f"{name}: {answer!r}, but must be a Denial or None"
+            if isinstance(answer, Denial):
+                assert answer.reason, f"{name}: a refusal says why"
+                assert re.fullmatch("[a-z][a-z_]{0,31}", answer.kind), f"{name}: {answer.kind!r}: letters, underscores"
+                for part in _parts(credentials):
+                    assert part not in answer.reason, f"{name}: the refusal has a part of what was shown"
+
+    def test_it_knows_good_credentials(self, authenticator: Authenticator, accepted: Mapping[str, Credentials]) -> None:
+        """A tenant that there can be, and a key that is no secret and is valid, the same each time."""
+        for name, credentials in accepted.items():
+            answer = authenticator.authenticate(credentials)
+            assert isinstance(answer, Identity), f"{name}: {answer!r}, but must be an Identity"
+            assert check_tenant(answer.tenant) == answer.tenant
+            assert re.fullmatch(r"[\x21-\x7e]{0,64}", answer.key), f"{name}: `key` is at most 64 printable characters"
+            assert not any(part in answer.key for part in _parts(credentials)), (
+                f"{name}: `key` is logged, and has a secret"
+            )
+            assert not answer.key or authenticator.is_valid(answer.key) is True, f"{name}: sessions would be ended"
+            assert authenticator.authenticate(credentials) == answer, f"{name}: two answers"
+
+    def test_it_knows_no_strange_key(self, authenticator: Authenticator) -> None:
+        """Keys that it gave to no client, such as one of another version of it."""
+        for key in ("", "?", secrets.token_hex(8), "a.b.c", "x" * 64):
+            assert authenticator.is_valid(key) is False, f"it holds the key {key!r} for valid"
+
+    def test_it_may_be_called_from_threads(self, authenticator: Authenticator) -> None:
+        """Several at the same time: each connection has its own."""
+        shown = Credentials(secrets.token_urlsafe(64), peer="127.0.0.1:1")
+        for call in [start(authenticator.authenticate, shown) for _ in range(50)]:
+            outcome(call, "`authenticate` must not wait for another thread")
+
+
+def wrong_credentials() -> dict[str, Credentials]:
+    """Credentials that no authenticator should accept, by what is wrong with them."""
+    unsigned = "eyJhbGciOiJub25lIn0.eyJ0ZW5hbnQiOiJhbGljZSIsImV4cCI6OTk5OTk5OTk5OX0."
+    shown = {
+        "nothing": "",
+        "a space": " ",
+        "one character": "x",
+        "a random token": secrets.token_urlsafe(32),
+        "a long one": "x" * 8192,
+        "what is not ASCII": "t\u00f6ken \U0001f511",
+        "control characters": "a\x00b\nc",
+        "dots": "...",
+        "a token without a signature": unsigned,
+        "a token with another signature": unsigned + secrets.token_urlsafe(32),
+    }
+    found = {name: Credentials(token, peer="127.0.0.1:1") for name, token in shown.items()}
+    return found | {"bytes that are no certificate": Credentials(certificate=b"\x30\x03\x02\x01\x00")}
+
+
+def _parts(credentials: Credentials) -> list[str]:
+    """Parts of a token that are secret: those between dots, where they are long."""
+    return [part for part in credentials.token.split(".") if len(part) >= 16]

@@ -1,0 +1,110 @@
+"""`djinn_register_authenticators`: who a client is, by what it shows to a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Protocol, runtime_checkable
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.hookspecs.quotas import Quota
+
+OPERATOR: Final = "default"  # the tenant of the server's operator, and of all clients where there are no others
+
+
+@attrs.frozen
+class Credentials:
+    """Credentials that a client showed, none of which may be logged.
+
+    Attributes:
+        token: the token of its first message, or of the HTTP header `Authorization: Bearer`; empty where it showed none.
+        certificate: its TLS certificate (DER), signed by the authority of `--tls-client-ca`; empty where it showed none.
+        peer: its address, as far as the transport knows it.
+    """
+
+    token: str = attrs.field(default="", repr=False)
+    certificate: bytes = attrs.field(default=b"", repr=False)
+    peer: str = ""
+
+
+@attrs.frozen
+class Identity:
+    """The identity of a client whose credentials are good.
+
+    Attributes:
+        tenant: name of the tenant that the client works for: letters, digits, dots, dashes and underscores, at most 64,
+            beginning with a letter or digit. `default` is the operator, who sees all tenants.
+        key: id of the credentials, which is logged and is no secret; at most 64 printable characters. Sessions end when
+            `Authenticator.is_valid` denies it; empty: they do not.
+        monitor: True for a client that may look at the server, and do nothing else.
+        quota: limits of what the tenant may use. Where there are none, those that `djinn token limit` sets hold.
+    """
+
+    tenant: str
+    key: str = ""
+    monitor: bool = False
+    quota: Quota = attrs.field(factory=Quota)
+
+    @property
+    def sees_all(self) -> bool:
+        """True for an identity that may see what other tenants do: the operator, and one that is a monitor."""
+        return self.tenant == OPERATOR or self.monitor
+
+
+@attrs.frozen
+class Denial:
+    """A refusal of credentials.
+
+    Attributes:
+        reason: what the client is told. It holds none of what the client showed.
+        kind: what the audit log and metrics call it: small letters and underscores, at most 32.
+        again: True where the same credentials may be good soon, so that clients ask again by themselves.
+        after: seconds after which that makes sense.
+    """
+
+    reason: str
+    kind: str = "credentials"
+    again: bool = False
+    after: float = 0.0
+
+
+@runtime_checkable
+class Authenticator(Protocol):
+    """Tells the identity of clients. `name` is unique among authenticators."""
+
+    name: str
+
+    def prepare(self) -> None:
+        """Get ready, when a gateway starts that uses this authenticator: read keys, check settings.
+
+        Raises:
+            ConfigurationError: it cannot be used as it is set up. The server does not start.
+        """
+
+    def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
+        """The client's identity, or why it is refused; None where the credentials are none of this authenticator's kind.
+
+        Called once a connection, in threads, several at the same time; the client has waited that long.
+        """
+
+    def is_valid(self, key: str) -> bool:
+        """True while sessions may go on that began with the credentials of this key.
+
+        Asked every few seconds for each key that is in use, also for keys that an earlier server process gave out. It
+        answers from memory: one that waits keeps other sessions from being ended.
+        """
+
+
+@hookspec
+def djinn_register_authenticators(settings: Any) -> Iterable[Authenticator]:
+    """Return the authenticators that this plugin offers.
+
+    Called once in each gateway process. The setting `authenticators` (`djinn serve --authenticator`) names those that are
+    used, none by default, in the order in which they are asked; the server's own tokens are looked at first. The first
+    answer that is not None counts. One that raises, or answers with anything else, refuses the client; one that raises
+    in `is_valid` ends the sessions of the key. Both are logged with the plugin's name and without the message of the
+    exception, which may hold a secret. Since API version 1.
+    """
+    del settings
+    raise NotImplementedError

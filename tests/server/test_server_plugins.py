@@ -1,0 +1,513 @@
+"""Plugins at a server: who clients are, what is admitted, who is told; whatever the plugins do, the server stands."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+import torch
+from configured import configured
+from servers import SECONDS, fresh_python, start_server, wait_for
+
+import djinn
+from djinn.testing import AdmissionPolicyConformance, AuthenticatorConformance, ServerObserverConformance
+from djinn_core.config import Settings
+from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
+from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionRefusal, AdmissionRequest
+from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
+from djinn_core.hookspecs.quotas import Quota
+from djinn_core.hookspecs.server_observers import ServerEvent
+from djinn_core.hookspecs.transports import Frame
+from djinn_core.launch.executor_config import AdmissionLimits
+from djinn_core.launch.token_table import TokenTable, change_table, create
+from djinn_core.plugins.registry import Registry
+from djinn_core.plugins.report import PluginRow
+from djinn_core.runtime.connecting.dialling import reach_executor, reach_gateway
+from djinn_core.runtime.connecting.status import ask_servers
+from djinn_core.server import admission_policies, events
+from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate, ExecutorLimits
+from djinn_core.server.events import ServerEvents
+from djinn_core.server.gateway.admission import Counts
+from djinn_core.server.gateway.audit import Audit
+from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
+from djinn_core.server.gateway.tokens import Token
+from djinn_core.server.usage_metrics import UsageMetrics
+from djinn_core.wire.messages import Goodbye, encode
+
+DEVICE = "remote_accelerator:0"
+OWN = "o" * 32
+SECRET = "correct-horse-battery-staple"
+
+GUARDS = """
+import json, os, threading
+from pathlib import Path
+
+import attrs
+
+from djinn.hooks import AdmissionDelay, AdmissionRefusal, Denial, Identity, hookimpl
+
+djinn_api_version = 1
+
+
+@attrs.frozen
+class Settings:
+    folder: str = ""
+
+
+djinn_settings = Settings
+
+
+def mode(folder):
+    file = Path(folder) / "mode"
+    return file.read_text() if file.exists() else ""
+
+
+class Badges:
+    name = "badges"
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def prepare(self):
+        assert Path(self.folder).is_dir()
+
+    def authenticate(self, credentials):
+        kind, _, tenant = credentials.token.partition(":")
+        if kind == "raise":
+            raise ValueError(f"cannot make anything of {credentials.token}")
+        if kind == "returned":
+            return Denial(f"the badge {credentials.token} was returned", "returned")
+        return Identity(tenant, f"{tenant}-1") if kind == "badge" else None
+
+    def is_valid(self, key):
+        return key == "alice-1" and mode(self.folder) != "revoked"
+
+
+class Moods:
+    name = "moods"
+    stages = frozenset({"connection", "session", "submission"})
+
+    def __init__(self, folder):
+        self.folder, self.delayed = folder, 0
+
+    def decide(self, request):
+        wanted, _, stage = mode(self.folder).partition(" ")
+        if stage != request.stage:
+            return None
+        if wanted == "raise":
+            raise RuntimeError("in a bad mood")
+        if wanted == "later":
+            return AdmissionRefusal(f"{request.tenant} may come later", after=7.0, kind="moody")
+        if wanted == "delay":
+            self.delayed += 1
+            return AdmissionDelay(0.05, "patience") if self.delayed < 3 else None
+        return AdmissionRefusal(f"{request.tenant} may not", kind="moody")
+
+
+class Notes:
+    name = "notes"
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def observe(self, event):
+        line = {**event.fields, "name": event.name, "process": event.process, "pid": os.getpid()}
+        with open(f"{self.folder}/events", "a") as file:
+            file.write(json.dumps(line) + "\\n")
+
+
+class Angry:
+    name = "angry"
+
+    def observe(self, event):
+        raise ZeroDivisionError("no event is good enough")
+
+
+class Asleep:
+    name = "asleep"
+
+    def observe(self, event):
+        threading.Event().wait()
+
+
+@hookimpl
+def djinn_register_authenticators(settings):
+    return [Badges(settings.folder)]
+
+
+@hookimpl
+def djinn_register_admission_policies(settings):
+    return [Moods(settings.folder)]
+
+
+@hookimpl
+def djinn_register_server_observers(settings):
+    return [Notes(settings.folder), Angry(), Asleep()]
+"""
+
+
+@attrs.frozen
+class Guarded:
+    """A server with a plugin of all three kinds, and the folder through which the tests speak with it."""
+
+    server: object
+    folder: object
+
+    def settings(self, token, **others):
+        return Settings(servers=(self.server.url("tcp"),), token=token, **others)
+
+    def mode(self, text):
+        (self.folder / "mode.new").write_text(text)
+        (self.folder / "mode.new").replace(self.folder / "mode")
+
+    def events(self, **wanted):
+        file = self.folder / "events"
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [line for line in lines if wanted.items() <= line.items()]
+
+    @property
+    def log(self):
+        return self.server.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory, plain_environment):
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "guards.py").write_text(GUARDS)
+    environment = plain_environment | {
+        "PYTHONPATH": str(folder),
+        "DJINN_PLUGINS": "tcp,guards",
+        "DJINN_PLUGIN_GUARDS_FOLDER": str(folder),
+        "DJINN_AUTHENTICATORS": "badges",
+        "DJINN_LOG_FORMAT": "json",
+    }
+    options = ("--audit-log", str(folder / "audit"), "--drain-seconds", "1", "--store-gib", "0", "--lease-seconds", "0")
+    server = start_server(fresh_python, folder, *options, env=environment)
+    made = Guarded(server, folder)
+    yield made
+    made.mode("")
+    assert server.stop() == 0, made.log
+    # Two observers that cannot be used have not kept it from telling the third that it ends.
+    assert made.events(name="stopped", process="gateway")
+
+
+@pytest.fixture(autouse=True)
+def calm(request):
+    if "guarded" in request.fixturenames:
+        request.getfixturevalue("guarded").mode("")
+
+
+def enter(guarded, token="badge:alice"):
+    """A session that ends at once; without the patience that programs have."""
+    transports = registry().transports
+    gateway = reach_gateway(guarded.server.urls, token, "", transports, SECONDS)
+    try:
+        dialled = reach_executor(gateway, transports, SECONDS)
+        dialled.connection.send(Frame(encode(Goodbye())))
+        dialled.connection.close()
+    finally:
+        gateway.connection.close()
+
+
+def registry():
+    from djinn_core.builtins import builtin_plugins
+    from djinn_core.plugins.registry import Selection, load_registry
+
+    return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
+
+
+def test_an_authenticator_of_a_plugin_tells_who_comes(guarded):
+    wait_for(lambda: "Clients are authenticated by tokens and by badges" in guarded.log, "the announcement")
+    with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
+        assert torch.ones(3, device=DEVICE).sum().item() == 3.0
+        (status,) = ask_servers(guarded.settings("badge:alice")).values()
+        assert [len(executor.sessions) for executor in status.executors] == [1]
+    (status,) = ask_servers(guarded.settings(guarded.server.token)).values()
+    assert status.executors, "the server's own token still holds"
+    audit = [json.loads(line) for line in (guarded.folder / "audit").read_text().splitlines()]
+    assert ("alice", "badges:alice-1") in {(line.get("tenant"), line.get("key")) for line in audit}
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("none:of it's kind", "not the one that this server asks for"),
+        (f"returned:{SECRET}", r"the badge \[hidden\] was returned"),
+        (f"raise:{SECRET}", "cannot check what this client shows"),
+        ("badge:../x", "cannot check what this client shows"),
+    ],
+)
+def test_who_is_not_known_for_certain_is_refused(guarded, token, said):
+    with pytest.raises(AccessRefused, match=said):
+        enter(guarded, token)
+    assert SECRET not in guarded.log
+    assert SECRET not in (guarded.folder / "audit").read_text()
+    if "check" in said:
+        assert "an authenticator failed: the client is refused" in guarded.log
+        assert "guards.py:" in guarded.log or "is none that there can be" in guarded.log
+
+
+def test_observers_are_told_in_both_processes(guarded):
+    with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
+        assert torch.ones(3, device=DEVICE).sum().item() == 3.0
+    wait_for(lambda: guarded.events(name="session_ended"), "the end of the session")
+    gateway = guarded.events(process="gateway", pid=guarded.server.process.pid)
+    assert {"started", "connected", "admitted"} <= {line["name"] for line in gateway}
+    (begun, *_) = guarded.events(name="session_began", tenant="alice", recovered=False)
+    assert begun["pid"] != guarded.server.process.pid
+    done = guarded.events(name="completed", session=begun["session"], key="badges:alice-1", process="executor")
+    assert done
+    assert all(line["failures"] == 0 and line["duration"] >= 0 for line in done)
+    assert "no event is good enough" in guarded.log
+    failed = [json.loads(line) for line in guarded.log.splitlines() if "a server observer failed" in line]
+    assert all("guards" in line["plugin"] for line in failed)
+
+
+@pytest.mark.parametrize("stage", ["connection", "session"])
+def test_a_policy_refuses_for_now_or_for_good(guarded, stage):
+    guarded.mode(f"later {stage}")
+    with pytest.raises(ServerBusy, match="alice may come later") as caught:
+        enter(guarded)
+    assert caught.value.after == 7.0
+    guarded.mode(f"never {stage}")
+    with pytest.raises(AccessRefused, match="alice may not"):
+        enter(guarded)
+    guarded.mode(f"raise {stage}")
+    with pytest.raises(ServerBusy, match="cannot decide if it admits you"):
+        enter(guarded)
+    assert "in a bad mood" in guarded.log
+    guarded.mode("")
+    enter(guarded)
+    names = {"connection": "refused", "session": "session_refused"}
+    wait_for(lambda: guarded.events(name=names[stage], why="moody"), "the refusal")
+
+
+def test_a_policy_delays_and_ends_programs(guarded, monkeypatch):
+    with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
+        x = torch.ones(3, device=DEVICE)
+        guarded.mode("delay submission")
+        assert x.sum().item() == 3.0
+        guarded.mode("raise submission")
+        assert (x + 1).sum().item() == 6.0, "what runs goes on where a policy fails"
+        guarded.mode("never submission")
+        with pytest.raises(SessionLost, match="alice may not"):
+            (x + 2).sum().item()
+
+
+def test_sessions_end_with_their_credentials(guarded):
+    with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
+        x = torch.ones(3, device=DEVICE)
+        djinn.synchronize()
+        guarded.mode("revoked")
+        wait_for(lambda: guarded.events(name="evicted"), "the eviction")
+        with pytest.raises(SessionLost):
+            wait_for(lambda: (x + 1).sum().item() is None, "the end of the session")
+
+
+# --- parts, without a server ---------------------------------------------------------------------------------------------
+
+
+class Stub:
+    """An object of a plugin that does what a test says."""
+
+    def __init__(self, **members):
+        self.__dict__.update({"name": "stub", **members})
+
+
+def of(**objects):
+    row = PluginRow("guards", "", "djinn-guards", "1.0", "active")
+    owners = {(kind, item.name): row for kind, items in objects.items() for item in items}
+    return Registry(**{kind: tuple(items) for kind, items in objects.items()}, owners=owners)
+
+
+def authenticating(table=None, **members):
+    members = {"prepare": lambda: None, "authenticate": lambda _: None, "is_valid": lambda _: True} | members
+    made = Authentication(TokenAuthenticator(Token(OWN, "test"), table))
+    made.use(of(authenticators=[Stub(**members)]), ["stub"])
+    return made
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "alice",
+        True,
+        Identity("-alice"),
+        Identity(None),
+        Identity("alice", "a b"),
+        Identity("alice", "k" * 65),
+        Identity("alice", 7),
+        Identity("alice", monitor="no"),
+        Identity("alice", quota={"sessions": 1}),
+    ],
+)
+def test_an_answer_that_is_none_refuses(answer, caplog):
+    found = authenticating(authenticate=lambda _: answer).identify(Credentials("shown"))
+    assert isinstance(found, Denial)
+    assert found.kind == "authenticator"
+    assert "plugin 'guards' (djinn-guards 1.0)" in caplog.text
+
+
+def test_the_servers_own_token_is_looked_at_first():
+    made = authenticating(authenticate=lambda _: Identity("alice"))
+    assert made.identify(Credentials(OWN)).tenant == "default"
+    assert made.identify(Credentials("other")).tenant == "alice"
+
+
+def test_limits_of_the_token_file_hold_for_tenants_of_plugins(tmp_path):
+    table = tmp_path / "tokens.json"
+    with change_table(table) as box:
+        box[0] = TokenTable(create(TokenTable(), "bob", 0)[0].tokens, {"alice": Quota(sessions=3)})
+    asked = Credentials("other")
+    assert authenticating(table, authenticate=lambda _: Identity("alice")).identify(asked).quota == Quota(sessions=3)
+    own = Identity("alice", quota=Quota(sessions=9))
+    assert authenticating(table, authenticate=lambda _: own).identify(asked).quota == Quota(sessions=9)
+
+
+def raising(*_):
+    raise KeyError(SECRET)
+
+
+def test_keys_are_valid_while_their_authenticator_says_so(caplog):
+    assert authenticating().is_valid("stub:1")
+    assert not authenticating(is_valid=lambda _: None).is_valid("stub:1")
+    assert not authenticating().is_valid("gone:1"), "of an authenticator that is not used any more"
+    assert not authenticating(is_valid=raising).is_valid("stub:1")
+    assert "KeyError" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(ConfigurationError("it has no keys"), ConfigurationError), (KeyError(SECRET), PluginError)]
+)
+def test_a_server_does_not_start_with_an_authenticator_that_is_not_ready(error, raised):
+    def prepare():
+        raise error
+
+    with pytest.raises(raised, match="the authenticator 'stub'") as caught:
+        authenticating(prepare=prepare)
+    assert SECRET not in str(caught.value)
+    with pytest.raises(PluginError, match=r"no authenticator 'other' here \(authenticators: stub\)"):
+        Authentication(TokenAuthenticator(Token(OWN, "test"))).use(of(authenticators=[Stub()]), ["other"])
+
+
+REQUEST = AdmissionRequest("connection", "alice")
+
+
+def policies(*answers):
+    left = list(answers)
+    stub = Stub(stages=frozenset({"connection"}), decide=lambda _: left.pop(0))
+    return AdmissionPolicies([(stub, "a-plugin 1.0")])
+
+
+def test_delays_of_a_request_have_a_limit(monkeypatch):
+    slept = []
+    monkeypatch.setattr(admission_policies.time, "sleep", slept.append)
+    assert policies(AdmissionDelay(1.0, ""), AdmissionDelay(0.5, ""), None).decide(REQUEST) is None
+    assert slept == [1.0, 0.5]
+    slept.clear()
+    refusal = policies(*[AdmissionDelay(100.0, "patience")] * 9).decide(REQUEST)
+    assert sum(slept) == admission_policies.LONGEST["connection"]
+    assert refusal == AdmissionRefusal("patience", admission_policies.STEP, "delayed")
+
+
+@pytest.mark.parametrize("answer", [True, "no", AdmissionRefusal("no", after="soon")])
+def test_an_answer_that_is_no_decision_admits_nothing(answer, caplog):
+    refusal = policies(answer).decide(REQUEST)
+    assert refusal.kind == "policy_failed"
+    assert refusal.after is not None
+    assert "a-plugin 1.0" in caplog.text
+
+
+def test_observers_that_are_slow_or_fail_delay_nothing(monkeypatch, caplog):
+    import threading
+
+    monkeypatch.setattr(events, "WAITING", 4)
+    gate, seen = threading.Event(), []
+
+    def observe(event):
+        gate.wait()
+        seen.append(event.fields)
+        if event.fields["number"] == 0:
+            raise ValueError("not this one")
+
+    made = ServerEvents("gateway")
+    assert not made.observed
+    made.observe_with(of(server_observers=[Stub(observe=observe)]))
+    for number in range(100):
+        made.bound(tenant="alice", token=SECRET).note("connected", number=number)
+    gate.set()
+    made.close(60.0)
+    assert 4 <= len(seen) <= 6
+    assert all(fields["tenant"] == "alice" and fields["token"] == "[hidden]" for fields in seen)
+    assert "not this one" in caplog.text
+    assert "plugin 'guards' (djinn-guards 1.0)" in caplog.text
+
+
+def test_counts_follow_events():
+    counts = Counts()
+    for name, fields in [
+        ("connected", {}),
+        ("refused", {"why": "token"}),
+        ("refused", {"why": "flood", "of": "token"}),
+        ("refused", {"why": "token", "at": "operations"}),
+        ("admitted", {"tenant": "alice"}),
+        ("relayed", {}),
+        ("stopped", {}),
+    ]:
+        counts.observe(ServerEvent(name, 1.0, "gateway", fields))
+    assert (counts.connections, counts.relayed, dict(counts.admitted)) == (1, 1, {"alice": 1})
+    assert dict(counts.refused) == {"token": 2, "flood": 1, "operations_token": 1}
+
+
+# --- what is built in passes the suites, too ---------------------------------------------------------------------------------
+
+
+class TestTokens(AuthenticatorConformance):
+    @pytest.fixture
+    def authenticator(self):
+        return Renamed(TokenAuthenticator(Token(OWN, "test")))
+
+    @pytest.fixture
+    def accepted(self):
+        return {"its own": Credentials(OWN)}
+
+    def test_it_knows_no_strange_key(self, authenticator):
+        assert not authenticator.is_valid("0badc0de")
+
+
+class Renamed:
+    """The built-in authenticator under a name that is free."""
+
+    name = "renamed"
+
+    def __init__(self, inner):
+        self.prepare, self.authenticate, self.is_valid = inner.prepare, inner.authenticate, inner.is_valid
+
+
+class TestConnectionRate(AdmissionPolicyConformance):
+    @pytest.fixture
+    def policy(self):
+        return ConnectionRate()
+
+
+class TestExecutorLimits(AdmissionPolicyConformance):
+    @pytest.fixture
+    def policy(self):
+        return ExecutorLimits(UsageMetrics(), AdmissionLimits())
+
+
+class TestAudit(ServerObserverConformance):
+    @pytest.fixture
+    def observer(self, tmp_path):
+        audit = Audit(tmp_path / "audit")
+        yield audit
+        audit.close()
+
+
+class TestCounts(ServerObserverConformance):
+    @pytest.fixture
+    def observer(self):
+        return Counts()
