@@ -1,0 +1,25 @@
+"""The authenticator `jwt`: signed tokens with a tenant in them, verified with the keys of their issuer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import Authenticator, hookimpl
+from djinn_jwt.authenticator import JwtAuthenticator, Settings
+
+__all__ = [
+    "JwtAuthenticator",
+    "Settings",
+    "djinn_api_version",
+    "djinn_register_authenticators",
+    "djinn_settings",
+]
+
+djinn_api_version = 1
+djinn_settings = Settings
+
+
+@hookimpl
+def djinn_register_authenticators(settings: Settings) -> Iterable[Authenticator]:
+    """The authenticator `jwt`."""
+    return [JwtAuthenticator(settings)]

@@ -1,0 +1,137 @@
+"""Verification of JSON Web Tokens: signature, audience, issuer, times, and the tenant."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from djinn.hooks import ConfigurationError, Credentials, Denial, Identity
+from djinn_jwt.key_set import KeySet, VerifyingKey
+
+_ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_OPERATOR: Final = "default"  # who sees all tenants: its token is the server's own
+
+
+def _check_algorithms(instance: object, attribute: object, value: tuple[str, ...]) -> None:
+    del instance, attribute
+    if not value or not set(value) <= set(_ASYMMETRIC):
+        raise ValueError(f"must be some of {', '.join(_ASYMMETRIC)}")
+
+
+@attrs.frozen
+class Settings:
+    """Settings of the plugin.
+
+    Attributes:
+        keys: file with the public keys of the issuer (JWKS).
+        audience: for whom tokens must be: one of these.
+        issuer: issuer that tokens must name; empty: any whose key is in the set.
+        tenant_claim: claim with the name of the tenant.
+        algorithms: how tokens may be signed.
+        leeway: seconds by which clocks may differ.
+    """
+
+    keys: Path | None = None
+    audience: tuple[str, ...] = ()
+    issuer: str = ""
+    tenant_claim: str = "tenant"
+    algorithms: tuple[str, ...] = attrs.field(default=("RS256", "ES256", "EdDSA"), validator=_check_algorithms)
+    leeway: float = attrs.field(default=30.0, validator=attrs.validators.ge(0))
+
+
+class JwtAuthenticator:
+    """Accepts tokens that were signed with a key of the set, for this audience, and have not expired."""
+
+    name = "jwt"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys: KeySet | None = None
+
+    def prepare(self) -> None:
+        """Read the keys.
+
+        Raises:
+            ConfigurationError: `keys` or `audience` is not set, the key set cannot be used, or PyJWT is missing.
+        """
+        if self._settings.keys is None:
+            raise ConfigurationError("its setting `keys` must name a file with the public keys of the issuer (JWKS)")
+        if not self._settings.audience:
+            raise ConfigurationError("its setting `audience` must say for whom tokens are, such as djinn")
+        try:
+            import jwt  # noqa: F401 - whether it is there
+        except ImportError as error:
+            raise ConfigurationError(f"the package `pyjwt[crypto]` cannot be imported ({error}): install it") from error
+        self._keys = KeySet(self._settings.keys)
+
+    def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
+        """The tenant that the token names; None for what does not look like a JSON Web Token."""
+        token = credentials.token
+        if not token.startswith("eyJ") or token.count(".") != 2 or not token.isascii():
+            return None
+        return self._verify(token)
+
+    def is_valid(self, key: str) -> bool:
+        """True until the token expires, or its signing key is no more in the set."""
+        _, _, rest = key.partition(".")
+        expires, _, signer = rest.partition(".")
+        if self._keys is None or not expires.isascii() or not expires.isdigit() or len(expires) > 12:
+            return False
+        known = {_short(found.name) for found in self._keys.current()}
+        return time.time() < int(expires) + self._settings.leeway and signer in known
+
+    def _verify(self, token: str) -> Identity | Denial:
+        import jwt
+
+        try:
+            header: dict[str, Any] = jwt.get_unverified_header(token)
+            key = self._signer(header)
+            if key is None:
+                return Denial("this token was signed with a key that the server does not know", "unknown_key")
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key.key,
+                algorithms=list(self._settings.algorithms),
+                audience=list(self._settings.audience),
+                issuer=self._settings.issuer or None,
+                leeway=self._settings.leeway,
+                options={"require": ["exp", "aud"]},
+            )
+        except jwt.ExpiredSignatureError:
+            return Denial("this token has expired: ask for a new one", "expired")
+        except jwt.ImmatureSignatureError:
+            return Denial("this token is not good yet: look at the clocks of its issuer and of the server", "not_yet")
+        except jwt.InvalidAudienceError:
+            return Denial("this token is for another service: ask for one for this server", "audience")
+        except jwt.InvalidIssuerError:
+            return Denial("this token comes from an issuer that the server does not trust", "issuer")
+        except jwt.MissingRequiredClaimError as error:
+            return Denial(f"this token lacks the claim {error.claim!r}", "claims")
+        except jwt.PyJWTError:
+            return Denial("the signature of this token cannot be verified", "signature")
+        return self._identity(token, key, claims)
+
+    def _signer(self, header: dict[str, Any]) -> VerifyingKey | None:
+        """The key that a token names; where it names none, the only one."""
+        assert self._keys is not None, "the authenticator was not prepared"
+        keys = self._keys.current()
+        if "kid" in header:
+            return next((key for key in keys if key.name == header["kid"]), None)
+        return keys[0] if len(keys) == 1 else None
+
+    def _identity(self, token: str, key: VerifyingKey, claims: dict[str, Any]) -> Identity | Denial:
+        tenant = claims.get(self._settings.tenant_claim)
+        if not isinstance(tenant, str) or not _TENANT.fullmatch(tenant) or tenant == _OPERATOR:
+            reason = "this token names no tenant that there can be: ask its issuer for the claim "
+            return Denial(f"{reason}{self._settings.tenant_claim!r}", "tenant")
+        return Identity(tenant, f"{_short(token)}.{int(claims['exp'])}.{_short(key.name)}")
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,93 @@
+"""Public keys of an issuer in a file (JWKS), which is read again when it changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from djinn.hooks import ConfigurationError
+
+_log = logging.getLogger("djinn_jwt")
+
+
+@attrs.frozen
+class VerifyingKey:
+    """A public key. `name` is its `kid`, empty where it has none; `key` is PyJWT's."""
+
+    name: str
+    key: Any
+
+
+class KeySet:
+    """The keys of a file. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigurationError` where the file cannot be used."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._trouble = ""
+        self._version = _version(path)
+        self._keys = _read(path)
+
+    def current(self) -> tuple[VerifyingKey, ...]:
+        """The keys that the file has now; one that cannot be read any more changes nothing, with a warning."""
+        with self._lock:
+            try:
+                version = _version(self._path)
+                if version != self._version:
+                    self._keys, self._version, self._trouble = _read(self._path), version, ""
+                    _log.info("the key set %s was read again: %d keys", self._path, len(self._keys))
+            except ConfigurationError as error:
+                if str(error) != self._trouble:  # once: it is asked for with every connection
+                    _log.warning("%s; what was read before holds", error)
+                self._trouble = str(error)
+            return self._keys
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigurationError(f"the key set {path} cannot be read: {error.strerror or error}") from error
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(path: Path) -> tuple[VerifyingKey, ...]:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise ConfigurationError(f"others on this machine can write to the key set {path}: chmod go-w {path}")
+            content = json.loads(file.read())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the key set {path} cannot be read: {error}") from error
+    listed = content.get("keys") if isinstance(content, dict) else None
+    if not isinstance(listed, list):
+        raise ConfigurationError(f"{path} is no key set: it has no list `keys`, as JWKS files have")
+    found = tuple(_key(entry, path) for entry in listed if _verifies(entry))
+    if not found:
+        raise ConfigurationError(f"the key set {path} has no public key that verifies signatures")
+    if len({key.name for key in found}) < len(found):
+        raise ConfigurationError(f"two keys of the key set {path} have one `kid`, or none")
+    return found
+
+
+def _verifies(entry: object) -> bool:
+    """True for keys that are for signatures; symmetric ones are secrets, with which others could sign."""
+    return isinstance(entry, dict) and entry.get("kty") != "oct" and entry.get("use", "sig") == "sig"
+
+
+def _key(entry: dict[str, Any], path: Path) -> VerifyingKey:
+    import jwt
+
+    name = str(entry.get("kid", ""))
+    try:
+        return VerifyingKey(name, jwt.PyJWK(entry))
+    except (jwt.PyJWTError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"the key {name!r} of the key set {path} cannot be used: {error}") from error

@@ -1,0 +1,277 @@
+"""Signed tokens at a `djinn serve` in a process of its own; and the authenticator by itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+
+import attrs
+import pytest
+import torch
+from configured import configured
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from servers import SECONDS, start_server, wait_for
+
+import djinn_jwt
+from djinn.hooks import AccessRefused, ConfigurationError, Credentials, Identity, SessionLost
+from djinn.testing import AuthenticatorConformance, PluginConformance, wrong_credentials
+from djinn_jwt import JwtAuthenticator, Settings
+from djinn_jwt import authenticator as module
+
+jwt = pytest.importorskip("jwt", reason="PyJWT is not installed")
+
+ISSUER = "https://login.example.org"
+DEVICE = "remote_accelerator:0"
+
+
+@attrs.frozen
+class Signer:
+    """A private key of an issuer."""
+
+    name: str
+    private: object
+    algorithm: str = "RS256"
+
+    @property
+    def public(self):
+        """The public key, as a key set has it."""
+        kind = jwt.algorithms.RSAAlgorithm if self.algorithm == "RS256" else jwt.algorithms.ECAlgorithm
+        found = kind.to_jwk(self.private.public_key(), as_dict=True)
+        return found | {"kid": self.name, "use": "sig", "alg": self.algorithm}
+
+    def token(self, drop=(), header=None, **claims):
+        """A token for alice, with other claims."""
+        given = {"iss": ISSUER, "aud": "djinn", "exp": int(time.time()) + 3600, "tenant": "alice"} | claims
+        kept = {name: value for name, value in given.items() if name not in drop}
+        return jwt.encode(kept, self.private, self.algorithm, headers=header or {"kid": self.name})
+
+
+FIRST = Signer("first", rsa.generate_private_key(65537, 2048))
+SECOND = Signer("second", ec.generate_private_key(ec.SECP256R1()), "ES256")
+STRANGE = Signer("first", rsa.generate_private_key(65537, 2048))
+UNKNOWN = Signer("unknown", STRANGE.private)
+
+
+def write_keys(path, *signers):
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"keys": [signer.public for signer in signers]}))
+    new.replace(path)
+    return path
+
+
+def encoded(part):
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
+
+
+def unsigned():
+    _, claims, _ = FIRST.token().split(".")
+    return f"{encoded({'alg': 'none', 'kid': 'first'})}.{claims}."
+
+
+def signed_with_the_public_key():
+    """A token under HS256 whose secret is the public key: what accepts any algorithm takes it for good."""
+    public = FIRST.private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    head = f"{encoded({'alg': 'HS256', 'kid': 'first'})}.{FIRST.token().split('.')[1]}"
+    signature = base64.urlsafe_b64encode(hmac.digest(public, head.encode(), hashlib.sha256)).rstrip(b"=").decode()
+    return f"{head}.{signature}"
+
+
+def changed():
+    """A good token with the tenant replaced."""
+    head, _, signature = FIRST.token().split(".")
+    claims = {"iss": ISSUER, "aud": "djinn", "exp": int(time.time()) + 3600, "tenant": "bob"}
+    return f"{head}.{encoded(claims)}.{signature}"
+
+
+WRONG = {
+    "expired": (lambda: FIRST.token(exp=int(time.time()) - 3600), "this token has expired"),
+    "not yet": (lambda: FIRST.token(nbf=int(time.time()) + 3600), "not good yet"),
+    "another audience": (lambda: FIRST.token(aud="mail"), "for another service"),
+    "another issuer": (lambda: FIRST.token(iss="https://evil.example"), "an issuer that the server does not trust"),
+    "no expiry": (lambda: FIRST.token(drop=["exp"]), "lacks the claim 'exp'"),
+    "no audience": (lambda: FIRST.token(drop=["aud"]), "lacks the claim 'aud'"),
+    "no tenant": (lambda: FIRST.token(drop=["tenant"]), "names no tenant"),
+    "the operator": (lambda: FIRST.token(tenant="default"), "names no tenant"),
+    "a path": (lambda: FIRST.token(tenant="../alice"), "names no tenant"),
+    "a number": (lambda: FIRST.token(tenant=7), "names no tenant"),
+    "an unknown key": (UNKNOWN.token, "a key that the server does not know"),
+    "another key of the same name": (STRANGE.token, "signature of this token cannot be verified"),
+    "no key's name": (lambda: FIRST.token(header={"kid": ""}), "a key that the server does not know"),
+    "without a signature": (unsigned, "signature of this token cannot be verified"),
+    "a symmetric signature": (signed_with_the_public_key, "signature of this token cannot be verified"),
+    "changed": (changed, "signature of this token cannot be verified"),
+}
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return write_keys(tmp_path / "jwks.json", FIRST, SECOND)
+
+
+@pytest.fixture
+def prepared(keys):
+    made = JwtAuthenticator(Settings(keys, ("djinn",), ISSUER))
+    made.prepare()
+    return made
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self):
+        return djinn_jwt
+
+
+class TestAuthenticator(AuthenticatorConformance):
+    @pytest.fixture
+    def authenticator(self, prepared):
+        return prepared
+
+    @pytest.fixture
+    def accepted(self):
+        tokens = {"RSA": FIRST.token(), "elliptic curve": SECOND.token(), "several": FIRST.token(aud=["mail", "djinn"])}
+        return {name: Credentials(token) for name, token in tokens.items()}
+
+    @pytest.fixture
+    def wrong(self):
+        return wrong_credentials() | {name: Credentials(make()) for name, (make, _) in WRONG.items()}
+
+
+# --- over a server --------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Serving:
+    """A server that asks for tokens of an issuer."""
+
+    server: object
+    folder: object
+
+    @property
+    def keys(self):
+        return self.folder / "jwks.json"
+
+    @property
+    def audit(self):
+        return [json.loads(line) for line in (self.folder / "audit").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory, python, plain_environment):
+    folder = tmp_path_factory.mktemp("jwt")
+    write_keys(folder / "jwks.json", FIRST)
+    environment = plain_environment | {
+        "DJINN_PLUGIN_JWT_KEYS": str(folder / "jwks.json"),
+        "DJINN_PLUGIN_JWT_AUDIENCE": "djinn",
+        "DJINN_PLUGIN_JWT_ISSUER": ISSUER,
+    }
+    options = (
+        "--authenticator",
+        "jwt",
+        "--audit-log",
+        str(folder / "audit"),
+        "--store-gib",
+        "0",
+        "--drain-seconds",
+        "1",
+    )
+    server = start_server(python.start, folder, *options, env=environment)
+    yield Serving(server, folder)
+    assert server.stop() == 0, server.log.read_text()
+
+
+def test_a_program_runs_with_a_signed_token(guarded):
+    token = FIRST.token()
+    with configured(servers=(guarded.server.url("tcp"),), token=token):
+        assert torch.ones(3, device=DEVICE).sum().item() == 3.0
+    (admitted, *_) = [line for line in guarded.audit if line["audit"] == "admitted"]
+    assert admitted["tenant"] == "alice"
+    assert admitted["key"].startswith("jwt:")
+    with configured(connection_file=guarded.server.file):
+        assert torch.ones(3, device=DEVICE).sum().item() == 3.0
+    assert [line["tenant"] for line in guarded.audit if line["audit"] == "admitted"][-1] == "default"
+    for text in (guarded.server.log.read_text(), (guarded.folder / "audit").read_text()):
+        assert not [part for part in token.split(".") if part in text]
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_tokens_are_refused_with_the_reason(guarded, what):
+    make, reason = WRONG[what]
+    token = make()
+    with (
+        configured(servers=(guarded.server.url("tcp"),), token=token, connect_timeout=SECONDS),
+        pytest.raises(AccessRefused, match=reason) as caught,
+    ):
+        torch.ones(3, device=DEVICE)
+    for part in token.split("."):
+        assert len(part) < 20 or part not in str(caught.value) + guarded.server.log.read_text()
+
+
+def test_keys_are_replaced_while_the_server_runs(guarded):
+    with configured(servers=(guarded.server.url("tcp"),), token=FIRST.token()):
+        x = torch.ones(3, device=DEVICE)
+        assert x.sum().item() == 3.0
+        write_keys(guarded.keys, SECOND)
+        with pytest.raises(SessionLost, match="revoked or has expired"):
+            wait_for(lambda: (x + 1).sum().item() is None, "the end of the session")
+    assert [line["why"] for line in guarded.audit if line["audit"] == "evicted"] == ["revoked or expired"]
+    with configured(servers=(guarded.server.url("tcp"),), token=SECOND.token()):
+        assert torch.ones(3, device=DEVICE).sum().item() == 3.0
+    write_keys(guarded.keys, FIRST)
+
+
+# --- by itself ------------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_end_when_their_token_expires(prepared, monkeypatch):
+    expires = int(time.time()) + 3600
+    key = prepared.authenticate(Credentials(FIRST.token(exp=expires))).key
+    assert prepared.is_valid(key)
+    monkeypatch.setattr(module.time, "time", lambda: expires + 29.0)
+    assert prepared.is_valid(key), "clocks may differ"
+    monkeypatch.setattr(module.time, "time", lambda: expires + 31.0)
+    assert not prepared.is_valid(key)
+
+
+def test_a_key_set_that_is_gone_changes_nothing(prepared, keys, caplog):
+    keys.unlink()
+    for _ in range(3):
+        assert isinstance(prepared.authenticate(Credentials(FIRST.token())), Identity)
+    assert caplog.text.count("what was read before holds") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("no JSON", "cannot be read"),
+        ("[]", "no list `keys`"),
+        ('{"keys": []}', "no public key"),
+        ('{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}', "no public key"),
+        ('{"keys": [{"kty": "RSA", "kid": "a"}]}', "the key 'a'"),
+        (json.dumps({"keys": [FIRST.public, STRANGE.public]}), "have one `kid`"),
+    ],
+)
+def test_a_server_does_not_start_with_a_key_set_that_is_none(tmp_path, content, said):
+    (tmp_path / "jwks.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=said):
+        JwtAuthenticator(Settings(tmp_path / "jwks.json", ("djinn",))).prepare()
+
+
+def test_a_key_set_that_others_can_write_is_refused(keys):
+    keys.chmod(0o664)
+    with pytest.raises(ConfigurationError, match="chmod go-w"):
+        JwtAuthenticator(Settings(keys, ("djinn",))).prepare()
+
+
+def test_keys_and_audience_have_to_be_set(keys):
+    for settings, said in ((Settings(), "`keys`"), (Settings(keys), "`audience`")):
+        with pytest.raises(ConfigurationError, match=said):
+            JwtAuthenticator(settings).prepare()
+    for algorithms in (("HS256",), ("none",), ()):
+        with pytest.raises(ValueError, match="must be some of RS256"):
+            Settings(keys, ("djinn",), algorithms=algorithms)
