@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from djinn_core.interception.bounded_memo import make_room
+from djinn_core.interception.device.device_state import Handler, device_state
 from djinn_core.interception.device.known_generators import operand_of
 from djinn_core.interception.ops.composite import is_taken_apart, take_apart
 from djinn_core.interception.ops.cpu_operands import CpuOperand, upload_operands
@@ -49,12 +50,9 @@ from djinn_core.ir.operators import EXCHANGE_RANDOM_STATE
 from djinn_core.ir.program import Call, Slot
 from djinn_core.torch_private import CGenerator, schema_of
 
-Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-
 CALLS_LIMIT = 65536  # remembered calls; the older half goes when it is reached
 
 _NEW: Any = object()  # no such call was seen before
-_handlers: dict[int, Handler] = {}
 _LENGTHS = tuple(object() for _ in range(64))  # in keys, lists of so many elements
 
 
@@ -63,7 +61,7 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for func in funcs:
-            _handlers[id(func)] = handler
+            device_state.handlers[id(func)] = handler
         return handler
 
     return register
@@ -71,7 +69,7 @@ def handles(*funcs: Any) -> Callable[[Handler], Handler]:
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Implementation of `LazyTensor.__torch_dispatch__`."""
-    handler = _handlers.get(id(func))
+    handler = device_state.handlers.get(id(func))
     if handler is not None:
         return handler(func, args, kwargs)
     return record(func, args, kwargs, 3)

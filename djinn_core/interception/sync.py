@@ -9,9 +9,7 @@ import torch
 from djinn_core import torch_private
 from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.dispatch import handles, record
-from djinn_core.interception.recording import recorder as recorders
-from djinn_core.interception.recording.meta_only_storages import absent
-from djinn_core.interception.recording.recorder import SyncRequest, current
+from djinn_core.interception.recording.recorder import SyncRequest, current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.chunked_fetch import PART_BYTES, fetch_in_parts
@@ -41,7 +39,7 @@ def _fetch_whole(tensor: LazyTensor) -> torch.Tensor:
     recorder = current()
     recorder.order_after(tensor.remote.storage)
     fetched = recorder.ask(SyncRequest(fetch=(tensor.remote.handle,))).tensors[0]
-    if pending_copies.on_their_way:
+    if device_state.pending_copies:
         pending_copies.land_what_came()
     return fetched
 
@@ -147,6 +145,6 @@ def _elements(tensor: Any) -> str:
     if tensor.is_meta or tensor.numel() == 0:
         return "[]"
     with recorders.sending:
-        if absent.has(tensor.remote.handle, current().entries):
+        if recorders.absent.has(tensor.remote.handle, current().entries):
             return "..."
     return torch_private.format_elements(fetch(tensor.detach()), len("tensor("))

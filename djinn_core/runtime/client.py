@@ -20,8 +20,8 @@ from djinn_core.hookspecs.observers import Observer
 from djinn_core.interception import interpreter_shutdown, sync
 from djinn_core.interception.dispatch import forget_calls, forget_what_was_learnt
 from djinn_core.interception.install import install
-from djinn_core.interception.recording import recorder
 from djinn_core.interception.recording.gc_pause import collect_later
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import Runtime, port
 from djinn_core.interrupts import handle_interrupts
 from djinn_core.ir.costs import NetworkTopology
@@ -358,7 +358,7 @@ def _end_session() -> None:
     assert session is not None
     port.whole_programs -= session.needs_whole_programs
     session.close()
-    recorder.drop_everything()
+    recorders.drop_everything()
     forget_what_was_learnt()
     context.first_storage = new_storage()
     context.observers.tell("disconnected", server=session.server)
@@ -528,7 +528,7 @@ def _after_fork() -> None:
         # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.opened))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))
-    recorder.forget_everything()
+    recorders.forget_everything()
 
 
 def _at_exit() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from djinn_core.config import Settings
-from djinn_core.interception.recording.meta_only_storages import absent
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.tensors.storage import Value, still_to_free
 from djinn_core.ir.values import storage_of
 from djinn_core.plugins.registry import Registry
@@ -93,7 +93,7 @@ def live_tensors(since: int) -> int:
     gc.collect()
     gone = frozenset(still_to_free())
     found = [value for value in _values(gc.get_objects()) if value.handle not in gone]
-    return sum(1 for value in found if storage_of(value.handle) >= since and not absent.has(value.handle, ()))
+    return sum(1 for value in found if storage_of(value.handle) >= since and not recorders.absent.has(value.handle, ()))
 
 
 def _values(objects: Iterable[object]) -> Iterable[Value]:

@@ -12,6 +12,7 @@ import torch
 
 import djinn
 from djinn.testing import open_session
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.async_cpu_tensor import ArrivingTensor
 
@@ -43,7 +44,7 @@ def slow(embedded, monkeypatch):
         yield embedded
         pending_copies.land_what_came()
     djinn.synchronize()
-    assert not pending_copies.on_their_way
+    assert not device_state.pending_copies
 
 
 def remote(device):
@@ -156,4 +157,4 @@ def test_a_failed_copy_into_memory_is_raised_at_the_next_synchronisation(slow):
 def test_modules_are_there_at_once(slow):
     module = torch.nn.Linear(3, 3).to(slow).to("cpu", non_blocking=True)
     assert type(module.weight) is torch.nn.Parameter
-    assert not pending_copies.on_their_way
+    assert not device_state.pending_copies

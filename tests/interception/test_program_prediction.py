@@ -10,8 +10,9 @@ import torch
 
 import djinn
 from djinn_core.interception.recording import program_prediction
-from djinn_core.interception.recording.program_prediction import OPENING, PIECES, first_piece, forget_courses, pieces_of
+from djinn_core.interception.recording.program_prediction import OPENING, PIECES, first_piece, pieces_of
 from djinn_core.interception.recording.recorded_call import record_call
+from djinn_core.interception.recording.recorder import recorders
 
 DEVICE = "remote_accelerator:0"
 
@@ -19,7 +20,7 @@ DEVICE = "remote_accelerator:0"
 @pytest.fixture(autouse=True)
 def session(embedded, monkeypatch):
     monkeypatch.setattr(program_prediction, "SEEN", 2)  # most of what is tested takes less long with it
-    forget_courses()
+    recorders.courses.forget()
     torch.ones(1, device=DEVICE).cpu()
     djinn.reset_stats()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording import recorder
+from djinn_core.interception.recording.recorder import current, recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.interception.tensors.lazy_tensor import fresh
 
@@ -114,7 +114,7 @@ def test_an_op_that_another_thread_cuts_in_two_is_sent_before_it_is_used(embedde
     """The other thread cuts this one's program between the claim of a write and the append of its instruction."""
     x = torch.zeros(3, device=embedded)
     djinn.synchronize()
-    mine = recorder.current()
+    mine = current()
     append = list.append
 
     class Entries(list):
@@ -206,7 +206,7 @@ def test_readers_of_shared_weights_do_not_pile_up(embedded):
 
 
 def test_frees_that_wait_for_an_idle_thread_do_not_pile_up(embedded, monkeypatch):
-    monkeypatch.setattr(recorder, "WAITING_LIMIT", 50)
+    monkeypatch.setattr("djinn_core.interception.recording.recorder.WAITING_LIMIT", 50)
     release, kept = threading.Event(), threading.Event()
     bag = []
 
@@ -221,6 +221,6 @@ def test_frees_that_wait_for_an_idle_thread_do_not_pile_up(embedded, monkeypatch
     bag.clear()  # their definitions are unsent, in a thread that does nothing any more
     for _ in range(3):
         torch.zeros(1, device=embedded).item()
-    assert recorder._waiting.count == 0
+    assert recorders.waiting == 0
     release.set()
     thread.join()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import djinn
-from djinn_core.interception.recording.program_prediction import SEEN, forget_courses
+from djinn_core.interception.recording.program_prediction import SEEN
+from djinn_core.interception.recording.recorder import recorders
 
 REMOTE = "remote_accelerator:0"
 
@@ -91,7 +92,7 @@ class Steps:
 def steps(over, small, prompt):
     """Two runs: the second has nothing to learn. What counts the steps has them waited for (`docs/libraries.md`)."""
     model = copy.deepcopy(small).to(REMOTE)
-    forget_courses()  # steps that were not waited for begin alike and end otherwise
+    recorders.courses.forget()  # steps that were not waited for begin alike and end otherwise
     runs = []
     for _ in range(2):
         steps = Steps()

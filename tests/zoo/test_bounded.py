@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import djinn
 from djinn.testing import open_session
-from djinn_core.interception.recording import program_prediction, recorder
+from djinn_core.interception.recording import program_prediction
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.shape_inference.inference_cache import inference_cache
 from djinn_core.interception.tensors import storage
 from djinn_core.runtime import client
@@ -66,7 +67,7 @@ def tables():
         "calls": len(inference_cache.calls),
         "signatures": len(inference_cache.signatures),
         "freed": len(storage.freed),
-        "unsent": sum(len(r.entries) for r in recorder.recorders()),
+        "unsent": sum(len(r.entries) for r in recorders.all()),
         "pending": len(session.replies.pending),
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -14,11 +16,13 @@ if TYPE_CHECKING:
     from djinn_core.interception.device.properties import DeviceProperties
     from djinn_core.interception.device.streams import RemoteStream
     from djinn_core.interception.tensors.lazy_tensor import LazyTensor
+    from djinn_core.interception.tensors.pending_copies import Copy
     from djinn_core.interception.tensors.prefetch_context import ExpectedFetches
     from djinn_core.interception.tensors.remote_storage import RemoteStorage
     from djinn_core.torch_private import StorageReference
 
 DEVICE_NAME = "remote_accelerator"
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 # Where addresses begin: no process has memory there, so no remote address is one of a CPU tensor.
 _FIRST_ADDRESS: Final = 1 << 56
 
@@ -59,6 +63,7 @@ class DeviceState:
     Attributes:
         thread: the present thread's part.
         names: device types that are remote; the last is the one that the user's program uses.
+        handlers: what handles an op in place of recording it, by the id of the op.
         libraries: registrations of kernels; in force as long as they are referenced.
         view_kernels: of these, the ones that bound the paths of views; None before a program needs them.
         generators: remote generators by C++ object, because PyTorch hands ops a new Python object for it.
@@ -68,6 +73,7 @@ class DeviceState:
         properties: of the devices of the present session, by session and index.
         casts: autocast's copies of parameters, by the parameter's id, for as long as PyTorch keeps its own: until the outermost
             autocast block of any thread ends. The parameter is kept with its cast, so that no other object takes over its id.
+        pending_copies: non-blocking copies to this machine, in the order in which they arrive.
         pinned: storages that count as pinned, by the address of their bytes.
         storages: storage objects of remote tensors by number. next_address: the first address that was not given out.
     """
@@ -75,6 +81,7 @@ class DeviceState:
     def __init__(self) -> None:
         self.thread = ThreadState()
         self.names = [DEVICE_NAME]
+        self.handlers: dict[int, Handler] = {}
         self.libraries: list[torch.library.Library] = []
         self.view_kernels: torch.library.Library | None = None
         self.generators: WeakValueDictionary[int, KnownGenerator] = WeakValueDictionary()
@@ -84,6 +91,7 @@ class DeviceState:
         self.stream_numbers = itertools.count(1)
         self.properties: dict[tuple[str, int], DeviceProperties] = {}
         self.casts: dict[tuple[int, Any], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.pending_copies: deque[Copy] = deque()
         self.pinned: dict[int, StorageReference] = {}
         self.storages: WeakValueDictionary[int, RemoteStorage] = WeakValueDictionary()
         self.next_address = _FIRST_ADDRESS

@@ -28,7 +28,7 @@ def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
 def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
     """`figures` of a device; nothing where nothing has used it, so that asking starts no server."""
     index = index_of(device)
-    used = port.is_open() or any(recorder.entries for recorder in recorders())
+    used = port.is_open() or any(recorder.entries for recorder in recorders.all())
     return figures(reset_peak=reset_peak, device=index) if used else _NOTHING
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.dispatch import Handler, handles, record
+from djinn_core.interception.device.device_state import Handler
+from djinn_core.interception.dispatch import handles, record
 from djinn_core.torch_private import never_compiled
 from djinn_core.tracebacks import for_users
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from djinn_core.interception.dispatch import Handler, handles, record
+from djinn_core.interception.device.device_state import Handler
+from djinn_core.interception.dispatch import handles, record
 from djinn_core.interception.ops.composite import IN_EVALUATION, take_apart
 
 aten = torch.ops.aten

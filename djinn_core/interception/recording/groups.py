@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from djinn_core.interception.recording.recorder import Recorder, current
+from djinn_core.interception.recording.recorder import Recorder, Recorders, current
 
 
 class GroupingRecorder(Recorder):
@@ -17,8 +17,8 @@ class GroupingRecorder(Recorder):
 
     __slots__ = ("groups",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, shared: Recorders) -> None:
+        super().__init__(shared)
         self.groups: list[tuple[int, int, int]] = []
 
     def group_of(self, entry: int) -> int:

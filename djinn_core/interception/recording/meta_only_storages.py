@@ -73,4 +73,3 @@ class Absent:
 
 
 _LAST = 2  # references to the storage of a single value, while they are counted
-absent = Absent()

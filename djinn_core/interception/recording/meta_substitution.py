@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from djinn_core import torch_private
 from djinn_core.interception.device.device_state import device_state
-from djinn_core.interception.recording import recorder as recorders
-from djinn_core.interception.recording.meta_only_storages import absent
 from djinn_core.interception.recording.optimizer_steps import OptimizerSteps
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_core.interception.tensors.storage import Storage, Value
 from djinn_core.ir.values import meta_of
@@ -108,7 +107,7 @@ class StandIns(TorchFunctionMode):
         if key not in self._storages:
             storage = self._storages[key] = Storage(tensor.untyped_storage().nbytes(), None)
             with recorders.sending:  # looked up each time: a forked child has a new one
-                absent.add(storage.id)
+                recorders.absent.add(storage.id)
         with torch.inference_mode(tensor.is_inference()):
             stand_in = wrap(Value(self._storages[key], meta_of(tensor)))
         if tensor.requires_grad:

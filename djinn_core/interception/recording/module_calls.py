@@ -9,8 +9,8 @@ from weakref import ref
 import torch
 
 from djinn_core import torch_private
-from djinn_core.interception.recording import recorder as recorders
 from djinn_core.interception.recording.call_site import Boundary, mark_boundary
+from djinn_core.interception.recording.recorder import Recorder, current
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.torch_private import ModuleCallImpl
 from djinn_core.tracebacks import shorten_through
@@ -26,7 +26,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
     def called(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # what follows cannot be compiled, and would be compiled away
             return call(module, *args, **kwargs)
-        recorder = recorders.current()
+        recorder = current()
         outer, around = recorder.module, module_now(recorder)
         recorder.module = inner = (ref(module), around)
         differentiable = is_grad_enabled()
@@ -48,12 +48,12 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
     return torch_private.not_compiled_itself(called)
 
 
-def module_now(recorder: recorders.Recorder) -> ModuleCall | None:
+def module_now(recorder: Recorder) -> ModuleCall | None:
     """The call of a module that a thread is inside, or the autograd node that it is at."""
     outer = recorder.module
     return at_node(recorder) if outer is None and recorder.differentiating else outer
 
 
-def at_node(recorder: recorders.Recorder) -> ModuleCall:
+def at_node(recorder: Recorder) -> ModuleCall:
     """Position of a thread in a backward pass: the autograd node that it is at."""
     return torch_private.node_sequence_number(), None, recorder.forward_calls

@@ -75,16 +75,45 @@ def pieces_of(length: int, first: int = PIECES[0]) -> tuple[int, ...]:
     return tuple(cuts)
 
 
-_courses: TemplateCache[Course] = TemplateCache()
-_lock = threading.Lock()
+class Courses:
+    """The programs of all threads, by how they begin."""
+
+    def __init__(self) -> None:
+        self._kept: TemplateCache[Course] = TemplateCache()
+        self._lock = threading.Lock()
+
+    def learn(self, ids: Ids, entries: Sequence[Entry]) -> Course:
+        """The course of a program that was sent whole."""
+        opening = _opening(ids)
+        with self._lock:
+            course = self._kept.get(opening)
+            if course is not None and course.ids == ids:
+                course.seen += 1
+            else:
+                course = Course(ids, pieces_of(len(ids), first_piece([entry.call.op for entry in entries])))
+                self._kept.put(opening, course, len(ids))
+        return course
+
+    def known(self, opening: Ids) -> Course | None:
+        """The program that begins so, where it has come often enough to be predicted."""
+        with self._lock:
+            course = self._kept.get(opening)
+        return course if course is not None and course.seen >= SEEN else None
+
+    def forget(self) -> None:
+        """Predict nothing until programs have been seen again."""
+        with self._lock:
+            self._kept.clear()
 
 
 class ProgramPredictor:
     """Predictor of one thread: its position in the predicted program."""
 
-    __slots__ = ("_course", "_last", "_next", "_piece", "_predicted", "_sent")
+    __slots__ = ("_course", "_courses", "_last", "_next", "_piece", "_predicted", "_sent")
 
-    def __init__(self) -> None:
+    def __init__(self, courses: Courses) -> None:
+        """`courses`: programs that any thread has recorded."""
+        self._courses = courses
         self._last: Course | None = None  # the course of the program before this one
         self._begin()
 
@@ -94,7 +123,7 @@ class ProgramPredictor:
         self._next = 0  # which cut comes next
         self._piece = 0  # length of the piece that is being sent
         last = self._last
-        self._course = _known(last.then) if last is not None and last.followed >= SEEN else None
+        self._course = self._courses.known(last.then) if last is not None and last.followed >= SEEN else None
         self._predicted = self._course is not None  # by the program before, and not by how this one begins
 
     def opens(self) -> bool:
@@ -104,7 +133,7 @@ class ProgramPredictor:
     def recognise(self, entries: Sequence[Entry]) -> None:
         """Look for a known program that begins with `entries`."""
         self._predicted = False
-        self._course = course = _known(_opening(_ids(entries)))
+        self._course = course = self._courses.known(_opening(_ids(entries)))
         if course is not None:
             self._next = sum(cut < len(entries) for cut in course.cuts)
 
@@ -159,30 +188,10 @@ class ProgramPredictor:
                 course.missed = 0
             ended = self._course
         else:
-            ended = _learn_course(ids, entries)
+            ended = self._courses.learn(ids, entries)
         if self._last is not None and ended is not None:
             self._last.follow(_opening(ended.ids))
         self._last = ended
-
-
-def _learn_course(ids: Ids, entries: Sequence[Entry]) -> Course:
-    """The course of a program that was sent whole."""
-    opening = _opening(ids)
-    with _lock:
-        course = _courses.get(opening)
-        if course is not None and course.ids == ids:
-            course.seen += 1
-        else:
-            course = Course(ids, pieces_of(len(ids), first_piece([entry.call.op for entry in entries])))
-            _courses.put(opening, course, len(ids))
-    return course
-
-
-def _known(opening: Ids) -> Course | None:
-    """The program that begins so, where it has come often enough to be predicted."""
-    with _lock:
-        course = _courses.get(opening)
-    return course if course is not None and course.seen >= SEEN else None
 
 
 def _ids(entries: Sequence[Entry]) -> Ids:
@@ -191,9 +200,3 @@ def _ids(entries: Sequence[Entry]) -> Ids:
 
 def _opening(ids: Ids) -> Ids:
     return ids[:OPENING]
-
-
-def forget_courses() -> None:
-    """Foresee nothing until programs have been seen again."""
-    with _lock:
-        _courses.clear()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import torch
@@ -19,8 +19,8 @@ from djinn_core.interception.recording.call_site import Issued
 from djinn_core.interception.recording.cut_points import steady_cut
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.gc_pause import collect_later
-from djinn_core.interception.recording.meta_only_storages import absent
-from djinn_core.interception.recording.program_prediction import OPENING, ProgramPredictor
+from djinn_core.interception.recording.meta_only_storages import Absent
+from djinn_core.interception.recording.program_prediction import OPENING, Courses, ProgramPredictor
 from djinn_core.interception.recording.split_submission import in_parts
 from djinn_core.interception.runtime_interface import Answer, Runtime, Submission, port
 from djinn_core.interception.shape_inference.message_limits import check_dimensions
@@ -34,15 +34,6 @@ from djinn_core.wire import limits
 WAITING_LIMIT = 1024  # freed handles that may wait for the unsent programs of other threads
 NOTHING = Program((), (), ())
 UPLOADED_LIMIT = 256 << 20  # bytes of uploads after which a program is cut, so that those that died are freed
-
-# Serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because cutting
-# one thread's program may demand that another's goes first.
-sending = threading.RLock()
-_tracking = threading.RLock()
-# Uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
-_held: deque[tuple[int, torch.Tensor, int]] = deque()
-# What was taken and not sent, because an interrupt came before: it goes first.
-_unsent: deque[Submission] = deque()
 
 if TYPE_CHECKING:
     from djinn_core.interception.recording.op_observer import Watcher
@@ -76,6 +67,7 @@ class Recorder:
     __slots__ = (
         "__weakref__",
         "_foresight",
+        "_shared",
         "_thread",
         "captures",
         "constants",
@@ -93,7 +85,9 @@ class Recorder:
         "watcher",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Recorders) -> None:
+        """`shared`: what it has in common with the recorders of other threads."""
+        self._shared = shared
         self.entries: list[Entry] = []
         self.epoch = 0
         self.captures: list[list[Entry]] = []
@@ -108,7 +102,7 @@ class Recorder:
         self.uploaded = 0
         self.uploads = 0
         self.limit = OPENING
-        self._foresight = ProgramPredictor()
+        self._foresight = ProgramPredictor(shared.courses)
         self._thread = weakref.ref(threading.current_thread())
 
     @property
@@ -122,7 +116,7 @@ class Recorder:
         last = storage.user
         if last is not None and last is not self and storage.written is last and storage.written_at == last.epoch:
             last.cut()
-        with _tracking:
+        with self._shared.tracking:
             last = storage.user
             if last is not None and last is not self:
                 # It may be about to append a read, so it counts even where it has nothing unsent.
@@ -132,7 +126,7 @@ class Recorder:
     def begin_write(self, storage: Storage) -> None:
         """Note a write to `storage`, after the unsent reads of other threads."""
         if storage.readers:
-            with _tracking:
+            with self._shared.tracking:
                 readers, storage.readers = storage.readers, None
             for reader in (readers or set()) - {self}:
                 reader.cut()
@@ -141,7 +135,7 @@ class Recorder:
 
     def take_back(self, value: Value, ops: Container[str]) -> bool:
         """Take back the last instruction where it is one of `ops` and made `value`; whether it was."""
-        with collect_later, sending:
+        with collect_later, self._shared.sending:
             last = self.entries[-1] if self.entries else None
             if last is None or last is self.fixed or last.call.op not in ops or last.handles != (value.handle,):
                 return False
@@ -168,14 +162,14 @@ class Recorder:
 
     def flush(self) -> None:
         """Send what all threads have recorded so far, and what may be freed, without waiting."""
-        for other in recorders():
+        for other in self._shared.all():
             if other is not self:
                 other.cut()
         self._send(_runtime(), SyncRequest())
 
     def figures(self, *, reset_peak: bool, device: int) -> Mapping[str, int]:
         """The executor's figures when it has done what was recorded so far; see `Runtime.figures`."""
-        with held, suppress_at_shutdown(), collect_later, held.patiently(sending):
+        with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
             self.flush()
             runtime = _runtime()
             try:
@@ -228,7 +222,7 @@ class Recorder:
         """Send what was recorded so far, and ask for values of `nbytes` that `wait` of the runtime gives later."""
         runtime, number = _runtime(), None
         try:
-            with held, held.patiently(sending):
+            with held, held.patiently(self._shared.sending):
                 number = self._send(runtime, SyncRequest(fetch=fetch))
                 runtime.defer(number, nbytes)
         except KeyboardInterrupt:
@@ -247,11 +241,11 @@ class Recorder:
         if self.constants is not None:
             self.constants.append((handle, source.clone()))
         if self.captures and not port.is_open():
-            _held.append((handle, source.clone(), device))
+            self._shared.held_back.append((handle, source.clone(), device))
             return
         runtime = _runtime()
         with held, suppress_at_shutdown(), collect_later:
-            _send_held(runtime)
+            self._shared.send_held_back(runtime)
             runtime.upload(handle, source, device)
         self.uploaded += source.nbytes
         self.uploads += 1
@@ -261,18 +255,20 @@ class Recorder:
                 self._send(runtime, SyncRequest())
 
     def _send(self, runtime: Runtime, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> int:
-        with held, suppress_at_shutdown(), collect_later, held.patiently(sending):
-            _send_held(runtime)
-            while _unsent:
-                _submit(runtime, _unsent.popleft())
-            if ask.synchronize or _waiting.count > WAITING_LIMIT:
-                for other in recorders():
+        with held, suppress_at_shutdown(), collect_later, held.patiently(self._shared.sending):
+            shared = self._shared
+            shared.send_held_back(runtime)
+            while shared.unsent:
+                shared.submit(runtime, shared.unsent.popleft())
+            if ask.synchronize or shared.waiting > WAITING_LIMIT:
+                for other in shared.all():
                     if other is not self and other.entries:
-                        _submit(runtime, other.take(SyncRequest()))
-            return _submit(runtime, self.take(ask, cut))
+                        shared.submit(runtime, other.take(SyncRequest()))
+            return shared.submit(runtime, self.take(ask, cut))
 
     def take(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Submission:
         """Take what was recorded so far, as far as `cut` says, to be submitted before `sending` is released."""
+        absent = self._shared.absent
         if absent:
             absent.sift(self.entries)
             absent.refuse((*ask.fetch, *ask.describe))
@@ -312,10 +308,11 @@ class Recorder:
     def _collect_freed(self) -> list[Value]:
         """Freed values that no other thread's unsent program uses; the others wait."""
         gone = take_freed()
-        alone = len(_all) == 1 and self in _all  # as mostly, and a weak set takes long to walk through
-        busy = {other for other in recorders() if other.entries and other is not self} if gone and not alone else set()
+        shared = self._shared
+        alone = not gone or shared.has_only(self)  # as mostly, and a weak set takes long to walk through
+        busy = set() if alone else {other for other in shared.all() if other.entries and other is not self}
         if not busy:
-            _waiting.count = 0
+            shared.waiting = 0
             return gone
         mine: list[Value] = []
         waiting: list[Value] = []
@@ -323,7 +320,7 @@ class Recorder:
             users = {value.storage.user, *(value.storage.readers or ())}
             (mine if busy.isdisjoint(users) else waiting).append(value)
         freed.extend(waiting)
-        _waiting.count = len(waiting)
+        shared.waiting = len(waiting)
         return mine
 
 
@@ -334,37 +331,9 @@ def _put_back(dead: list[Value], entries: list[Entry]) -> list[Value]:
     return [value for value in dead if value.handle not in used]
 
 
-@attrs.define
-class _Waiting:
-    count: int = 0
-
-
-_waiting = _Waiting()
-
-
 def _runtime() -> Runtime:
     with suppress_at_shutdown():
         return port.runtime()
-
-
-def _send_held(runtime: Runtime) -> None:
-    while _held:
-        runtime.upload(*_held[0])
-        _held.popleft()
-
-
-def _submit(runtime: Runtime, submission: Submission) -> int:
-    """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
-    number, parts = 0, deque(in_parts(submission))
-    while parts:
-        try:
-            number = runtime.submit(parts[0])
-        except KeyboardInterrupt:
-            rest = [attrs.evolve(part, fetch=(), describe=(), synchronize=False) for part in parts]
-            _unsent.extendleft(reversed(rest))
-            raise
-        parts.popleft()
-    return number
 
 
 def freeze(entries: list[Entry], dead: list[int]) -> Program:
@@ -377,52 +346,96 @@ def freeze(entries: list[Entry], dead: list[int]) -> Program:
     return Program(calls, operands, tuple(chain.from_iterable(slots)), inside, sites, modules)
 
 
-class _PerThread(threading.local):
+class Recorders:
+    """The recorders of all threads, and what they share: how programs follow one another, and what waits to be sent.
+
+    Attributes:
+        thread: the present thread's recorder, which its first use makes.
+        sending: serialises cutting and sending, so that programs arrive in the order in which they were cut. Reentrant, because
+            cutting one thread's program may demand that another's goes first. A forked child has a new one.
+        tracking: held while it changes which recorders use a storage.
+        held_back: uploads that a capture holds back, so that it starts no server: handles and copies of what they will be.
+        unsent: submissions that were taken and not sent, because an interrupt came before: they go first.
+        waiting: number of freed handles that wait for the unsent programs of other threads.
+        absent: storages without data. courses: programs as they were recorded last time.
+    """
+
     def __init__(self) -> None:
-        self.recorder = Recorder()
-        with _all_lock:
-            _all.add(self.recorder)
+        self.held_back: deque[tuple[int, torch.Tensor, int]] = deque()
+        self.unsent: deque[Submission] = deque()
+        self.waiting = 0
+        self.absent = Absent()
+        self.courses = Courses()
+        # Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
+        self._all: weakref.WeakSet[Recorder] = weakref.WeakSet()
+        self._make_locks()
+        self.thread: _PerThread | _Refusing = _PerThread(self)
 
+    def _make_locks(self) -> None:
+        self.sending = threading.RLock()
+        self.tracking = threading.RLock()
+        self._all_lock = threading.RLock()
 
-# Weak: a recorder whose thread has ended lives as long as a storage that its program touches.
-_all: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_all_lock = threading.RLock()
-_local: _PerThread | _Refusing = _PerThread()
+    def new(self) -> Recorder:
+        """A recorder for a thread."""
+        made = Recorder(self)
+        with self._all_lock:
+            self._all.add(made)
+        return made
 
+    def all(self) -> list[Recorder]:
+        """The recorders of all threads."""
+        with self._all_lock:
+            return list(self._all)
 
-def current() -> Recorder:
-    """This thread's recorder."""
-    return _local.recorder
+    def has_only(self, recorder: Recorder) -> bool:
+        """True if no thread has another recorder than this one."""
+        return len(self._all) == 1 and recorder in self._all
 
+    def send_held_back(self, runtime: Runtime) -> None:
+        """Upload what captures have held back. The caller holds `sending`."""
+        while self.held_back:
+            runtime.upload(*self.held_back[0])
+            self.held_back.popleft()
 
-@contextmanager
-def recording_on(recorder: Recorder) -> Iterator[None]:
-    """Have this thread record on `recorder` inside the block."""
-    if isinstance(_local, _Refusing):
-        raise ForkedProcess
-    before, _local.recorder = _local.recorder, recorder
-    try:
-        yield
-    finally:
-        _local.recorder = before
+    def submit(self, runtime: Runtime, submission: Submission) -> int:
+        """Submit what was taken. Where an interrupt comes before it is sent, nothing of it is lost, but what it asks for."""
+        number, parts = 0, deque(in_parts(submission))
+        while parts:
+            try:
+                number = runtime.submit(parts[0])
+            except KeyboardInterrupt:
+                rest = [attrs.evolve(part, fetch=(), describe=(), synchronize=False) for part in parts]
+                self.unsent.extendleft(reversed(rest))
+                raise
+            parts.popleft()
+        return number
 
+    def drop_everything(self) -> None:
+        """Drop everything recorded for a session that has ended, and its pending frees: the next session has no use for them."""
+        with self.sending:
+            for recorder in self.all():
+                recorder.take(SyncRequest())
+            freed.clear()
+            self.held_back.clear()
+            self.unsent.clear()
+            self.absent.clear()
+            port.sessions_ended += 1
 
-def recorders() -> list[Recorder]:
-    """The recorders of all threads."""
-    with _all_lock:
-        return list(_all)
-
-
-def drop_everything() -> None:
-    """Drop everything recorded for a session that has ended, and its pending frees: the next session has no use for them."""
-    with sending:
-        for recorder in recorders():
-            recorder.take(SyncRequest())
+    def forget_everything(self) -> None:
+        """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
+        self._make_locks()
+        collect_later.restart()
+        self._all.clear()
         freed.clear()
-        _held.clear()
-        _unsent.clear()
-        absent.clear()
-        port.sessions_ended += 1
+        self.held_back.clear()
+        self.unsent.clear()
+        self.thread = _Refusing() if port.forked else _PerThread(self)
+
+
+class _PerThread(threading.local):
+    def __init__(self, recorders: Recorders) -> None:
+        self.recorder = recorders.new()
 
 
 class _Refusing:
@@ -438,13 +451,22 @@ class _Refusing:
         raise ForkedProcess
 
 
-def forget_everything() -> None:
-    """In a forked child: the programs belong to the parent, and locks may be held by threads that stayed there."""
-    global _local, _all_lock, _tracking, sending
-    sending, _tracking, _all_lock = threading.RLock(), threading.RLock(), threading.RLock()
-    collect_later.restart()
-    _all.clear()
-    freed.clear()
-    _held.clear()
-    _unsent.clear()
-    _local = _Refusing() if port.forked else _PerThread()
+recorders: Final = Recorders()
+
+
+def current() -> Recorder:
+    """This thread's recorder."""
+    return recorders.thread.recorder
+
+
+@contextmanager
+def recording_on(recorder: Recorder) -> Iterator[None]:
+    """Have this thread record on `recorder` inside the block."""
+    thread = recorders.thread
+    if isinstance(thread, _Refusing):
+        raise ForkedProcess
+    before, thread.recorder = thread.recorder, recorder
+    try:
+        yield
+    finally:
+        thread.recorder = before

@@ -17,7 +17,7 @@ from djinn_core.errors import InvalidStage
 from djinn_core.interception.recording.append import append
 from djinn_core.interception.recording.entry import Entry
 from djinn_core.interception.recording.groups import GroupingRecorder
-from djinn_core.interception.recording.recorder import SyncRequest, recording_on
+from djinn_core.interception.recording.recorder import SyncRequest, recorders, recording_on
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_core.interception.tensors.storage import BorrowedValue, Storage
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
@@ -79,7 +79,7 @@ class _Apart(GroupingRecorder):
 
 @contextmanager
 def _apart() -> Iterator[GroupingRecorder]:
-    recorder = _Apart()
+    recorder = _Apart(recorders)
     recorder.limit = _NEVER
     with recording_on(recorder), torch.inference_mode():
         yield recorder

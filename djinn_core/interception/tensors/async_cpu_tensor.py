@@ -146,5 +146,5 @@ def _copy(target: torch.Tensor, fetched: torch.Tensor) -> None:
 def _expect(tensor: Any, arrival: _Arrival) -> None:
     if tensor is not None:
         tensor.arrival = arrival
-    pending_copies.on_their_way.append(arrival)
+    device_state.pending_copies.append(arrival)
     pending_copies.land_what_came()

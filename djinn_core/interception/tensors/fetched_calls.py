@@ -9,6 +9,7 @@ import torch
 
 from djinn_core.errors import DjinnError
 from djinn_core.interception.async_fetch import Pending, fetch_later
+from djinn_core.interception.device.device_state import device_state
 from djinn_core.interception.tensors import pending_copies
 from djinn_core.interception.tensors.lazy_tensor import LazyTensor
 from djinn_core.logs import get_logger
@@ -43,5 +44,5 @@ def call_when_fetched(tensors: Sequence[LazyTensor], use: Use) -> None:
 
     `use` may look and warn. It runs in the middle of another op, so it must not use the device, and what it raises is raised there.
     """
-    pending_copies.on_their_way.append(_Call(fetch_later(list(tensors)), use))
+    device_state.pending_copies.append(_Call(fetch_later(list(tensors)), use))
     pending_copies.land_what_came()

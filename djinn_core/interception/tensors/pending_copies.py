@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from typing import Protocol
+
+from djinn_core.interception.device.device_state import device_state
 
 # Held while a copy lands, so that who uses it meanwhile on another thread waits for that.
 lock = threading.RLock()
@@ -20,9 +21,6 @@ class Copy(Protocol):
         """Put its elements in their place. `strict`: raise what it failed with, where its user may never see that."""
 
 
-on_their_way: deque[Copy] = deque()
-
-
 def land_what_came(strict: bool = False) -> None:
     """Put in their places the elements of all copies that are here. Answers come in order, so the first that is not ends it.
 
@@ -30,5 +28,6 @@ def land_what_came(strict: bool = False) -> None:
         RemoteError: with `strict`, what a copy into memory of the user's failed with.
     """
     with lock:
-        while on_their_way and on_their_way[0].done():
-            on_their_way.popleft().land(strict)
+        pending = device_state.pending_copies
+        while pending and pending[0].done():
+            pending.popleft().land(strict)

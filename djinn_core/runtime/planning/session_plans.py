@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from djinn_core.config import Settings
 from djinn_core.hookspecs.growth import tolerates_growth
-from djinn_core.interception.recording import recorder
+from djinn_core.interception.recording.recorder import recorders
 from djinn_core.interception.runtime_interface import port
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import ProgramGraph
@@ -82,7 +82,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
 
 def plan_anew(context: ClientContext) -> None:
     """Forget the plans of the open session: settings or plugins have changed that they depend on."""
-    with recorder.sending:
+    with recorders.sending:
         planner = new_planner(context, max(1, len(context.opened)))
         if context.session is not None:
             context.session.plan_by(planner)
