@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import queue
+import ssl
 
 import attrs
 import pytest
@@ -11,15 +13,21 @@ from configured import configured
 from servers import SECONDS, fresh_python, start_server, wait_for
 
 import djinn
-from djinn.testing import AdmissionPolicyConformance, AuthenticatorConformance, ServerObserverConformance
+from djinn.testing import (
+    AdmissionPolicyConformance,
+    AuthenticatorConformance,
+    ServerObserverConformance,
+    self_signed_tls,
+)
 from djinn_core.config import Settings
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
 from djinn_core.hookspecs.admission import AdmissionDelay, AdmissionRefusal, AdmissionRequest
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
 from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.server_observers import ServerEvent
-from djinn_core.hookspecs.transports import Frame
+from djinn_core.hookspecs.transports import Frame, Limits, PeerCertified, TlsOptions
 from djinn_core.launch.executor_config import AdmissionLimits
+from djinn_core.launch.tls_transports import under_tls
 from djinn_core.launch.token_table import TokenTable, change_table, create
 from djinn_core.plugins.registry import Registry
 from djinn_core.plugins.report import PluginRow
@@ -304,6 +312,31 @@ def test_sessions_end_with_their_credentials(guarded):
         wait_for(lambda: guarded.events(name="evicted"), "the eviction")
         with pytest.raises(SessionLost):
             wait_for(lambda: (x + 1).sum().item() is None, "the end of the session")
+
+
+@pytest.mark.parametrize("scheme", ["tcps", "https"])
+def test_a_gateway_sees_the_certificates_of_clients(scheme, tmp_path):
+    server, client = self_signed_tls(tmp_path / "server"), self_signed_tls(tmp_path / "client")
+    asks = TlsOptions(server.certificate, server.key, authority=client.certificate)
+    shows = TlsOptions(client.certificate, client.key, fingerprints=server.fingerprints)
+    there, here = (
+        next(way for way in under_tls(registry().transports, tls) if scheme in way.schemes) for tls in (asks, shows)
+    )
+    seen = queue.SimpleQueue()
+
+    def accept(connection):
+        assert isinstance(connection, PeerCertified)
+        seen.put(connection.certificate)
+        connection.receive(SECONDS)
+
+    listener = there.listen(f"{scheme}://127.0.0.1:0", Limits(), accept)
+    connection = here.connect(listener.url, Limits(), SECONDS)
+    try:
+        connection.send(Frame(b"hello"))
+        assert seen.get(timeout=SECONDS) == ssl.PEM_cert_to_DER_cert(client.certificate.read_text())
+    finally:
+        connection.close()
+        listener.close()
 
 
 # --- parts, without a server ---------------------------------------------------------------------------------------------
