@@ -138,7 +138,10 @@ class Executor:
             refuse(connection, "the executor is shutting down: connect again later")
             return
         with self._door:  # one after the other: many who come at once are not all the last one
+            self._tenancy.assign(admitted.grant.badge)
             request, refusal = self._within_limits(admitted)
+            if refusal is not None and refusal.kind == "full":
+                self.full(refusal.reason)
             self._inside += refusal is None
         if refusal is None:
             try:
@@ -154,17 +157,13 @@ class Executor:
         refuse(connection, refusal.reason, again=refusal.after is not None, after=refusal.after or 0.0)
 
     def _within_limits(self, admitted: Admitted) -> tuple[AdmissionRequest, AdmissionRefusal | None]:
-        """A client's request for a session, and why the built-in limits refuse it. A gateway is told that its executor is full."""
+        """A client's request for a session, and why the built-in limits refuse it."""
         badge = admitted.grant.badge
-        self._tenancy.assign(badge)
         request = self._context.request(SESSION, self._client(badge, admitted.grant.client), self._inside)
         reason = self._tenancy.refusal(badge)
         if reason:
             return request, AdmissionRefusal(reason, kind="tenant")
-        refusal = self._limits.decide(request)
-        if refusal is not None and refusal.kind == "full":
-            self.full(refusal.reason)
-        return request, refusal
+        return request, self._limits.decide(request)
 
     def _begin(self, connection: Connection, admitted: Admitted) -> None:
         """A session from its beginning to its end."""
@@ -177,7 +176,7 @@ class Executor:
     def _resume(self, connection: Connection, asked: Resume) -> None:
         """Let a client go on with a session that is here, or that an executor before this one has left."""
         try:
-            found = self._leases.recover(connection, asked, self._refusal_to_recover)
+            found = self._leases.recover(connection, asked, self._assign_recovered)
         except QuotaExceeded as error:
             _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
             refuse(connection, str(error), again=True)
@@ -200,7 +199,8 @@ class Executor:
         finally:
             self._left()
 
-    def _refusal_to_recover(self, badge: Badge) -> str:
+    def _assign_recovered(self, badge: Badge) -> str:
+        """Work for the tenant of a session that is to be recovered; the reason why it cannot be now, empty if it can."""
         reason = self._tenancy.refusal_to_recover(badge)
         if reason:
             return reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from djinn_core.server.context import ExecutorContext
 from djinn_core.server.events import ServerEvents
 from djinn_core.server.gateway import operations_listener
 from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.operations_listener import OperationsListener
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
@@ -118,7 +120,7 @@ def test_what_is_no_http_makes_one_line_of_log(web, dial, closes, caplog, wait_f
 @pytest.fixture
 def watched(tls, request):
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test")))
-    routes = Operations(gatekeeper, ServerEvents(), lambda: "", lambda accept: (b"", ""))
+    routes = Operations(GatewayContext(gatekeeper, SimpleNamespace(), ServerEvents()), lambda accept: (b"", ""))
     context = server_context(tls) if getattr(request, "param", "plain") == "tls" else None
     listener = OperationsListener("127.0.0.1", 0, routes, context)
     yield listener

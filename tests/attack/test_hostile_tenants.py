@@ -35,6 +35,7 @@ from djinn_core.server.events import ServerEvents
 from djinn_core.server.executor import Executor
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token
@@ -212,10 +213,9 @@ def test_one_tenant_does_not_have_all_threads_of_the_gateway():
 def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tmp_path):
     executor = start()
     pool = SimpleNamespace(find=lambda device: (0, executor), devices=(executor.device.id,))
-    tenants = SimpleNamespace(pool_of=lambda tenant, memory: pool)
+    tenants = SimpleNamespace(start_pool=lambda tenant, memory: pool)
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "this test")))
-    asked = (gatekeeper, tenants, ServerEvents(), transports, tuple, lambda who: None)
-    admission = Admission(*asked, relays=Relays(1))
+    admission = Admission(GatewayContext(gatekeeper, tenants, ServerEvents()), transports, relays=Relays(1))
     url = f"unix://{tmp_path}/gateway.sock"
     listener = transport_for(url, transports).listen(url, STRANGER_LIMITS, admission.serve)
     opened = []

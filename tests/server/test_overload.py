@@ -27,6 +27,7 @@ from djinn_core.server.gateway import admission
 from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.log_rate_limit import AT_ONCE, Sparing
 from djinn_core.server.gateway.pool import Pool
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
@@ -80,13 +81,13 @@ def gateway(tmp_path, monkeypatch):
         box[0], _, calm = create(TokenTable(), "calm", 0)
         box[0], _, often = create(box[0], "often", 0)
         box[0] = TokenTable(box[0].tokens, {"often": Quota(connections_a_minute=12)})
-    status = lambda who: Status("", 0, 0.0, ())
     tenants = SimpleNamespace(
-        pool_of=lambda *_: Refusal("this server has executors for no tenant at a time", again=True)
+        start_pool=lambda *_: Refusal("this server has executors for no tenant at a time", again=True),
+        statuses=lambda tenant: (),
     )
     audit = Audit(log)
     gatekeeper = Authentication(TokenAuthenticator(Token("own", ""), table))
-    made = Admission(gatekeeper, tenants, ServerEvents.of("gateway", audit), (), tuple, status)
+    made = Admission(GatewayContext(gatekeeper, tenants, ServerEvents.of("gateway", audit)), ())
 
     def hear(message):
         connection = Asking(message)

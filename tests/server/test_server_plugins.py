@@ -36,9 +36,9 @@ from djinn_core.runtime.connecting.status import ask_servers
 from djinn_core.server import admission_policies, events
 from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate, ExecutorLimits
 from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway.admission import Counts
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import Counts
 from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token
 from djinn_core.server.usage_metrics import UsageMetrics

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from collections import Counter
-from collections.abc import Callable
 
 import attrs
 
-from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import DjinnError, ProtocolError, TransportError
 from djinn_core.hookspecs.admission import CONNECTION, AdmissionRequest
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
-from djinn_core.hookspecs.server_observers import ServerEvent
 from djinn_core.hookspecs.transports import Connection, Limits, PeerCertified, PeerNamed, Transport
 from djinn_core.launch.addresses import transport_for
 from djinn_core.launch.process import ExecutorProcess
@@ -21,10 +18,8 @@ from djinn_core.launch.tickets import LIFETIME, Badge
 from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.server.admission_policies import AdmissionPolicies, ConnectionRate
-from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.relay import Relays, both_ways, relay
-from djinn_core.server.gateway.tenants import Tenants
 from djinn_core.server.greetings import STRANGER_LIMITS, Refusal, complain, receive_message, refuse, send_message
 from djinn_core.server.malloc_trim import MemoryTrimmer
 from djinn_core.server.rate_limit import Bucket
@@ -32,6 +27,7 @@ from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
     Attach,
+    ExecutorStatus,
     Hello,
     Kill,
     Killed,
@@ -50,56 +46,20 @@ _log = get_logger("djinn.server")
 _FIRST = "the first message must be one that shows a token"
 
 
-@attrs.define
-class Counts:
-    """A server observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started."""
-
-    name: str = "counts"
-    connections: int = 0
-    refused: Counter[str] = attrs.field(factory=Counter)
-    admitted: Counter[str] = attrs.field(factory=Counter)
-    relayed: int = 0
-
-    def observe(self, event: ServerEvent) -> None:
-        """As `ServerObserver.observe`, in the thread of the event."""
-        fields = event.fields
-        if event.name == "connected":
-            self.connections += 1
-        elif event.name == "refused":
-            kind = fields.get("why", "")
-            self.refused[f"operations_{kind}" if fields.get("at") == "operations" else kind] += 1
-            if "of" in fields:
-                self.refused[fields["of"]] += 1
-        elif event.name == "admitted":
-            self.admitted[fields.get("tenant", "")] += 1
-        elif event.name == "relayed":
-            self.relayed += 1
-
-
 @attrs.frozen
 class Admission:
     """Admits clients with good credentials: with a ticket for an executor, a relay to it where they need one, or the status.
 
     Attributes:
-        gatekeeper: checks credentials. tenants: the executors by tenant. events: tells observers of every connection.
         transports: ways to the executors.
-        gateway: where the gateway listens. status: its status, for an identity that may see it.
-        strangers: connections that have not shown a token yet.
-        keys: ids of the credentials that clients have shown.
         rate: limits how often tenants connect. policies: those of plugins.
         wrong: limits how often wrong tokens are answered; valid ones never wait.
         relays: limits the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
     """
 
-    gatekeeper: Authentication
-    tenants: Tenants
-    events: ServerEvents
+    context: GatewayContext
     transports: tuple[Transport, ...]
-    gateway: Callable[[], tuple[str, ...]]
-    status: Callable[[Identity], Status]
-    strangers: Strangers = attrs.field(factory=Strangers)
-    keys: set[str] = attrs.field(factory=set)
     rate: ConnectionRate = attrs.field(factory=ConnectionRate)
     policies: AdmissionPolicies = attrs.field(factory=AdmissionPolicies)
     relays: Relays = attrs.field(factory=Relays)
@@ -109,9 +69,9 @@ class Admission:
     def serve(self, connection: Connection) -> None:
         """One connection from its first message to its last, in a thread of its own."""
         connection.limits = STRANGER_LIMITS
-        self.events.note("connected", peer=_peer(connection))
+        self.context.events.note("connected", peer=_peer(connection))
         self.trimmer.soon()
-        with self.strangers.entered(connection):
+        with self.context.strangers.entered(connection):
             message = self._first_message(connection)
             if message is None:
                 return
@@ -122,8 +82,8 @@ class Admission:
             if isinstance(message, Kill):
                 self._kill(connection, message, identity)
             elif isinstance(message, StatusRequest):
-                self.events.note("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
-                send_message(connection, self.status(identity))
+                self.context.events.note("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
+                send_message(connection, self._status(identity))
             else:
                 self._welcome(connection, message, identity)
         except TransportError as error:
@@ -138,7 +98,7 @@ class Admission:
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
         certificate = connection.certificate if isinstance(connection, PeerCertified) else b""
-        identity = self.gatekeeper.identify(Credentials(message.token, certificate, _peer(connection)))
+        identity = self.context.gatekeeper.identify(Credentials(message.token, certificate, _peer(connection)))
         if isinstance(identity, Denial):
             self._refuse(connection, identity, type(message).__name__)
             return None
@@ -176,10 +136,10 @@ class Admission:
 
     def _refuse(self, connection: Connection, denied: Denial, asked: str, who: Identity | None = None) -> None:
         if who is None and self.wrong.take():
-            self.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denied.kind)
+            self.context.events.note("refused", why="flood", asked=asked, peer=_peer(connection), of=denied.kind)
             return  # without an answer: a client that has a token does not send wrong ones by the hundred
         known = {} if who is None else {"tenant": who.tenant, "key": who.key}
-        self.events.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
+        self.context.events.note("refused", why=denied.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denied.reason, again=denied.again, after=denied.after)
@@ -188,21 +148,26 @@ class Admission:
         try:
             return receive_message(connection, HELLO_SECONDS)
         except TimeoutError:
-            self.events.note("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
+            self.context.events.note("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
         except ProtocolError as error:
-            self.events.note("refused", why="protocol", peer=_peer(connection))
+            self.context.events.note("refused", why="protocol", peer=_peer(connection))
             _log.warning("a connection was closed that does not follow the protocol", error=str(error))
             complain(connection, str(error))
         except TransportError as error:
             _log.info("a connection ended before it asked for anything", error=str(error))
         return None
 
+    def _status(self, identity: Identity) -> Status:
+        age = time.monotonic() - self.context.since
+        return Status(djinn_version(), os.getpid(), age, self._shown_to(identity))
+
+    def _shown_to(self, identity: Identity) -> tuple[ExecutorStatus, ...]:
+        return self.context.tenants.statuses(None if identity.sees_all else identity.tenant)
+
     def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
         """End a session that the one who asks may see."""
-        shown = self.tenants.statuses(None if identity.sees_all else identity.tenant)
-        found = {
-            s.session: s.client for executor in shown for s in executor.sessions if s.session.startswith(kill.session)
-        }
+        sessions = [session for executor in self._shown_to(identity) for session in executor.sessions]
+        found = {s.session: s.client for s in sessions if s.session.startswith(kill.session)}
         if len(found) != 1 or not kill.session:
             several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
             reason = f"{several} {kill.session!r}: `djinn status --json` shows their whole names"
@@ -210,13 +175,13 @@ class Admission:
             return
         ((session, client),) = found.items()
         facts = {"session": session, "client": client, "tenant": identity.tenant, "key": identity.key}
-        self.events.note("killed", **facts, peer=_peer(connection))
+        self.context.events.note("killed", **facts, peer=_peer(connection))
         who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
-        self.tenants.end(session, f"it was ended by {who}, with `djinn kill`")
+        self.context.tenants.end(session, f"it was ended by {who}, with `djinn kill`")
         send_message(connection, Killed(session, client))
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
-        pool = self.tenants.pool_of(identity.tenant, identity.quota.memory)
+        pool = self.context.tenants.start_pool(identity.tenant, identity.quota.memory)
         if isinstance(pool, Refusal):
             self._refuse(connection, _denied(pool), "Hello", identity)
             return
@@ -229,13 +194,13 @@ class Admission:
         if hello.torch != ready.torch:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
         if identity.key:
-            self.keys.add(identity.key)
+            self.context.keys.add(identity.key)
         facts = {"tenant": identity.tenant, "key": identity.key, "client": hello.client}
         where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
-        self.events.note("admitted", **facts, **where)
+        self.context.events.note("admitted", **facts, **where)
         badge = Badge(identity.tenant, identity.key, identity.quota)
         ticket = executor.issue_ticket(hello.client, badge=badge)
-        offered = (ready.device, self.gateway(), pool.devices, number)
+        offered = (ready.device, self.context.urls, pool.devices, number)
         welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered)
         send_message(connection, welcome)
         attach = _wish_for_relay(connection)
@@ -261,7 +226,7 @@ class Admission:
             refuse(connection, "the executor cannot be reached: connect again", again=True)
             return
         connection.limits = Limits()
-        self.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
+        self.context.events.note("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
         try:
             send_message(inner, attach)
             ways = both_ways(connection, inner)

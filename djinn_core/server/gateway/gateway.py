@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,29 +15,26 @@ from typing import TYPE_CHECKING
 import attrs
 
 from djinn_core.builtins.tls_contexts import fingerprint_of_file, server_context
-from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.directories import runtime_directory
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
-from djinn_core.hookspecs.authentication import Identity
-from djinn_core.hookspecs.transports import Listener
 from djinn_core.launch.connection_file import ConnectionFile, remove_connection_file, write_connection_file
 from djinn_core.launch.executor_config import ExecutorConfig
 from djinn_core.launch.listen_addresses import Listening, advertised, chosen_by
 from djinn_core.launch.private_directory import make_private_directory
 from djinn_core.launch.process import ExecutorProcess
-from djinn_core.launch.version import djinn_version
 from djinn_core.logs import get_logger
 from djinn_core.plugins.kinds import GATEWAY_KINDS
 from djinn_core.plugins.registry import Registry, load_registry
 from djinn_core.role import become_server
 from djinn_core.server.admission_policies import AdmissionPolicies
 from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway.admission import Admission, Counts
+from djinn_core.server.gateway.admission import Admission
 from djinn_core.server.gateway.audit import Audit
 from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import Counts, GatewayContext
 from djinn_core.server.gateway.device_discovery import offered
 from djinn_core.server.gateway.gateway_config import GatewayConfig
-from djinn_core.server.gateway.metrics import Observed, exporter
+from djinn_core.server.gateway.metrics import exporter
 from djinn_core.server.gateway.operations import Operations
 from djinn_core.server.gateway.reaper import Watch
 from djinn_core.server.gateway.tenants import Tenants
@@ -46,7 +42,6 @@ from djinn_core.server.gateway.token_authenticator import TokenAuthenticator
 from djinn_core.server.gateway.tokens import Token, check_exposure, find_token, has_table
 from djinn_core.server.greetings import STRANGER_LIMITS
 from djinn_core.server.malloc_trim import keep_few_arenas, set_start_aside
-from djinn_core.wire.messages import Status
 
 if TYPE_CHECKING:
     from djinn_core.server.gateway.operations_listener import OperationsListener
@@ -79,15 +74,12 @@ class Gateway:
         self._token = token
         self._gatekeeper = gatekeeper
         self._audit = audit
-        self._tenants: Tenants | None = None
-        self._counts, self._strangers = Counts(), Strangers()
+        self._counts = Counts()
         self._events = ServerEvents.of("gateway", self._counts, audit)
+        self._context: GatewayContext | None = None
         self._operations: OperationsListener | None = None
         self._watch: Watch | None = None
-        self._draining = False
-        self._listeners: list[Listener] = []
         self._file: tuple[Path, ConnectionFile] | None = None
-        self._since = time.monotonic()
         self._accounts: tuple[str, int] | None = None  # a directory, and what holds it
 
     def start(self, tell: Callable[[str], None]) -> Serving:
@@ -108,12 +100,13 @@ class Gateway:
             tell(f"Starting an executor for {names}: this takes some seconds")
         except OSError as error:
             raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
-        self._tenants = Tenants(executors, self._config.start_timeout, expected, events=self._events)
-        self._operations = self._listen_for_operations(self._tenants)
+        tenants = Tenants(executors, self._config.start_timeout, expected, events=self._events)
+        self._context = context = GatewayContext(self._gatekeeper, tenants, self._events, self._counts)
+        self._operations = self._listen_for_operations(context)
         registry = self._plugins()
         chosen = chosen_by(registry.transports, self._config.network.tls, self._config.network.places)
-        ready = self._tenants.wait_ready()
-        urls = self._listen(chosen, registry, self._tenants)
+        ready = tenants.wait_ready()
+        urls = self._listen(chosen, registry, context)
         named = self._config.network.tls is not None and not self._config.pinned
         dialled = advertised(urls, self._config.advertise, named)
         path = self._config.connection_file or default_connection_file()
@@ -134,15 +127,17 @@ class Gateway:
 
     def close(self, drain_seconds: float) -> None:
         """Admit no further clients, wait at most `drain_seconds` for sessions to end, then end the executors."""
-        self._draining = True
+        context = self._context
+        if context is not None:
+            context.draining.set()
         if self._watch is not None:
             self._watch.close()
-        while self._listeners:
-            self._listeners.pop().close()
+        while context is not None and context.listeners:
+            context.listeners.pop().close()
         if self._file is not None:
             remove_connection_file(*self._file)
-        if self._tenants is not None:
-            self._tenants.close(drain_seconds)
+        if context is not None:
+            context.tenants.close(drain_seconds)
         if self._operations is not None:
             self._operations.close()
         if self._accounts is not None:
@@ -164,12 +159,9 @@ class Gateway:
         self._events.observe_with(registry)
         return registry
 
-    def _listen(self, chosen: Sequence[Listening], registry: Registry, tenants: Tenants) -> tuple[str, ...]:
-        status = lambda who: self._status(tenants, who)  # noqa: E731 - bound to these tenants
-        ways = (registry.transports, self._urls, status, self._strangers)
-        policies = AdmissionPolicies.of(registry)
-        admission = Admission(self._gatekeeper, tenants, self._events, *ways, policies=policies)
-        self._watch = Watch(self._gatekeeper, tenants, self._events, admission.keys)
+    def _listen(self, chosen: Sequence[Listening], registry: Registry, context: GatewayContext) -> tuple[str, ...]:
+        admission = Admission(context, registry.transports, policies=AdmissionPolicies.of(registry))
+        self._watch = Watch(context)
         for one in chosen:
             try:
                 listener = one.transport.listen(one.at(one.place.port), STRANGER_LIMITS, admission.serve)
@@ -179,33 +171,17 @@ class Gateway:
                     f"the transport {name!r} cannot listen, because a package is missing: {error}. Install it, or leave the "
                     f"transport out: --without-transport {name}"
                 ) from error
-            self._listeners.append(listener)
-        return self._urls()
+            context.listeners.append(listener)
+        return context.urls
 
-    def _listen_for_operations(self, tenants: Tenants) -> OperationsListener | None:
+    def _listen_for_operations(self, context: GatewayContext) -> OperationsListener | None:
         """Start the operations listener before the executors, so that `/readyz` reports that they are not ready yet."""
         port = self._config.access.operations_port
         if port is None:
             return None
-        facts = (djinn_version(), self._since, lambda: self._draining)
-        export = exporter(Observed(tenants, self._gatekeeper, self._counts, self._strangers, *facts))
-        operations = Operations(self._gatekeeper, self._events, self._why_not_ready, export)
-        context = None if self._config.network.tls is None else server_context(self._config.network.tls)
-        return _operations_listener()(self._config.network.places.host, port, operations, context)
-
-    def _why_not_ready(self) -> str:
-        if self._draining:
-            return "draining: no further clients are admitted"
-        if not self._listeners or self._tenants is None:
-            return "starting"
-        return "" if self._tenants.ready else "an executor is being started"
-
-    def _urls(self) -> tuple[str, ...]:
-        return tuple(listener.url for listener in self._listeners)
-
-    def _status(self, tenants: Tenants, who: Identity) -> Status:
-        shown = tenants.statuses(None if who.sees_all else who.tenant)
-        return Status(djinn_version(), os.getpid(), time.monotonic() - self._since, shown)
+        network = self._config.network
+        tls = None if network.tls is None else server_context(network.tls)
+        return _operations_listener()(network.places.host, port, Operations(context, exporter(context)), tls)
 
 
 def serve(

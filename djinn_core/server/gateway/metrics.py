@@ -9,13 +9,11 @@ from typing import Any, Final
 
 import attrs
 
-from djinn_core.builtins.unauthenticated_limit import Strangers
 from djinn_core.errors import ConfigurationError
 from djinn_core.launch.orders import Distribution, Metered, Sessions
-from djinn_core.server.gateway.admission import Counts
-from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.launch.version import djinn_version
+from djinn_core.server.gateway.context import GatewayContext
 from djinn_core.server.gateway.pool import Seat
-from djinn_core.server.gateway.tenants import Tenants
 
 # What executors count, and what is so now: name (after `djinn_executor_`) and what it says.
 COUNTERS: Final = {
@@ -54,20 +52,7 @@ DISTRIBUTIONS: Final = {
 _LABELS: Final = ("executor", "device", "tenant")
 
 
-@attrs.frozen
-class Observed:
-    """Objects from which the metrics are read."""
-
-    tenants: Tenants
-    gatekeeper: Authentication
-    counts: Counts
-    strangers: Strangers
-    version: str
-    since: float
-    draining: Callable[[], bool]
-
-
-def exporter(observed: Observed) -> Callable[[str], tuple[bytes, str]]:
+def exporter(context: GatewayContext) -> Callable[[str], tuple[bytes, str]]:
     """A function that gives the metrics as of now, and their content type, for the value of an `Accept` header.
 
     Raises:
@@ -78,7 +63,7 @@ def exporter(observed: Observed) -> Callable[[str], tuple[bytes, str]]:
     library.ProcessCollector(registry=registry)
     library.PlatformCollector(registry=registry)
     library.GCCollector(registry=registry)
-    registry.register(_Collector(observed, library.metrics_core))
+    registry.register(_Collector(context, library.metrics_core))
 
     def export(accept: str) -> tuple[bytes, str]:
         encode, content_type = library.exposition.choose_encoder(accept)
@@ -112,8 +97,8 @@ class _Row:
 class _Collector:
     """A Prometheus collector: makes the metrics at each scrape."""
 
-    def __init__(self, observed: Observed, families: Any) -> None:
-        self._observed = observed
+    def __init__(self, context: GatewayContext, families: Any) -> None:
+        self._context = context
         self._families = families
 
     def describe(self) -> Iterable[Any]:
@@ -129,16 +114,20 @@ class _Collector:
         yield from self._metered(rows)
 
     def _rows(self) -> Iterator[_Row]:
-        for tenant, pool in self._observed.tenants.pools():
+        for tenant, pool in self._context.tenants.pools():
             for number, seat in enumerate(pool.seats):
                 yield _Row((str(number), seat.device_id, tenant), seat, seat.report())
 
     def _gateway(self) -> Iterator[Any]:
-        seen, counts = self._observed, self._observed.counts
-        yield self._families.InfoMetricFamily("djinn_build", "Version of the server", value={"version": seen.version})
+        seen, counts = self._context, self._context.counts
+        yield self._families.InfoMetricFamily(
+            "djinn_build", "Version of the server", value={"version": djinn_version()}
+        )
         yield self._gauge("djinn_gateway_uptime_seconds", "Since when it runs", time.monotonic() - seen.since)
         yield self._gauge("djinn_gateway_ready", "Whether clients find an executor", float(seen.tenants.ready))
-        yield self._gauge("djinn_gateway_draining", "1 while it admits no further clients", float(seen.draining()))
+        yield self._gauge(
+            "djinn_gateway_draining", "1 while it admits no further clients", float(seen.draining.is_set())
+        )
         yield self._gauge("djinn_gateway_strangers", "Connections that have shown nothing yet", len(seen.strangers))
         yield self._gauge("djinn_gateway_tenants", "Tenants that have a good token", len(seen.gatekeeper.tenants))
         yield self._counter("djinn_gateway_connections", "Connections that were made", {(): counts.connections})

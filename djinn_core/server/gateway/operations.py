@@ -14,8 +14,7 @@ from typing import Final
 import attrs
 
 from djinn_core.hookspecs.authentication import Credentials, Denial, Identity
-from djinn_core.server.events import ServerEvents
-from djinn_core.server.gateway.authentication import Authentication
+from djinn_core.server.gateway.context import GatewayContext
 
 
 @attrs.frozen
@@ -32,20 +31,17 @@ class Operations:
     """The routes and the state that they report.
 
     Attributes:
-        ready: returns the reason why a client that connects now is not served, empty where it is.
         export: the metrics and their content type, for an `Accept` header.
     """
 
-    gatekeeper: Authentication
-    events: ServerEvents
-    ready: Callable[[], str]
+    context: GatewayContext
     export: Callable[[str], tuple[bytes, str]]
 
     def answer(self, path: str, shown: Credentials, accept: str) -> Answer:
         """The response to `GET path` from a client with these credentials."""
-        who = self.gatekeeper.identify(shown)
+        who = self.context.gatekeeper.identify(shown)
         if isinstance(who, Denial):
-            self.events.note("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
+            self.context.events.note("refused", why=who.kind, asked=path[:64], peer=shown.peer, at="operations")
             return Answer(HTTPStatus.UNAUTHORIZED, f"{who.reason}\n".encode())
         route = ROUTES.get(path)
         if route is None:
@@ -60,7 +56,7 @@ class Operations:
     def readyz(self, who: Identity, accept: str) -> Answer:
         """Readiness: while it fails, clients should be sent elsewhere."""
         del who, accept
-        reason = self.ready()
+        reason = self._why_not_ready()
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n".encode())
 
     def metrics(self, who: Identity, accept: str) -> Answer:
@@ -70,6 +66,14 @@ class Operations:
                 HTTPStatus.FORBIDDEN, b"metrics are for the operator: ask for a token that may watch the server\n"
             )
         return Answer(HTTPStatus.OK, *self.export(accept))
+
+    def _why_not_ready(self) -> str:
+        """The reason why a client that connects now is not served; empty: it is."""
+        if self.context.draining.is_set():
+            return "draining: no further clients are admitted"
+        if not self.context.listeners:
+            return "starting"
+        return "" if self.context.tenants.ready else "an executor is being started"
 
 
 Route = Callable[[Operations, Identity, str], Answer]

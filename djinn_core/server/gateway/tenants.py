@@ -67,8 +67,8 @@ class Tenants:
         self._reserve = self._first
         return ready
 
-    def pool_of(self, tenant: str, memory: int = 0) -> Pool | Refusal:
-        """The tenant's executors, started now where it has none; or why there are none.
+    def start_pool(self, tenant: str, memory: int = 0) -> Pool | Refusal:
+        """Start the tenant's executors where it has none; its executors, or why there are none.
 
         `memory`: bytes that each of them may hold, for a tenant whose memory is limited; 0: as much as is configured.
         """

@@ -271,12 +271,12 @@ class Leases:
             remove_stale(journals)
 
     def recover(
-        self, connection: Connection, asked: Resume, refusal: Callable[[Badge], str] = lambda _: ""
+        self, connection: Connection, asked: Resume, assign: Callable[[Badge], str] = lambda _: ""
     ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
         """Go on with what an executor that died has left, and how many frames it had taken.
 
-        None where it has left nothing, or the secret is wrong. `refusal`: why it may not go on now, if it may not; what was
-        left stays then.
+        None where it has left nothing, or the secret is wrong. `assign` has the executor work for its tenant, and says
+        why it may not go on now, if it may not; what was left stays then.
 
         Raises:
             SessionLost: what it has left cannot be read.
@@ -291,7 +291,7 @@ class Leases:
                 return None
             past = JournalReader(path)
             try:
-                if reason := refusal(past.owner.badge):
+                if reason := assign(past.owner.badge):
                     raise QuotaExceeded(reason)
                 leased = self._continue(connection, path, past, asked.taken)
             except BaseException:
