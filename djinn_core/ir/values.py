@@ -126,7 +126,8 @@ def _class_of(meta: TensorMeta) -> TensorClass:
     if 0 not in small and stride == contiguous_strides(shape):
         order, expanded, dense = tuple(range(len(shape))), (False,) * len(shape), True
     else:
-        order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
+        # Where steps are equal, kernels lay results out by size.
+        order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], -shape[d] if stride[d] else 0, d)))
         expanded = tuple([step == 0 for step in stride])
         dense = meta.extent == meta.offset + meta.numel
     key = (meta.dtype, meta.device, meta.conj, meta.neg, small, order, expanded, meta.offset == 0, dense)

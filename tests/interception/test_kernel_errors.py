@@ -33,6 +33,9 @@ REFUSED = {
     "index nothing": lambda x, i, n: x.reshape(3, 1)[:, :0][:, [0, 1]],
     "cat overlap": lambda x, i, n: torch.cat([x[:1], x[1:]], out=x),
     "take overlap": lambda x, i, n: torch.take(x, i, out=x),
+    "index_copy_ overlap": lambda x, i, n: x.index_copy_(0, i[:2], x[:2]),
+    "index_add_ overlap": lambda x, i, n: i.index_add_(0, i, i),
+    "scatter_ overlap": lambda x, i, n: x.scatter_(0, i, x),
     "flip twice": lambda x, i, n: n.flip(0, 0),
     "flip beyond": lambda x, i, n: n.flip(0, 3),
     "out dtype": lambda x, i, n: torch.add(x, 1.5, out=i),
@@ -91,3 +94,15 @@ def test_a_random_op_that_only_the_executor_takes_draws_once(embedded):
     with pytest.raises((RuntimeError, NotImplementedError)):
         x.normal_()
     assert x.tolist() == [0, 1, 2]
+
+
+def test_results_lie_in_memory_by_size_where_steps_are_equal(embedded):
+    """Operands that overlap themselves: kernels order such dimensions by their sizes."""
+    for shape in ((4, 3, 2), (4, 2, 3)):
+        here, there = (torch.empty_strided(shape, (10, 1, 1), device=d) for d in ("cpu", embedded))
+        assert there.fill_(1.0).exp().stride() == here.fill_(1.0).exp().stride()
+
+
+def test_segments_are_along_an_axis_counted_from_the_end(embedded):
+    data, lengths = torch.arange(6.0, device=embedded), torch.tensor([2, 4], device=embedded)
+    assert torch.segment_reduce(data, "sum", lengths=lengths, axis=-1).tolist() == [1, 14]

@@ -99,7 +99,7 @@ def run_file(file: Path, results: FileResults, options: argparse.Namespace, star
 
 def chosen_by(options: argparse.Namespace, count: int) -> str:
     """Words for the tests that were chosen."""
-    ways = [f"each {options.stride}th"] if options.stride > 1 else []
+    ways = [f"one in {options.stride}"] if options.stride > 1 else []
     return ", ".join([f"{count}", *ways, *([f"`{options.only}`"] if options.only else [])])
 
 

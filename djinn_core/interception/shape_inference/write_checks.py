@@ -23,8 +23,13 @@ _COPY = torch.ops.aten.copy_.default
 _REFUSE_OPERANDS = frozenset({
     "aten::cat.out",
     "aten::gather.out",
+    "aten::index_add_",
+    "aten::index_copy_",
+    "aten::index_fill_.int_Tensor",
     "aten::index_select.out",
     "aten::kthvalue.values",
+    "aten::scatter_.src",
+    "aten::scatter_add_",
     "aten::take.out",
 })  # fmt: skip
 

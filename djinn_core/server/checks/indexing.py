@@ -138,7 +138,8 @@ def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
 def segments(a: Arguments) -> None:
     """Lengths or offsets cut the data into pieces that there are."""
     data, axis = a.data, a.axis or 0
-    a.require(0 <= axis < data.dim(), "axis must be one of data's")
+    a.require(-data.dim() <= axis < data.dim(), "axis must be one of data's")
+    axis %= data.dim()
     cuts = a.lengths if a.lengths is not None else a.offsets
     name = "lengths" if a.lengths is not None else "offsets"
     a.require(cuts is not None, "lengths or offsets are needed")
