@@ -64,6 +64,7 @@ NEEDED: Final = (
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
     "torch._utils._rebuild_parameter",
     "torch._utils._rebuild_parameter_with_state",
+    "torch._utils._rebuild_sparse_tensor",
     "torch._utils._rebuild_tensor_v2",
     "torch._C._len_torch_dispatch_stack",
     "torch.utils._python_dispatch.TorchDispatchMode",
@@ -217,6 +218,11 @@ def make_wrapper(
 ) -> Any:
     """A tensor without memory that has this metadata (sizes in elements)."""
     return make_wrapper_by_place(cls, shape, stride, offset or None, None, dtype, torch.strided, device)
+
+
+def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """A sparse COO tensor without memory that has this metadata."""
+    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, layout=torch.sparse_coo, device=device)
 
 
 # By place, and nothing said that needs no saying: that is a quarter cheaper. For the hot path, which has no call to spare.
@@ -392,6 +398,13 @@ def format_tensor(tensor: torch.Tensor, elements: str) -> str:
     return text
 
 
+def format_whole(tensor: torch.Tensor) -> str:
+    """A CPU tensor as PyTorch prints it."""
+    text: str = torch._tensor_str._str(tensor)
+    return text
+
+
+rebuild_sparse = torch._utils._rebuild_sparse_tensor
 disabled_torch_function = torch._C._disabled_torch_function_impl
 no_torch_functions = torch._C.DisableTorchFunctionSubclass
 

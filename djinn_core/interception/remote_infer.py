@@ -21,7 +21,8 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 from djinn_core.torch_private import schema_of
 
 
-def _unknown(operands: Sequence[LazyTensor]) -> TensorMeta:
+def unknown_meta(operands: Sequence[LazyTensor]) -> TensorMeta:
+    """Metadata in the place of those that only the executor knows."""
     return tensor_meta((), (), 0, torch.uint8, operands[0].remote.meta.device if operands else 0)
 
 
@@ -65,7 +66,7 @@ def ask_executor(
         SyncRequest(describe=(*made, *(w.remote.handle for w in written)), fetch=made if scalar else ())
     )
     if operands and (index := operands[0].remote.meta.device):
-        answer = attrs.evolve(answer, described=tuple(_on(index, d) for d in answer.described))
+        answer = attrs.evolve(answer, described=tuple(described_on(index, d) for d in answer.described))
     for tensor, described in zip(written, answer.described[len(made) :], strict=True):
         _follow(tensor, described)
     results = _results(call, operands, values, answer)
@@ -74,7 +75,7 @@ def ask_executor(
     return RemoteInference(results, _known_call(call, answer))
 
 
-def _on(index: int, described: DescribedValue) -> DescribedValue:
+def described_on(index: int, described: DescribedValue) -> DescribedValue:
     """An executor's description of a value, moved to the logical device on which the client has it."""
     meta = described.meta
     moved = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
@@ -108,7 +109,7 @@ def unknown_call(
     return Call(
         signature=signature,
         operands=metas,
-        results=(_unknown(operands),) * len(returns),
+        results=(unknown_meta(operands),) * len(returns),
         aliases=(-1,) * len(returns),
         inplace=inplace,
         writes=written,
@@ -143,6 +144,11 @@ def _result(value: Value, described: DescribedValue, answer: Answer, index: int)
         return None
     if described.scalar:
         return answer.tensors[index].item()
+    return wrap_described(value, described)
+
+
+def wrap_described(value: Value, described: DescribedValue) -> LazyTensor:
+    """A tensor for a value whose metadata the executor described."""
     value.meta = described.meta
     value.storage.nbytes = described.meta.extent * described.meta.dtype.itemsize
     return wrap(value)

@@ -15,6 +15,7 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
+from djinn_core.ir.sparse_operators import SPARSE_OPERATORS
 
 MANUAL_SEED = "djinn::manual_seed"
 GET_RANDOM_STATE = "djinn::get_random_state"
@@ -26,6 +27,7 @@ GENERATOR_STATE = "djinn::generator_state"
 MARK = "djinn::mark"
 HAS_PASSED = "djinn::has_passed"
 ELAPSED_TIME = "djinn::elapsed_time"
+SPARSE_CALL = "djinn::sparse_call"  # see `sparse_operators`
 OWN_OPERATORS = frozenset({
     MANUAL_SEED,
     GET_RANDOM_STATE,
@@ -37,6 +39,7 @@ OWN_OPERATORS = frozenset({
     MARK,
     HAS_PASSED,
     ELAPSED_TIME,
+    SPARSE_CALL,
 })  # fmt: skip
 
 _BEYOND_TENSORS = (
@@ -148,7 +151,20 @@ def needs_other_layout(name: str) -> bool:
 @functools.cache
 def operators_digest() -> str:
     """Digest of the allow-list, by which client and executor check that theirs are equal."""
-    return hashlib.blake2b("\n".join(sorted(allowed_operators())).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b("\n".join(sorted({*allowed_operators(), *SPARSE_OPERATORS})).encode(), digest_size=16).hexdigest()
+
+
+def resolve_sparse(name: str) -> torch._ops.OpOverload:
+    """The overload of that name, which may have sparse tensors among its arguments.
+
+    Raises:
+        UnsupportedOperation: it is not one of `SPARSE_OPERATORS`.
+    """
+    if name not in SPARSE_OPERATORS:
+        raise UnsupportedOperation(f"{name} is not an op that programs may contain with sparse tensors")
+    packet, overload = split_name(name)
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload)
+    return found
 
 
 @functools.cache

@@ -31,14 +31,14 @@ _forms: dict[Form, Form] = {}
 _OPERAND: Final = Operand()
 
 
-def encode_form(func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool) -> Form:
-    """The form of a call; equal forms are the same object.
+def encode_form(func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool, op: str | None = None) -> Form:
+    """The form of a call of `func`, or of an op of Djinn's own in its place; equal forms are the same object.
 
     Raises:
         UnsupportedOperation: an argument is of a type that cannot travel.
     """
     form = Form(
-        op=func.name(),
+        op=func.name() if op is None else op,
         args=tuple(_encode(a, func) for a in args),
         kwargs=tuple((n, _encode(v, func)) for n, v in kwargs.items() if n != "pin_memory"),
         results=tuple(["new" if n else "none" for n in new]),

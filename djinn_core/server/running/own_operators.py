@@ -20,8 +20,10 @@ from djinn_core.ir.operators import (
     RESTORED_GENERATOR,
     SEEDED_GENERATOR,
     SET_RANDOM_STATE,
+    SPARSE_CALL,
 )
 from djinn_core.server.running.random_state import DeviceRandomness, set_state
+from djinn_core.server.running.sparse_calls import sparse_call
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,6 +44,7 @@ def own_operators(runtime: DeviceRuntime, randomness: DeviceRandomness) -> OwnOp
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
+        SPARSE_CALL: sparse_call,
     }
 
 
