@@ -225,6 +225,11 @@ def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: to
     return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, layout=torch.sparse_coo, device=device)
 
 
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse COO tensor, coalesced or not."""
+    return tensor._indices(), tensor._values()
+
+
 # By place, and nothing said that needs no saying: that is a quarter cheaper. For the hot path, which has no call to spare.
 make_wrapper_by_place: Any = torch.Tensor._make_wrapper_subclass
 

@@ -151,7 +151,9 @@ def needs_other_layout(name: str) -> bool:
 @functools.cache
 def operators_digest() -> str:
     """Digest of the allow-list, by which client and executor check that theirs are equal."""
-    return hashlib.blake2b("\n".join(sorted({*allowed_operators(), *SPARSE_OPERATORS})).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        "\n".join(sorted({*allowed_operators(), *SPARSE_OPERATORS})).encode(), digest_size=16
+    ).hexdigest()
 
 
 def resolve_sparse(name: str) -> torch._ops.OpOverload:

@@ -13,6 +13,7 @@ COO: Final = "sparse_coo"
 PLACES: Final = 3  # the header, the indices (or a strided result), the values
 STRIDED_RESULT: Final = 0  # kinds of results, as the header says: [kind, is_coalesced, *sizes]
 COO_RESULT: Final = 1
+COO_WRITTEN: Final = 3  # of an op in place, which wrote into the memory of the values
 NO_RESULT: Final = 2  # undefined, as a gradient that no input needs
 
 # From strided tensors alone.

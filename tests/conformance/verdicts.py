@@ -10,7 +10,7 @@ import attrs
 from comparing import Tolerance, check_same, outcome_of
 from samples import DEVICE
 
-SPARSE = "sparse tensors stay on the CPU: remote_accelerator has strided tensors only"
+SPARSE = "sparse tensors stay on the CPU: remote_accelerator has strided and sparse COO tensors only"
 
 # The entries that the CPU runs and the remote device does not, and why. One that starts to be right must be taken off.
 LEFT_OUT = {

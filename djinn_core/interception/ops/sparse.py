@@ -27,7 +27,15 @@ from djinn_core.interception.tensors.sparse_tensor import SparseTensor, wrap_spa
 from djinn_core.interception.tensors.upload import upload_copy
 from djinn_core.ir.operators import SPARSE_CALL, resolve_sparse
 from djinn_core.ir.program import Call
-from djinn_core.ir.sparse_operators import CONVERSIONS, COO, COO_RESULT, NO_RESULT, PLACES, SPARSE_OPERATORS
+from djinn_core.ir.sparse_operators import (
+    CONVERSIONS,
+    COO,
+    COO_RESULT,
+    COO_WRITTEN,
+    NO_RESULT,
+    PLACES,
+    SPARSE_OPERATORS,
+)
 from djinn_core.torch_private import schema_of
 from djinn_core.tracebacks import for_users
 
@@ -60,7 +68,9 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Have the executor run `func`, and wait for the kind and the sizes of what it returns."""
     schema = schema_of(func)
     written = [
-        a for i, a in enumerate(args) if schema.arguments[i].alias_info is not None and schema.arguments[i].alias_info.is_write
+        a
+        for i, a in enumerate(args)
+        if schema.arguments[i].alias_info is not None and schema.arguments[i].alias_info.is_write
     ]
     given = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
     results = _ask(func, args, given)
@@ -98,8 +108,10 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         first, second = [
             wrap_described(values[at], described[at]) for at in (PLACES * index + 1, PLACES * index + 2)
         ]  # fmt: skip
-        if kind == COO_RESULT:
-            results.append(wrap_sparse(first, second, tuple(rest[1:]), bool(rest[0])))
+        if kind in {COO_RESULT, COO_WRITTEN}:
+            made_sparse = wrap_sparse(first, second, tuple(rest[1:]), bool(rest[0]))
+            made_sparse.in_place = kind == COO_WRITTEN
+            results.append(made_sparse)
         else:
             results.append(None if kind == NO_RESULT else first)
     return results
@@ -128,9 +140,8 @@ def _write(target: Any, result: Any) -> None:
     if isinstance(target, LazyTensor):
         record(aten.copy_.default, (target, result), {})
         return
-    held = target.held_values
-    if held.shape == result.held_values.shape and held.dtype == result.held_values.dtype:
-        record(aten.copy_.default, (held, result.held_values), {})  # other tensors may look at these values
+    if result.in_place:  # other tensors may look at these values
+        record(aten.copy_.default, (target.held_values, result.held_values), {})
         target.held_indices = result.held_indices
     else:
         target.held_indices, target.held_values = result.held_indices, result.held_values
@@ -231,7 +242,9 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(target, SparseTensor) and not isinstance(source, (SparseTensor, LazyTensor)):
         if source.layout != torch.sparse_coo:
             raise UnsupportedOperation(f"a tensor of layout {source.layout} cannot be copied into a sparse one")
-        target.held_indices, target.held_values = _uploaded(source.to(target.dtype), target.held_values.remote.meta.device)
+        target.held_indices, target.held_values = _uploaded(
+            source.to(target.dtype), target.held_values.remote.meta.device
+        )
         target.coalesced = source.is_coalesced()
         return target
     if not isinstance(target, (SparseTensor, LazyTensor)):
@@ -240,7 +253,8 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor]:
-    return upload_copy(source._indices(), device), upload_copy(source._values(), device)
+    indices, values = torch_private.sparse_parts(source)
+    return upload_copy(indices, device), upload_copy(values, device)
 
 
 @_here(aten.zeros_like.default, aten.empty_like.default)
@@ -281,9 +295,11 @@ def _with_tensors(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """`aten::_sparse_coo_tensor_with_dims_and_tensors`: what makes sparse tensors of indices and values."""
     sparse_dim, dense_dim, size, indices, values = args
     if not isinstance(values, LazyTensor) or not isinstance(indices, LazyTensor):
-        raise RuntimeError("indices and values must be on the same device")
-    if indices.dim() != 2 or indices.shape[0] != sparse_dim or len(size) != sparse_dim + dense_dim:  # noqa: PLR2004 - a matrix
-        raise RuntimeError("number of dimensions must be sparse_dim + dense_dim, and indices a matrix of sparse_dim rows")
+        raise RuntimeError("indices and values must be on the same device")  # noqa: TRY004 - as PyTorch
+    if indices.dim() != 2 or indices.shape[0] != sparse_dim or len(size) != sparse_dim + dense_dim:
+        raise RuntimeError(
+            "number of dimensions must be sparse_dim + dense_dim, and indices a matrix of sparse_dim rows"
+        )
     dtype = kwargs.get("dtype")
     if dtype is not None and dtype != values.dtype:
         values = record(aten._to_copy.default, (values,), {"dtype": dtype})
@@ -293,12 +309,34 @@ def _with_tensors(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 _local[aten._sparse_coo_tensor_with_dims_and_tensors.default] = _with_tensors
 
 
-@handles(aten._sparse_coo_tensor_unsafe.default)
-def _unsafe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`aten::_sparse_coo_tensor_unsafe`, which PyTorch calls where a sparse CPU tensor moves here; the executor checks."""
+@handles(
+    aten._sparse_coo_tensor_unsafe.default,  # PyTorch calls it where a sparse CPU tensor moves here
+    aten._embedding_bag_sparse_backward.default,
+    aten.embedding_sparse_backward.default,
+)
+def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composite op that makes a sparse tensor of strided ones; the executor checks what it made where it is used."""
     kernel = torch_private.composite_kernel(func)
     assert kernel is not None
     return kernel(*args, **kwargs)
+
+
+@handles(aten._embedding_bag_backward.default)
+def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gradient of the table of an `nn.EmbeddingBag`; the executor's op would return the sparse one as one value."""
+    given = {argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)} | kwargs
+    if not given["sparse"]:
+        return record(func, args, kwargs)
+    indices, bags = given["indices"], given["offset2bag"]
+    if bags.numel() == 0:  # as the executor's op does where the forward pass did not need it
+        bags = torch.zeros(indices.shape[0] + 1, dtype=indices.dtype, device=indices.device)
+        bags = bags.index_add_(0, given["offsets"], torch.ones_like(given["offsets"]))
+        bags[0] -= 1
+        bags = bags.cumsum(0)[: indices.shape[0]]
+    return aten._embedding_bag_sparse_backward.default(
+        given["grad"], indices, given["offsets"], bags, given["bag_size"], given["num_weights"],
+        given["scale_grad_by_freq"], given["mode"], given.get("per_sample_weights"), given.get("padding_idx", -1)
+    )  # fmt: skip
 
 
 def register() -> torch.library.Library:

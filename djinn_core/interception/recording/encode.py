@@ -31,7 +31,9 @@ _forms: dict[Form, Form] = {}
 _OPERAND: Final = Operand()
 
 
-def encode_form(func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool, op: str | None = None) -> Form:
+def encode_form(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool, op: str | None = None
+) -> Form:
     """The form of a call of `func`, or of an op of Djinn's own in its place; equal forms are the same object.
 
     Raises:

@@ -24,11 +24,13 @@ class SparseTensor(torch.Tensor):
     Attributes:
         held_indices: remote int64 tensor of (sparse_dim, nnz). held_values: remote tensor of (nnz, *dense sizes).
         coalesced: whether indices are known to be sorted and unique.
+        in_place: as the result of an op in place, that the op wrote into the memory of the values that were there.
     """
 
     held_indices: LazyTensor
     held_values: LazyTensor
     coalesced: bool
+    in_place = False
 
     __torch_function__ = torch_private.disabled_torch_function  # type: ignore[assignment]
 
@@ -55,13 +57,15 @@ class SparseTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.
         plain = self.detach()
-        parts = (plain._indices(), plain._values(), plain.size(), plain.is_coalesced())
+        parts = (*torch_private.sparse_parts(plain), plain.size(), plain.is_coalesced())
         return torch_private.rebuild_sparse, (torch.sparse_coo, parts)
 
     @for_users
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
+            )
         with torch.no_grad():
             copied: Any = self.detach().clone().requires_grad_(self.requires_grad)
             if self.grad is not None:
@@ -79,6 +83,4 @@ def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], c
 
 def holds_sparse(arguments: Iterable[Any]) -> bool:
     """True if a remote sparse tensor is among the arguments of an op."""
-    return any(
-        holds_sparse(a) if isinstance(a, (list, tuple)) else isinstance(a, SparseTensor) for a in arguments
-    )
+    return any(holds_sparse(a) if isinstance(a, (list, tuple)) else isinstance(a, SparseTensor) for a in arguments)

@@ -16,6 +16,7 @@ from djinn_core.ir.sparse_operators import (
     CONVERSIONS,
     COO,
     COO_RESULT,
+    COO_WRITTEN,
     NO_RESULT,
     PLACES,
     STRIDED_RESULT,
@@ -38,7 +39,7 @@ def sparse_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     schema = torch_private.schema_of(op)
     for index, argument in enumerate(schema.arguments[: len(positional)]):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            positional[index] = positional[index].clone()
+            positional[index] = made.own_for_writing(positional[index])
     out = op(*positional, **named)
     results = list(out) if len(schema.returns) > 1 else [out]
     return [place for result in results for place in made.take_apart(result)]
@@ -50,6 +51,7 @@ class _Arguments:
     def __init__(self) -> None:
         self.sparse = 0
         self._memory: set[int] = set()
+        self._written: tuple[Any, ...] = ()
 
     def make(self, argument: Any) -> Any:
         """The argument, with sparse tensors in place of what describes them."""
@@ -70,6 +72,12 @@ class _Arguments:
             indices, values, tuple(size), device=values.device, check_invariants=True, is_coalesced=bool(coalesced)
         )
 
+    def own_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
+        """A copy, which the op may write."""
+        copied = argument.clone()
+        self._written = _values_of(copied)
+        return copied
+
     def take_apart(self, result: Any) -> list[torch.Tensor]:
         """The tensors that stand for a result. None shares memory with an argument, so that no write is hidden."""
         if result is None:
@@ -78,8 +86,17 @@ class _Arguments:
             return [torch.tensor([STRIDED_RESULT]), self._own(result), torch.empty(0)]
         if result.layout is not torch.sparse_coo:
             raise UnsupportedOperation(f"the result has layout {result.layout}, which remote_accelerator does not have")
-        header = torch.tensor([COO_RESULT, int(result.is_coalesced()), *result.shape])
-        return [header, self._own(result._indices()), self._own(result._values())]
+        kind = COO_WRITTEN if self._written and self._written == _values_of(result) else COO_RESULT
+        header = torch.tensor([kind, int(result.is_coalesced()), *result.shape])
+        return [header, *[self._own(part) for part in torch_private.sparse_parts(result)]]
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone() if tensor.untyped_storage().data_ptr() in self._memory else tensor
+
+
+def _values_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Identity of a sparse tensor's values: where they lie, and what they look like."""
+    if tensor.layout is torch.strided:
+        return ()
+    _, values = torch_private.sparse_parts(tensor)
+    return values.data_ptr(), values.shape, values.dtype
