@@ -10,13 +10,12 @@ import attrs
 from comparing import Tolerance, check_same, outcome_of
 from samples import DEVICE
 
-SPARSE = "sparse tensors stay on the CPU: remote_accelerator has strided and sparse COO tensors only"
+SPARSE = "compressed sparse tensors stay on the CPU: remote_accelerator has strided and sparse COO tensors only"
 
 # The entries that the CPU runs and the remote device does not, and why. One that starts to be right must be taken off.
 LEFT_OUT = {
     "sparse.mm.reduce": SPARSE,
     "sparse.sampled_addmm": SPARSE,
-    "to_sparse": SPARSE,
 }
 
 # What is done with one sample on the device that it is given: what it returns is compared.
